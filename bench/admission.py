@@ -1,9 +1,9 @@
-"""More callers than a certificate has places: `python -m bench.admission CERTIFICATE [--kind captions] [--data DIR]`.
+"""More callers than a certificate allows: `python -m bench.admission CERTIFICATE [--kind captions] [--data DIR]`.
 
-A server with the certificate, and 1, 1.5 and 3 times as many clients of one kind as it certifies (--factors), for
---seconds each. Those that are refused come again after a second, as impatient clients do. Measured are the delays of
-those who are in, how many were in at most, and how long a refusal takes, from the opening of the connection. With
---attacks, as many clients as are certified are measured beside each of these attacks (bench.hostile) of another key.
+It runs a server with the certificate, and 1, 1.5 and 3 times as many clients of one kind as certified (--factors), for
+--seconds each. Refused clients try again after a second, as impatient clients do. It measures the delays of admitted
+clients, their largest number, and the time of a refusal from the opening of the connection. With --attacks, it measures
+the certified number of clients during each of these attacks (bench.hostile) with another key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WARM_S, KNOCK_EVERY_S = 15.0, 0.5
 
 
 async def crowd(url: str, kind: Kind, count: int, seconds: float, data: Path) -> list[Turn]:
-    """The turns of so many clients in so many seconds, refusals and the first seconds left out."""
+    """Return the turns of `count` clients in `seconds`, without refusals and the first seconds."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "antiphon.certify.clients", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -57,7 +57,7 @@ async def crowd(url: str, kind: Kind, count: int, seconds: float, data: Path) ->
 
 
 async def knock(url: str, path: str, seconds: float) -> tuple[list[float], int]:
-    """How long each refusal took, of one that knocks again and again; and how many were let in."""
+    """Return the time of each refusal of a client that tries repeatedly, and how often it was admitted."""
     refused, inside, until = list[float](), 0, time.monotonic() + WARM_S + seconds
     await asyncio.sleep(WARM_S)
     while time.monotonic() < until:
@@ -72,7 +72,7 @@ async def knock(url: str, path: str, seconds: float) -> tuple[list[float], int]:
 
 
 async def most_held(url: str, kind: Kind, seconds: float) -> int:
-    """The most places of a kind that were taken at once."""
+    """Return the largest number of places of a kind that were taken at once."""
     most, until = 0.0, time.monotonic() + WARM_S + seconds
     headers = {"Authorization": f"Bearer {BYSTANDER}"}
     async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=60) as client:
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     args = parser.parse_args()
     certificate = read(args.certificate)
-    # Its own settings are those of the certificate, but for the model of who measures.
+    # The server runs with the certificate's flags, but its headroom and keys are set here.
     os.environ |= {"ANTIPHON_HEADROOM": "true", "ANTIPHON_API_KEYS": f"{BYSTANDER},{ATTACKER}"}
     runs = [(float(factor), "") for factor in args.factors.split(",") if factor]
     runs += [(1.0, attack) for attack in args.attacks.split(",") if attack]

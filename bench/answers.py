@@ -1,9 +1,9 @@
-"""How often a language model's answers are right, and how soon they come: a hundred short questions in conversations.
+"""Quality and delay of a language model's answers: a hundred short questions in conversations.
 
     antiphon bench answers [--models qwen2.5-coder-0.5b-instruct,qwen2.5-coder-1.5b-instruct] [--rounds 1]
 
-Each question is a conversation of its own over /v1/realtime, in text, at temperature 0.6 as conversations are drawn;
-the models answer in turn on the same machine. A model is a name of `antiphon pull --list`, a folder, or URL#MODEL.
+Each question is a separate conversation over /v1/realtime, in text, at temperature 0.6, the default of conversations.
+The models answer in turn on the same machine. A model is a name of `antiphon pull --list`, a folder, or URL#MODEL.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from bench.common import HERE, Server, machine, options, percentile, save, server, show, spread
 from bench.driver import CONVERSATION, Session
 
-# Each with what a right answer has in it: alternatives with | between them.
+# Each question with the words of a right answer: alternatives separated by |.
 QUESTIONS = [line.split("\t") for line in (HERE / "questions.txt").read_text(encoding="utf-8").splitlines()]
 MODELS = "qwen2.5-coder-0.5b-instruct,qwen2.5-coder-1.5b-instruct"
 TASK = "You are on the phone. Answer in one short sentence."
 
 
 def is_right(answer: str, accepted: str) -> bool:
-    """Whether an answer has one of the alternatives in it, as words of their own, whatever the case."""
+    """Return whether an answer contains one of the alternatives as whole words, ignoring case."""
     return any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", answer, re.IGNORECASE) for one in accepted.split("|"))
 
 
 async def answered(front: Server, question: str) -> tuple[str, float, float, int]:
-    """An answer, the seconds to its first word and to its end, and its tokens."""
+    """Return an answer, the seconds to its first word and to its end, and its tokens."""
     fields = {"type": "realtime", "output_modalities": ["text"], "instructions": TASK, "max_output_tokens": 80}
     async with Session(front.url, CONVERSATION, {"session": fields}) as session:
         content = [{"type": "input_text", "text": question}]
@@ -44,7 +44,7 @@ async def answered(front: Server, question: str) -> tuple[str, float, float, int
 
 
 def measured(model: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A row of the table, and each answer."""
+    """Return a row of the table, and each answer."""
     given = []
     with server("--language-model", model, "--synthesizer", "none") as front:
         asyncio.run(answered(front, QUESTIONS[0][0]))

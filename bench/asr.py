@@ -1,15 +1,16 @@
-"""Live transcription, measured from outside, over real sockets, on real recordings; and the same of whole files.
+"""Live transcription of real recordings over real sockets, measured from outside; and transcription of whole files.
 
     antiphon bench asr [--data DIR] [--sections NAME,NAME]
                        [--kinds K,K] [--languages L,L] [--clips N] [--speed X] [--profile NAME]
 
-Words and times are those a client sees: audio is played in real time over the OpenAI transcription session (24 kHz),
-and the clock runs from the first sample. `speech_start` and `speech_end` of the manifest are the true bounds of the
-speech. "Live" are the finals, "shown" the joined deltas, "file" what `/v1/audio/transcriptions` makes of the clip.
+Words and times are those that a client sees. Audio is played in real time over the OpenAI transcription session (24
+kHz), and times count from the first sample. `speech_start` and `speech_end` of the manifest are the true bounds of the
+speech. "Live" are the finals, "shown" the joined deltas, and "file" the result of `/v1/audio/transcriptions` for the
+clip.
 
---speed plays clips faster than real time where only words are measured: in `quality`, `languages`, `ghosts`, `files`,
-`keyterms` and `context`. Finals and ghosts are then close to those of real time. Shown words are not: a session that
-decodes fewer partials shows words later, and better ones. The other sections are always in real time.
+--speed plays clips faster than real time in sections that measure only words: `quality`, `languages`, `ghosts`,
+`files`, `keyterms` and `context`. Finals and ghosts are then close to those of real time. Shown words are not: a
+session that decodes fewer partials shows words later, and better ones. The other sections always run in real time.
 """
 
 from __future__ import annotations
@@ -46,30 +47,36 @@ KINDS = (
 )
 LANGUAGE_KIND = "asr_multilang"
 ORDER_KIND, READ_KIND, LONG_KIND = "command_slots", "asr_read", "longform"
-# Recordings that get pauses, three clips of each.
+# Kinds of recordings into which pauses are inserted, three clips of each.
 MADE_CLIPS = 12
-# What is played in `latency`, `streams`, `long` and `peers`.
+# Kinds of recordings for `latency`, `streams`, `long` and `peers`.
 PLAIN_KINDS = ("asr_read", "asr_nonnative", "asr_speech")
 PLAIN_MAX_S = 25.0
 NO_VOICE = ("--language-model", "none", "--synthesizer", "none")
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, its sections as a set."""
+    """Parse the command line; its sections become a set."""
     parser = with_data(options("antiphon bench asr", __doc__, SECTIONS))
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of recordings, in the quality section")
-    parser.add_argument("--languages", default="", help="of the languages section; all if empty")
-    parser.add_argument("--clips", type=int, default=0, help="the most of a kind, and in latency and peers (30)")
-    parser.add_argument("--speed", type=float, default=1.0, help="times real time, where only words are measured")
-    parser.add_argument("--streams", default="1,5,10,15,20", help="numbers of the streams section")
-    parser.add_argument("--load-seconds", type=float, default=60.0, help="of each number of streams")
-    parser.add_argument("--beside-seconds", type=float, default=600.0, help="of each part of the beside section")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of recordings in the quality section")
+    parser.add_argument("--languages", default="", help="languages of the languages section; all if empty")
+    parser.add_argument("--clips", type=int, default=0, help="most clips of a kind, and in latency and peers (30)")
+    parser.add_argument(
+        "--speed", type=float, default=1.0, help="speed relative to real time, if only words are measured"
+    )
+    parser.add_argument("--streams", default="1,5,10,15,20", help="numbers of streams in the streams section")
+    parser.add_argument("--load-seconds", type=float, default=60.0, help="seconds for each number of streams")
+    parser.add_argument(
+        "--beside-seconds", type=float, default=600.0, help="seconds of each part of the beside section"
+    )
     parser.add_argument("--cue-minutes", type=float, default=12.0, help="length of the file with pauses")
-    parser.add_argument("--ghost-minutes", type=float, default=30.0, help="of noise, live and in one file")
+    parser.add_argument("--ghost-minutes", type=float, default=30.0, help="minutes of noise, live and in one file")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the long session")
-    parser.add_argument("--transcripts", type=Path, help="append what was made of each clip to this file (JSON lines)")
+    parser.add_argument(
+        "--transcripts", type=Path, help="append the transcripts of each clip to this file (JSON lines)"
+    )
     parser.add_argument("--profile", default="default")
-    parser.add_argument("--out", type=Path, help="folder of the results, in place of bench/results")
+    parser.add_argument("--out", type=Path, help="folder of the results, instead of bench/results")
     args = parser.parse_args()
     args.sections = set(args.sections.split(","))
     if unknown := args.sections - set(SECTIONS):
@@ -78,7 +85,7 @@ def arguments() -> argparse.Namespace:
 
 
 def judged(args: argparse.Namespace, everything: list[Clip]) -> list[Clip]:
-    """The clips of the quality section."""
+    """Return the clips of the quality section."""
     clips: list[Clip] = []
     for kind in args.kinds.split(","):
         if kind == PAUSE:
@@ -89,19 +96,19 @@ def judged(args: argparse.Namespace, everything: list[Clip]) -> list[Clip]:
 
 
 def of_kind(everything: list[Clip], kind: str, most: int) -> list[Clip]:
-    """At most `most` clips of a kind, loaded; all if 0."""
+    """Return at most `most` clips of a kind, loaded; all if 0."""
     return loaded(spread([c for c in everything if c.kind == kind and c.text], most))
 
 
 def foreign(args: argparse.Namespace, everything: list[Clip]) -> list[Clip]:
-    """The clips of the languages section, at most --clips of each language."""
+    """Return the clips of the languages section, at most --clips of each language."""
     chosen = [c for c in everything if c.kind == LANGUAGE_KIND and c.text]
     wanted = args.languages.split(",") if args.languages else sorted({c.language for c in chosen})
     return loaded(c for name in wanted for c in spread([c for c in chosen if c.language == name], args.clips))
 
 
 async def transcribe(srv: Server, args: argparse.Namespace, everything: list[Clip], document: dict[str, Any]) -> None:
-    """The sections of a server that only transcribes."""
+    """Return the sections that need only a transcribing server."""
     wanted = args.sections
     options = {"speed": args.speed, "transcripts": args.transcripts}
     if "quality" in wanted:
@@ -137,14 +144,14 @@ async def transcribe(srv: Server, args: argparse.Namespace, everything: list[Cli
 
 
 def plain(everything: list[Clip]) -> list[Clip]:
-    """English sentences of ordinary length."""
+    """Return English sentences of ordinary length."""
     return loaded(
         c for c in everything if c.kind in PLAIN_KINDS and c.language == "en" and c.text and c.seconds < PLAIN_MAX_S
     )
 
 
 def compare(args: argparse.Namespace, everything: list[Clip], document: dict[str, Any]) -> None:
-    """The peers, beside what `latency` measured in this run."""
+    """Measure the peers, and show them next to the `latency` of this run."""
     settings = load_settings({"profile": args.profile}, os.environ)
     whisper = next(m for m in profile(args.profile) if m.role == "transcriber")
     some = spread(plain(everything), args.clips or 30)

@@ -1,14 +1,14 @@
-"""Attacks of a server, class by class: what another key's conversation, the event loop and the memory notice of them.
+"""Attacks on a server by class, and their effect on another key's conversation, the event loop and the memory.
 
     antiphon bench attack [--classes bodies,files,...] [--data DIR] [--turns N] [--seconds S] [--quick] [--out DIR]
 
-Each class attacks a fresh server (bench.hostile.stages: or a door with a host) with an attacker's key, from a process
-of its own with the least priority, while a client of another key talks to the server (recordings played in real time
-with --data, else typed turns; for some classes chats or speech) and /health is asked every 20 ms. The same is measured
-before the attack, on the same server.
+Each class attacks a fresh server (or a door with a host; see bench.hostile.stages) with an attacker's key, from a
+separate process with the lowest priority. Meanwhile a client of another key talks to the server (recordings played in
+real time with --data, else typed turns; chats or speech for some classes), and /health is requested every 20 ms. The
+same is measured before the attack, on the same server.
 
-The longest /health is how long the event loop stood still for everybody, or connections were not taken. The server,
-its clients and the attacker share the machine's cores. Memory is that of all the product's processes.
+The longest /health shows how long the event loop stood still, or did not accept connections. The server, its clients
+and the attacker share the machine's cores. Memory is that of all the product's processes.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from bench.talk import one_turn
 from antiphon.client.link import SessionEnded
 
 KEYS = ("bystander", "attacker")
-# Loads within seconds, and answers within tenths of one.
+# Loads within seconds, and answers within tenths of a second.
 MODELS = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")
-# Small budgets, so that an attack gets to them.
+# Small budgets, which an attack can exhaust.
 BUDGETS = ("--sessions-per-key", "64", "--grace-s", "5", "--kv-mb", "256", "--max-queue", "64")
 HEALTH_EVERY_S, MEMORY_EVERY_S, HEALTH_TIMEOUT_S = 0.02, 0.05, 60.0
-# A turn that has no sound by then is lost.
+# A turn is lost if its first sound takes longer.
 TURN_S = 30.0
-# The fewest turns of a bystander, whatever the time.
+# The least number of turns of a bystander, however long they take.
 FEWEST_TURNS = 3
 QUESTION = "Say one short sentence about the sea."
 
 
 class Watch:
-    """Asks /health and looks at the process's memory and descriptors, in two threads, while the block runs."""
+    """Requests /health, and reads the process's memory and descriptors, in two threads while the block runs."""
 
     def __init__(self, srv: Staged) -> None:
         self._server = srv
@@ -97,18 +97,18 @@ class Watch:
 
 @dataclass(slots=True)
 class Talk:
-    """A bystander's turns: seconds to the first sound of each answer, and how many had none."""
+    """A bystander's turns: seconds to the first sound of each answer, and the number of lost turns."""
 
     seconds: list[float] = field(default_factory=list)
     lost: int = 0
 
     @property
     def num(self) -> int:
-        """The turns, those that are lost too."""
+        """The number of turns, including lost ones."""
         return len(self.seconds) + self.lost
 
     def add(self, took_s: float | None) -> None:
-        """Count a turn; None for one that is lost."""
+        """Count a turn; None is a lost turn."""
         if took_s is None:
             self.lost += 1
         else:
@@ -119,9 +119,9 @@ class Talk:
 
 
 async def typed_turn(caller: Caller) -> float | None:
-    """Ask in writing; seconds to the first sound of the answer, or None where it failed or did not come.
+    """Ask in writing. Returns the seconds to the first sound of the answer, or None if it failed or did not arrive.
 
-    A model may also answer with nothing: then it is asked again.
+    A model may also give an empty answer; then it is asked again.
     """
     try:
         async with asyncio.timeout(TURN_S):
@@ -139,7 +139,7 @@ async def typed_turn(caller: Caller) -> float | None:
 
 
 class Over:
-    """When a bystander ends: after `turns`, or after `seconds` where they are given."""
+    """When a bystander ends: after `turns`, or after `seconds` if they are given."""
 
     def __init__(self, turns: int, seconds: float | None) -> None:
         self._turns, self._seconds, self._begun = turns, seconds, time.monotonic()
@@ -151,7 +151,7 @@ class Over:
 
 
 async def converse(srv: Staged, clips: list[Clip], over: Over) -> Talk:
-    """One conversation until it is `over`; one that breaks is begun anew, and its turn is lost."""
+    """Hold a conversation until it is `over`. A broken conversation is restarted, and its turn is lost."""
     heard = Talk()
     while not over(heard):
         try:
@@ -169,7 +169,7 @@ async def converse(srv: Staged, clips: list[Clip], over: Over) -> Talk:
 
 
 async def request(srv: Staged, over: Over, path: str, body: dict[str, Any]) -> Talk:
-    """One request after the other until it is `over`; seconds to the first byte of what is asked for."""
+    """Send one request after the other until it is `over`. Records the seconds to the first byte of the result."""
     heard = Talk()
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
     async with httpx.AsyncClient(base_url=srv.url, headers=headers, timeout=TURN_S) as client:
@@ -186,7 +186,7 @@ async def request(srv: Staged, over: Over, path: str, body: dict[str, Any]) -> T
 
 
 async def talk(srv: Staged, asks: str, clips: list[Clip], over: Over) -> Talk:
-    """What the bystander of a stage asks for, until it is `over`."""
+    """Run the bystander of a stage until it is `over`."""
     match asks:
         case "chat":
             messages = [{"role": "user", "content": "Say hello."}]
@@ -204,7 +204,7 @@ async def talk(srv: Staged, asks: str, clips: list[Clip], over: Over) -> Talk:
 def measure(
     name: str, args: argparse.Namespace, clips: list[Clip], log: IO[str], of_attackers: IO[str]
 ) -> dict[str, Any]:
-    """One class of attack on a fresh server, and its bystander alone before."""
+    """Run one class of attack on a fresh server, and its bystander alone before."""
     asks = STAGES.get(name, PLAIN).asks
     keys = [flag for key in KEYS for flag in ("--api-key", key)]
     with staged(name, (*MODELS, *BUDGETS, *keys), log, quick=args.quick) as srv:
@@ -263,22 +263,22 @@ def print_rows(found: dict[str, dict[str, Any]]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, its classes as a list."""
+    """Parse the command line; its classes become a list."""
     parser = options("antiphon bench attack", __doc__)
-    parser.add_argument("--classes", default=",".join(CLASSES), help="of attack")
+    parser.add_argument("--classes", default=",".join(CLASSES), help="classes of attack")
     parser.add_argument("--data", type=Path, help="folder with a manifest.jsonl: the bystander speaks; else it types")
-    parser.add_argument("--turns", type=int, default=20, help="of the bystander: alone, and again under attack")
+    parser.add_argument("--turns", type=int, default=20, help="turns of the bystander: alone, and again under attack")
     parser.add_argument(
         "--seconds",
         type=float,
-        help="of the bystander, alone and again under attack, in place of --turns; memory is read again after as many",
+        help="seconds of the bystander, alone and under attack, instead of --turns; memory is read again after as many",
     )
-    parser.add_argument("--least-s", type=float, default=10.0, help="seconds that an attack goes on for at least")
+    parser.add_argument("--least-s", type=float, default=10.0, help="least duration of an attack, in seconds")
     parser.add_argument(
         "--after-s", type=float, default=30.0, help="seconds after an attack until memory is read again"
     )
     parser.add_argument("--quick", action="store_true", help="small attacks and one turn; writes nothing")
-    parser.add_argument("--out", type=Path, help="folder for attack.json; of --quick, too")
+    parser.add_argument("--out", type=Path, help="folder for attack.json, also with --quick")
     args = parser.parse_args()
     if args.quick:
         args.turns, args.least_s, args.after_s = 1, 3.0, 0.0
@@ -307,7 +307,7 @@ def main() -> None:
             found[name] = measure(name, args, clips, log, of_attackers)
             print_rows({name: found[name]})
             if out:
-                # A class that was measured stays, whatever the next one does.
+                # Saves now, so that a failing later class loses no results.
                 print(f"written: {save('attack', document | {'classes': found}, out)}")
     print_rows(found)
 

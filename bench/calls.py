@@ -1,13 +1,13 @@
-"""Function calls of a language model, counted: `python -m bench.calls [--url URL] [--model NAME] [SERVE FLAGS]`.
+"""Counts function calls of a language model: `python -m bench.calls [--url URL] [--model NAME] [SERVE FLAGS]`.
 
-Prompts as they are spoken (`bench/call_prompts`: a hundred about a home, or with `--prompts errands` fifty others that
-were not looked at while calls were made to work), each with the same six tools and `tool_choice: auto`: for most of
-them one call is right, for the others none is wanted. Each is asked once, without randomness, over
-`/v1/chat/completions` of a server that is started for it, or of the one at `--url`.
+The prompts are spoken sentences (`bench/call_prompts`): a hundred about a home, or with `--prompts errands` fifty
+others that were not used while calls were developed. Each has the same six tools and `tool_choice: auto`. Most prompts
+need one call, the others none. Each prompt is sent once, without randomness, over `/v1/chat/completions` of a server
+that is started for it, or of the server at `--url`.
 
-- right: one call of the right tool, whose arguments are what was said. wrong: another call. missed: no call.
-- unwanted: a call where none was asked for.
-- told: a reply in which JSON or a tag of a call is left in the text, which a voice would read out.
+- right: one call of the right tool, whose arguments are those in the prompt. wrong: another call. missed: no call.
+- unwanted: a call for a prompt that needs none.
+- told: a reply with JSON or a tag of a call left in its text, which a voice would read out.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from bench.common import HERE, RESULTS, Server, machine, options, save, server, 
 PROMPTS = HERE / "call_prompts"
 
 MAX_TOKENS = 96
-# What a reply that was meant as a call leaves in its text.
+# Traces in the text of a reply that was meant as a call.
 LEFT = re.compile(r'\{\s*"|tool_call|</?tools?>|function_call')
 
 
 def prompts_of(name: str) -> dict[str, Any]:
-    """A set: `instructions`; `tools`; `wanted`: what is said, the tool and, by name, a pattern of each argument that
-    is right; `unwanted`: what is said that asks for no call.
+    """Return a set of prompts: `instructions`, `tools`, `wanted` and `unwanted`.
+
+    `wanted` has a prompt, the tool and, by name, a pattern of each right argument. `unwanted` has prompts that need no
+    call.
     """
     found: dict[str, Any] = json.loads((PROMPTS / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def fits(call: dict[str, Any], name: str, expected: dict[str, str]) -> bool:
-    """Whether a call is the one that was asked for."""
+    """Return whether a call is the right one."""
     if call["function"]["name"] != name:
         return False
     try:
         arguments = json.loads(call["function"]["arguments"])
     except ValueError:
-        # It was longer than a reply may be.
+        # The reply was truncated.
         return False
     return all(re.search(p, str(arguments.get(key, "")), re.IGNORECASE) for key, p in expected.items())
 
@@ -52,7 +54,7 @@ def fits(call: dict[str, Any], name: str, expected: dict[str, str]) -> bool:
 async def ask(
     client: httpx.AsyncClient, model: str, said: str, prompts: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
-    """The reply's message, and the seconds that it took."""
+    """Return the reply's message, and its time in seconds."""
     messages = [{"role": "system", "content": prompts["instructions"]}, {"role": "user", "content": said}]
     tools = [{"type": "function", "function": tool} for tool in prompts["tools"]]
     body = {"model": model, "messages": messages, "tools": tools, "temperature": 0, "max_tokens": MAX_TOKENS}
@@ -64,7 +66,7 @@ async def ask(
 
 
 async def run(url: str, model: str, prompts: dict[str, Any]) -> dict[str, Any]:
-    """Ask everything, one after another, and count."""
+    """Send all prompts, one after another, and count the results."""
     counts: dict[str, int] = dict.fromkeys(("right", "wrong", "missed", "unwanted", "told"), 0)
     took: list[float] = []
     replies: list[dict[str, Any]] = []
@@ -91,15 +93,13 @@ async def run(url: str, model: str, prompts: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = options("python -m bench.calls", __doc__)
-    parser.add_argument("--url", help="a server that runs; none: one is started with the further flags")
+    parser.add_argument("--url", help="a running server; by default, one is started with the further flags")
     parser.add_argument("--model", default="default")
     parser.add_argument(
         "--prompts", default="home", choices=("home", "errands"), help="which set of bench/call_prompts"
     )
-    parser.add_argument("--instructions", help="another system message than the set's")
-    parser.add_argument(
-        "--name", default="", help="what the figures are called in the results; none: they are not kept"
-    )
+    parser.add_argument("--instructions", help="a system message, instead of the set's")
+    parser.add_argument("--name", default="", help="name of the figures in the results; without it, they are not saved")
     parser.add_argument("--show", action="store_true", help="print each reply that is not right")
     args, flags = parser.parse_known_args()
     prompts = prompts_of(args.prompts)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine's description, a real server process, tables, results."""
+"""Shared parts of the benchmarks: the machine's description, a real server process, tables, results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PACKAGES = (
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine, for the results."""
     name = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -58,24 +58,24 @@ def _version(package: str) -> str:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Linear-interpolated percentile; nan for no values."""
+    """Return the linearly interpolated percentile; nan if there are no values."""
     return float(np.percentile(values, q)) if len(values) else float("nan")
 
 
 def spread(
     values: Sequence[float], name: str = "", unit: str = "s", qs: Sequence[float] = (50, 95)
 ) -> dict[str, float]:
-    """The percentiles `qs` of the values, each under its key in a result: NAME_p50_UNIT."""
+    """Return the percentiles `qs` of the values, with keys such as NAME_p50_UNIT."""
     return {f"{name}_p{q:g}_{unit}".lstrip("_"): percentile(values, q) for q in qs}
 
 
 def changed(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """What each value has more than the one before it."""
+    """Return the differences between consecutive values of each counter."""
     return [b - a for a, b in zip(before, after, strict=True)]
 
 
 async def together(count: int, work: Callable[[int], Awaitable[T]]) -> list[T]:
-    """Do `work` of 0 to count - 1 at once."""
+    """Run `work` for 0 to count - 1 concurrently."""
     return list(await asyncio.gather(*map(work, range(count))))
 
 
@@ -90,7 +90,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 
 
 def show(title: str, rows: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]) -> None:
-    """Print rows of a result as a table whose head is their keys; a mapping's own keys are its first column."""
+    """Print rows of a result as a table, headed by their keys. The keys of a mapping become the first column."""
     if isinstance(rows, Mapping):
         rows = [{"": name} | dict(row) for name, row in rows.items()]
     head = list(dict.fromkeys(key for row in rows for key in row))
@@ -98,7 +98,7 @@ def show(title: str, rows: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[st
 
 
 def save(name: str, document: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write NAME.json into bench/results, or another folder; sections measured earlier and not now are kept."""
+    """Write NAME.json into bench/results or another folder. Keeps earlier results of sections not measured now."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     old = json.loads(path.read_text()) if path.exists() else {}
@@ -107,7 +107,7 @@ def save(name: str, document: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def options(name: str, doc: str | None, sections: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """The command line of a benchmark: the first line of its docstring, and --sections where it has any."""
+    """Return a parser of options, described by the docstring's first line; with --sections if there are any."""
     parser = argparse.ArgumentParser(prog=name, description=(doc or "").split("\n")[0])
     if sections:
         parser.add_argument("--sections", default=",".join(sections), help="which to measure [%(default)s]")
@@ -115,14 +115,14 @@ def options(name: str, doc: str | None, sections: Iterable[str] = ()) -> argpars
 
 
 def numbers(text: str) -> list[int]:
-    """A list of numbers as options have it: 1,8,32."""
+    """Parse a list of numbers in an option: 1,8,32."""
     return [int(number) for number in text.split(",")]
 
 
 def measured(name: str, wanted: str, sections: Mapping[str, Callable[[], Any]], **facts: Any) -> Path:
-    """Measure the wanted sections and write each into NAME.json as soon as it is there, with the `facts`.
+    """Measure the wanted sections, and write each into NAME.json when it is done, along with `facts`.
 
-    What a section gives is kept under its name; None is not.
+    A section's result is stored under its name, unless it is None.
     """
     if unknown := set(wanted.split(",")) - set(sections):
         raise SystemExit(f"--sections: no {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
@@ -153,20 +153,20 @@ class Server:
         return float(self.process.memory_info().rss) / 1e6
 
     def metric(self, line: str) -> float:
-        """The value of one line of /metrics, by its exact name and labels; 0 if it is not there."""
+        """Return the value of one line of /metrics, by its exact name and labels; 0 if it is missing."""
         text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
         found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.M)
         return float(found[1]) if found else 0.0
 
 
 def peer(name: str, folder: Path, *arguments: str, **inputs: Any) -> Any:
-    """What a peer's driver measures in its own environment; None where `make peers` has not made that.
+    """Run a peer's driver in its own environment, and return its result; None if `make peers` has not created that.
 
-    `folder`: for what it writes. `inputs`: are given as files of JSON.
+    The driver writes into `folder`, and gets `inputs` as JSON files.
     """
     python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
     if not python.is_file():
-        print(f"{name} is not here: make peers")
+        print(f"{name} is not installed: make peers")
         return None
     out = folder / f"{name}.json"
     command = [str(python), str(HERE / "peers" / name / "drive.py"), "--out", str(out), *arguments]
@@ -180,7 +180,7 @@ def peer(name: str, folder: Path, *arguments: str, **inputs: Any) -> Any:
 
 @contextmanager
 def beside(module: str, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run a module of the benchmarks in a process of its own until the end: the first line that it prints, and it."""
+    """Run a module of the benchmarks in a separate process; yield its first line of output and the process."""
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
         assert process.stdout is not None
@@ -192,9 +192,9 @@ def beside(module: str, *arguments: str) -> Iterator[tuple[str, subprocess.Popen
 
 @contextmanager
 def server(*flags: str, module: str = "antiphon", log: IO[str] | None = None) -> Iterator[Server]:
-    """`antiphon serve` on a free port, until ready; stopped by SIGTERM.
+    """Run `antiphon serve` on a free port, yield it when it is ready, and stop it with SIGTERM.
 
-    `module`: what stands for `antiphon` on the command line. `log`: where it logs; None for standard error.
+    `module` replaces `antiphon` on the command line. The server logs to `log`; None is standard error.
     """
     command = [sys.executable, "-m", module, "serve", "--port", "0", "--log-level", "warning", *flags]
     process = subprocess.Popen(
@@ -203,7 +203,7 @@ def server(*flags: str, module: str = "antiphon", log: IO[str] | None = None) ->
         stderr=log,
         text=True,
         cwd=HERE.parent,
-        # What is measured is not to be refused.
+        # Measurements must not be refused.
         env={"ANTIPHON_PROFILE": "default", "ANTIPHON_HEADROOM": "false"} | os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
     )
     try:

@@ -2,16 +2,16 @@
 
     python -m bench.compare BASE [--head REV] [--only talk,asr,engine,tts,video] [--rounds N] [--data DIR]
 
-The files of both revisions are put into temporary folders, and each runs its own `antiphon bench` and its own source in
-this Python's environment; uncommitted changes are not measured. A benchmark runs base, head, base, head … for
---rounds rounds, so that a slow drift of the machine meets both sides alike. A figure that is a list counts as its
+The files of both revisions are extracted into temporary folders. Each runs its own `antiphon bench` and its own source
+in this Python's environment; uncommitted changes are not measured. A benchmark alternates between base and head for
+--rounds rounds, so that a slow drift of the machine affects both sides equally. A figure that is a list counts as its
 median.
 
-A row shows the median of both sides over the rounds, head/base, and each side's lowest and highest. `*` marks a
-figure whose two ranges do not overlap, `worse` one that fell; with --fail the exit status is 3 then. Chance alone
-does that to one figure in ten at three rounds and to one in three at two, so a mark says where to look and what to
-measure again with more rounds. Before each run the share of the processors that other programs take is printed:
-figures of a busy machine say nothing. All of it goes to bench/results/compare.json.
+A row shows the median of both sides over the rounds, head/base, and each side's minimum and maximum. `*` marks a figure
+whose two ranges do not overlap, and `worse` a regression; with --fail the exit status is then 3. By chance this happens
+to one figure in ten with three rounds, and to one in three with two. A mark is therefore a hint to measure again with
+more rounds. Before each run, the CPU share of other programs is printed: figures of a busy machine are meaningless. All
+results go to bench/results/compare.json.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ import psutil
 from bench.common import HERE, RESULTS, machine, options, percentile, table
 from bench.house import checkout, git
 
-# The smallest language model of the registry: `talk` and `engine` use it on both sides.
+# The smallest language model of the registry, which `talk` and `engine` use on both sides.
 LANGUAGE_MODEL = "smollm2-135m-instruct"
-# What makes each benchmark short: half a minute to a minute on two cores.
+# Options that shorten each benchmark to between half a minute and a minute on two cores.
 QUICK = {
     "talk": "--sections latency --conversations 1 --endpoints 500 --turns 6",
     "asr": "--sections latency --clips 3",
@@ -43,7 +43,7 @@ QUICK = {
     "video": "--sections intake",
 }
 TAKES_DATA = ("talk", "asr", "tts", "video")
-# The clips that this benchmark needs are not among the recordings of the tests.
+# The recordings of the tests lack the clips that this benchmark needs.
 NEEDS_VIDEO = "video"
 LONGEST_RUN_S = 600.0
 OUTPUT_SHOWN = 2000
@@ -52,9 +52,9 @@ BUSY_OVER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two revisions, and what its runs have measured: figure -> one value for each run that had it.
+    """One of the two revisions, and its results: figure -> the value of each run that had it.
 
-    busy_percent: what other programs took of all processors in the second before each run.
+    `busy_percent` has the CPU share of other programs in the second before each run, of all processors.
     """
 
     commit: str
@@ -68,9 +68,9 @@ def commit_of(revision: str) -> str:
 
 
 def run(side: Side, name: str, data: Path) -> str | None:
-    """Run one benchmark and take its figures into `side`; the end of its output if it failed."""
+    """Run one benchmark and add its figures to `side`. Returns the end of its output if it failed."""
     result = side.tree / "bench" / "results" / f"{name}.json"
-    # A benchmark keeps the sections of an earlier run that it does not measure itself.
+    # Removes old results, since a benchmark keeps the sections that it does not measure.
     result.unlink(missing_ok=True)
     arguments = [*QUICK[name].split(), *(("--data", str(data)) if name in TAKES_DATA else ())]
     status, output = python(side.tree, "-m", "antiphon", "bench", name, *arguments)
@@ -82,7 +82,7 @@ def run(side: Side, name: str, data: Path) -> str | None:
 
 
 def python(tree: Path, *arguments: str) -> tuple[int, str]:
-    """Exit status and output of this Python with the tree's source; nothing that it started is left running."""
+    """Run this Python with the tree's source. Returns exit status and output, after all its processes have ended."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=tree,
@@ -104,14 +104,14 @@ def python(tree: Path, *arguments: str) -> tuple[int, str]:
 
 
 def check_source(side: Side) -> None:
-    """Stop if the revision's source is not the one that Python imports, as it would measure another."""
+    """Exit if Python does not import the revision's source, since the benchmark would measure another one."""
     status, output = python(side.tree, "-c", "import antiphon; print(antiphon.__file__)")
     if status or not Path(output.strip()).is_relative_to(side.tree):
         raise SystemExit(f"compare: {side.commit} does not run from its worktree: {output.strip()}")
 
 
 def figures(value: Any, name: str) -> Iterator[tuple[str, float]]:
-    """The numbers of a benchmark's JSON by their path; the machine's description left out."""
+    """Return the numbers of a benchmark's JSON by their path, without the machine's description."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key != "machine":
@@ -133,20 +133,20 @@ LESS = ("_s", "_ms", "_p50", "_p95", "_p99", "wer", "lost", "missed", "rss_mb", 
 
 
 def better_if(figure: str) -> str:
-    """Whether a figure is better if it is "more" or "less"; "" where its name does not say."""
+    """Return whether a figure is better if it is "more" or "less"; "" if its name does not tell."""
     name = figure.removesuffix(" (median)").rsplit(" / ", 1)[-1]
     return "more" if name.endswith(MORE) else "less" if name.endswith(LESS) else ""
 
 
 def fell(figure: str, row: dict[str, Any]) -> bool:
-    """Whether a figure is worse in all runs than it was in any before: more than noise."""
+    """Return whether a figure is worse in all runs of head than in any run of base."""
     better = better_if(figure)
     after, before = row["head"]["median"], row["base"]["median"]
     return bool(row["apart"] and ((better == "less" and after > before) or (better == "more" and after < before)))
 
 
 def compared(base: Side, head: Side) -> dict[str, dict[str, Any]]:
-    """Each figure that both sides have."""
+    """Return each figure that both sides have, compared."""
 
     def summary(values: list[float]) -> dict[str, Any]:
         return {"median": percentile(values, 50), "min": min(values), "max": max(values), "values": values}
@@ -189,7 +189,7 @@ def show(base: Side, head: Side, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def measure(sides: Sequence[Side], names: Sequence[str], rounds: int, data: Path) -> list[str]:
-    """Run everything in turn. Benchmarks that failed, which are not run again."""
+    """Run all benchmarks in turn. Returns those that failed, which are not run again."""
     failed = []
     for name in names:
         turns = [side for _ in range(rounds) for side in sides]
@@ -223,7 +223,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each benchmark at each revision [%(default)s]")
     recordings = HERE.parent / "tests" / "data"
     parser.add_argument("--data", type=Path, default=recordings, help="a folder with manifest.jsonl")
-    parser.add_argument("--fail", action="store_true", help="exit with 3 where a figure fell by more than noise")
+    parser.add_argument("--fail", action="store_true", help="exit with 3 if a figure regressed by more than noise")
     args = parser.parse_args()
     names = args.only.split(",")
     if unknown := set(names) - QUICK.keys():
@@ -232,9 +232,9 @@ def main() -> int:
         parser.error("--rounds: 1 or more")
     data = args.data.resolve()
     if NEEDS_VIDEO in names and not has_video(data):
-        print(f"{NEEDS_VIDEO} left out: {data} has no clips; name a folder that has with --data", file=sys.stderr)
+        print(f"{NEEDS_VIDEO} skipped: {data} has no clips; pass a folder with clips as --data", file=sys.stderr)
         names.remove(NEEDS_VIDEO)
-    # An end that is asked for also removes the folders and what still runs.
+    # On SIGTERM, also removes the folders, and ends processes that still run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     commits = [commit_of(revision) for revision in (args.base, args.head)]
     with checkout(HERE.parent, commits[0]) as before, checkout(HERE.parent, commits[1]) as after:

@@ -1,7 +1,7 @@
-"""The client of the live benchmarks, over `antiphon.client`'s connection: what comes is kept with the time it came at.
+"""The client of the live benchmarks, over `antiphon.client`'s connection. It records the arrival time of each event.
 
-A `Session` is any live session. A `Caller` is one who talks: their microphone always sends (a recording, or silence)
-and their loudspeaker plays what comes, both in real time.
+A `Session` is any live session. A `Caller` talks: its microphone always sends (a recording, or silence), and its
+loudspeaker plays the received audio, both in real time.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ STEP = int(CHUNK_S * WIRE_HZ) * 2
 INSTRUCTIONS = "You are a voice assistant. Answer in one short sentence."
 TELLER = "You tell long stories, with every detail, and never stop."
 STORY = "Tell me a very long story about a king and his seven sons."
-# A small model tells shorter stories the more it has told, so a story is the first answer of a conversation.
+# A small model shortens its stories in later turns, so a story is the first answer of a conversation.
 ANSWER_TOKENS, STORY_TOKENS = 60, 400
-# The modes of turn-taking, each at its defaults; None is full duplex.
+# The modes of turn-taking with their defaults; None is full duplex.
 MODES: dict[str, dict[str, Any] | None] = {
     "server_vad": {"type": "server_vad"},
     "semantic_vad": {"type": "semantic_vad"},
     "duplex": None,
 }
-# A client of full duplex acknowledges playback after this number of steps of CHUNK_S.
+# A full-duplex client acknowledges playback after this number of steps of CHUNK_S.
 ACK_EVERY = 5
-# A story has sounded for this long when somebody speaks over it: whether there is an echo is known by then.
+# Somebody speaks over a story after LEAD_S of it. By then the server knows whether there is an echo.
 LEAD_S = 2.6
-# A sound over less of an answer than this is not over it.
+# A sound counts only if at least LEFT_S of the answer remain.
 LEFT_S = 1.0
 Item, Found = TypeVar("Item"), TypeVar("Found")
-# Errors that a caller's own answers to events may come to.
+# Errors that a caller's reactions to events may cause.
 EXPECTED = ("response_cancel_not_active", "playback_ack_too_late")
 
 
 def on_wire(pcm: Pcm) -> bytes:
-    """16 kHz audio as PCM of 16 bits at WIRE_HZ."""
+    """Convert 16 kHz audio to 16-bit PCM at WIRE_HZ."""
     return to_pcm16(np.asarray(soxr.resample(pcm, SAMPLE_RATE_HZ, WIRE_HZ), np.float32))
 
 
@@ -60,21 +60,21 @@ def server_vad(silence_ms: int) -> dict[str, Any]:
 
 
 async def _connect(url: str, headers: Mapping[str, str]) -> ClientConnection:
-    # A server that is behind reads no more, pings included.
+    # An overloaded server stops reading, including pings.
     return await connect(
         url, additional_headers=headers, max_size=None, compression=None, ping_interval=None, proxy=None
     )
 
 
 class Session:
-    """One live session at a path of the server, entered with `async with`. A connection that breaks ends it.
+    """One live session at a path of the server, used with `async with`. A broken connection ends it.
 
-    `opening`: the fields of a session.update that is sent first; None for none. `key`: the API key, if it asks for one.
+    `opening` has the fields of a first session.update; None sends none. `key` is the API key, if the server needs one.
     """
 
     def __init__(self, url: str, path: str, opening: dict[str, Any] | None = None, *, key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # No time is given to resuming: what breaks is a result.
+        # Does not resume, since a broken connection is a result.
         self.link = ResumingLink(
             url.replace("http", "ws", 1) + path, headers=headers, query={}, give_up_s=-1.0, connect=_connect
         )
@@ -85,7 +85,7 @@ class Session:
         self.events: list[tuple[float, dict[str, Any]]] = []
 
     async def __aenter__(self) -> Self:
-        """Connect, and wait for the session. Raises SessionEnded where the server refuses it."""
+        """Connect, and wait for the session. Raises SessionEnded if the server refuses it."""
         self.link.start()
         self._tasks.append(asyncio.create_task(self._listen()))
         try:
@@ -108,7 +108,7 @@ class Session:
         await self.link.send({"type": type, **fields})
 
     async def append(self, pcm: bytes) -> None:
-        """Send audio as it is on the wire. Raises SessionEnded."""
+        """Send audio in the wire format. Raises SessionEnded."""
         await self.send("input_audio_buffer.append", audio=base64.b64encode(pcm).decode())
 
     async def _listen(self) -> None:
@@ -121,7 +121,7 @@ class Session:
                 self.events.append((at, event))
                 self._tell()
         except Exception as error:
-            # Whatever it is, it is raised where events are awaited.
+            # Raised later, where events are awaited.
             self._ended = error if isinstance(error, SessionEnded) else SessionEnded("client_error", repr(error))
             self._tell()
 
@@ -130,10 +130,10 @@ class Session:
         self._changed = asyncio.Event()
 
     async def hear(self, at: float, event: dict[str, Any]) -> None:
-        """Do what the client does about an event, before it is kept."""
+        """React to an event as the client does, before it is stored."""
 
     async def next_event(self, since: int = 0) -> None:
-        """Wait until there are more events than `since`. Raises SessionEnded."""
+        """Wait until there are more than `since` events. Raises SessionEnded."""
         while len(self.events) <= since:
             if self._ended:
                 raise self._ended
@@ -142,8 +142,9 @@ class Session:
     async def first(
         self, types: str | tuple[str, ...], since: int = 0, most_s: float = 30.0
     ) -> tuple[float, dict[str, Any]]:
-        """The first event of one of the types, from number `since` on, and when it came. Raises SessionEnded,
-        TimeoutError.
+        """Return the first event of one of the types from number `since` on, and its time of arrival.
+
+        Raises SessionEnded, or TimeoutError.
         """
         wanted = (types,) if isinstance(types, str) else types
         async with asyncio.timeout(most_s):
@@ -154,30 +155,30 @@ class Session:
                 await self.next_event(len(self.events))
 
     async def until(self, type: str, since: int, most_s: float = 30.0) -> float:
-        """When the first event of a type came, from number `since` on. Raises as `first` does."""
+        """Return the time of the first event of a type from number `since` on. Raises like `first`."""
         at, _ = await self.first(type, since, most_s)
         return at
 
     def times(self, type: str, since: int = 0) -> list[float]:
-        """When events of this type came, from number `since` on."""
+        """Return the arrival times of events of this type, from number `since` on."""
         return [at for at, event in self.events[since:] if event["type"] == type]
 
     def of_type(self, type: str, since: int = 0) -> list[dict[str, Any]]:
-        """The events of this type, from number `since` on."""
+        """Return the events of this type, from number `since` on."""
         return [event for _, event in self.events[since:] if event["type"] == type]
 
 
 class Caller(Session):
     """Somebody who talks with the server, in a mode of turn-taking.
 
-    The client pauses the answer when it is told to duck, goes on from the very sample when it is told to, drops it when
-    it is interrupted, and tells how much was played; `marks` has these events. `begun_s` is when the microphone was
-    opened, `heard` what came out of the loudspeaker since then, in steps of CHUNK_S, and `sounded` the number of those
-    that were of an answer.
+    The client pauses the answer when the server asks it to duck, resumes at the same sample, drops an interrupted
+    answer, and reports the played part; `marks` has these events. `begun_s` is when the microphone was opened. `heard`
+    has the output of the loudspeaker since then, in steps of CHUNK_S, and `sounded` is the number of steps that were
+    part of an answer.
 
-    `vad`: the turn detection; None is full duplex. `tells`: the answers are long stories. `session`: fields that are
-    not the defaults. `echo`: the decibels by which the microphone hears what is played (less than 0), and
-    after how many seconds.
+    `vad` is the turn detection; None is full duplex. With `tells`, the answers are long stories. `session` has fields
+    that differ from the defaults. `echo` is the level (in dB, below 0) and the delay (in seconds) at which the
+    microphone hears the loudspeaker.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class Caller(Session):
             await self.step()
 
     async def step(self) -> None:
-        """One CHUNK_S of the loudspeaker and of the microphone."""
+        """Process one CHUNK_S of the loudspeaker and the microphone."""
         data = self._queue.pop(0) if self._queue else bytes(STEP)
         item, sound = self._playing.pop(0) if self._playing and not self._is_ducked else ("", bytes(STEP))
         self.heard.append(sound)
@@ -258,7 +259,7 @@ class Caller(Session):
                 await self._tell_played(item)
 
     def _asked(self, event: dict[str, Any]) -> Any:
-        """What an event asks the client to do with the answer that it plays; None for nothing."""
+        """Return what an event asks the client to do with the current answer; None for nothing."""
         kind = event["type"]
         if self._is_duplex:
             if kind == "turn.event":
@@ -276,7 +277,7 @@ class Caller(Session):
             await self.send("playback.ack", played_ms=played_ms, item_id=item)
 
     def stop_playing(self) -> None:
-        """Drop what is still to be played."""
+        """Drop the audio that is still to be played."""
         self._playing.clear()
         self._is_ducked = False
 
@@ -285,14 +286,14 @@ class Caller(Session):
         return bool(self._playing)
 
     async def say(self, pcm: Pcm) -> float:
-        """Play a recording from the next step on; returns when its first sample is at the microphone."""
+        """Play a recording from the next step on. Returns when its first sample reaches the microphone."""
         begins_s = self.begun_s + (len(self.heard) + len(self._queue)) * CHUNK_S
         wire = on_wire(pcm)
         self._queue += [wire[at : at + STEP].ljust(STEP, b"\0") for at in range(0, len(wire), STEP)]
         return begins_s
 
     async def ask(self, text: str, most_tokens: int = STORY_TOKENS) -> int:
-        """Ask for a long answer in writing; returns the number of the first event after it."""
+        """Ask for a long answer in writing. Returns the number of the first event after the question."""
         since = len(self.events)
         if self._is_duplex:
             await self.send("push_text", text=text)
@@ -303,12 +304,12 @@ class Caller(Session):
         return since
 
     async def sounds(self, since: int) -> bool:
-        """Wait for the first sound of an answer; False for an answer that has none."""
+        """Wait for the first sound of an answer. Returns False for an answer without sound."""
         _, event = await self.first(("response.output_audio.delta", "response.done"), since)
         return bool(event["type"] == "response.output_audio.delta")
 
     async def story(self) -> bool:
-        """Ask for a story, and wait until it has sounded for LEAD_S. False where it is over by then."""
+        """Ask for a story, and wait until LEAD_S of it have been played. Returns False if it ends earlier."""
         if not await self.sounds(await self.ask(STORY)):
             return False
         await asyncio.sleep(LEAD_S)
@@ -316,12 +317,12 @@ class Caller(Session):
 
     @property
     def goes_on(self) -> bool:
-        """Whether an answer is being made, or has a while to sound."""
+        """Return whether an answer is being generated, or has more than a moment left to play."""
         is_made = len(self.times("response.created")) > len(self.times("response.done"))
         return is_made or len(self._playing) * CHUNK_S >= LEFT_S
 
     async def settle(self) -> None:
-        """End what is said, and wait for quiet."""
+        """End the current speech, and wait for silence."""
         for _ in range(40):
             if len(self.times("response.created")) == len(self.times("response.done")):
                 break
@@ -331,7 +332,7 @@ class Caller(Session):
         await asyncio.sleep(1.5)
 
     async def quiet(self, for_s: float = 1.0) -> None:
-        """Wait until nothing is said, and nothing sounds."""
+        """Wait until the caller does not speak, and no audio plays."""
         ends = ("rate_limits.updated", "conversation.item.truncated", "session.updated")
         while self.sounding or self.events[-1][1]["type"] not in ends or time.monotonic() - self.events[-1][0] < for_s:
             await asyncio.sleep(0.1)
@@ -339,19 +340,19 @@ class Caller(Session):
 
 @asynccontextmanager
 async def telling(srv: Server, vad: dict[str, Any] | None, **options: Any) -> AsyncIterator[Caller | None]:
-    """A caller who hears a story; None where it was over too soon."""
+    """Open a caller who hears a story; None if the story ended too early."""
     async with Caller(srv.url, vad, tells=True, **options) as caller:
         yield caller if await caller.story() else None
 
 
 def in_loops(sections: Mapping[str, Callable[[], Coroutine[Any, Any, Found]]]) -> dict[str, Callable[[], Found]]:
-    """Sections that are awaited, each run by an event loop of its own."""
+    """Wrap awaitable sections, so that each runs in a new event loop."""
     return {name: lambda section=section: asyncio.run(section()) for name, section in sections.items()}
 
 
 async def shared(
     items: Sequence[Item], at_once: int, play: Callable[[Sequence[Item]], Awaitable[Sequence[Found]]]
 ) -> list[Found]:
-    """`play(share of the items)` in this number of conversations side by side; all results."""
+    """Run `play(share of the items)` in this number of concurrent conversations, and return all results."""
     parts = await asyncio.gather(*(play(items[k::at_once]) for k in range(at_once)))
     return [found for part in parts for found in part]

@@ -1,12 +1,12 @@
-"""Full duplex: what acknowledgements and pauses do, and whether turns are taken.
+"""Full duplex: effects of acknowledgements and pauses, and whether turns are taken.
 
     antiphon bench duplex [--data DIR] [--sections backchannels,pauses,turns] [--turns N]
 
-A real server with the default models, real recordings played in real time over /v1/realtime?duplex=1. The client plays
-what it gets by its own clock, acknowledges it, falls silent when it is told to duck and drops what was interrupted.
-Takeover, after the manner of Full-Duplex-Bench, is the share in which the partner begins to speak, however shortly: bad
-in pauses and after acknowledgements, good after turns. How soon a voice falls silent is measured by `antiphon bench
-turns --sections barge-in`.
+It uses a real server with the default models, and real recordings in real time over /v1/realtime?duplex=1. The client
+plays the audio by its own clock, acknowledges it, falls silent when asked to duck, and drops interrupted audio.
+Takeover, in the manner of Full-Duplex-Bench, is the share in which the server begins to speak, however briefly. It is
+bad in pauses and after acknowledgements, and good after turns. `antiphon bench turns --sections barge-in` measures the
+time until a voice falls silent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.talk import acknowledged, hesitations
 
 
 async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
-    """Real acknowledgements over a long answer."""
+    """Say real acknowledgements over a long answer."""
     results = await acknowledged(srv, None, data)
     count = max(1, len(results))
     out = {
@@ -36,7 +36,7 @@ async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
 
 
 async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
-    """Hesitations inside a turn: how often the partner begins to speak in them. None where none can be made."""
+    """Measure how often the server speaks in pauses inside a turn. None if no recordings with pauses can be made."""
     if not (results := await hesitations(srv, None, data)):
         return None
     over = list[str]()
@@ -58,7 +58,7 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
 
 
 async def turns(srv: Server, clips: list[Clip]) -> dict[str, Any]:
-    """Whole turns: whether they are answered, and how soon after the true end of speech the answer sounds."""
+    """Measure whether whole turns are answered, and the delay from the true end of speech to the answer's audio."""
     late = []
     async with Caller(srv.url, None) as caller:
         for clip in clips:

@@ -1,10 +1,10 @@
-"""What a session's KV is worth: time to first token, tokens a second, and what rollback, parking and memory cost.
+"""The benefit of a session's KV: time to first token, tokens per second, and costs of rollback, parking and memory.
 
     antiphon bench engine [--language-model NAME] [--sections first,decode,mixed,state,peers] [--trials N]
         [--kv-layout session|paged] [--decode-shapes exact|bucketed|captured]
 
-The engine runs in this process, as the server runs it; greedy, no stop tokens. Peers, in the same run: plain
-`transformers.generate` on the same checkpoint in bfloat16, and llama.cpp (`make peers`) on the same GGUF file.
+The engine runs in this process, configured as in the server; greedy, without stop tokens. Peers in the same run are
+plain `transformers.generate` on the same checkpoint in bfloat16, and llama.cpp (`make peers`) on the same GGUF file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# Before torch is loaded; see antiphon/cli/main.py.
+# Has to precede the import of torch; see antiphon/cli/main.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 import torch
@@ -43,21 +43,21 @@ def median(values: Sequence[float]) -> float:
 
 
 def prose(tokenizer: Any, count: int) -> list[int]:
-    """`count` tokens of English, the same in every revision: the licence's text, over and over."""
+    """Return `count` tokens of English, the same in every revision: the licence's text, repeated."""
     text = (HERE.parent / "LICENSE").read_text()
     ids = tokenizer.encode(text * (1 + count * 8 // len(text)), add_special_tokens=False)
     return list(ids[:count])
 
 
 async def told(engine: LocalEngine, ids: list[int], *, number: int = 0) -> LocalSession:
-    """Open a session that is given the ids. Its first token is another by `number`: nothing is shared with others."""
+    """Open a session with these ids. Its first token depends on `number`, so it shares no rows with other sessions."""
     session = await engine.open()
     session.append([ids[0] + number, *ids[1:]])
     return session
 
 
 async def first_token(session: LocalSession) -> float:
-    """Seconds to the next token."""
+    """Return the seconds to the next token."""
     began = time.perf_counter()
     async with aclosing(session.generate(Sampling(max_tokens=1))) as tokens:
         await anext(tokens)
@@ -65,7 +65,7 @@ async def first_token(session: LocalSession) -> float:
 
 
 async def answer(session: LocalSession, count: int) -> list[float]:
-    """When each of `count` tokens came."""
+    """Return the time of each of `count` tokens."""
     return [time.perf_counter() async for _ in session.generate(Sampling(max_tokens=count))]
 
 
@@ -120,7 +120,7 @@ async def decode(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
 
 
 async def mixed(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
-    """Eight sessions answer while a ninth loads 1,500 tokens and others come with 20."""
+    """Measure eight sessions that answer while a ninth prefills 1,500 tokens and others start with 20."""
     talking = [await told(engine, ids[:40], number=90 + k) for k in range(8)]
     for session in talking:
         await session.settle()
@@ -137,7 +137,7 @@ async def mixed(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
     for session in (*talking, loading):
         session.close()
     out = {f"gap_p{q}_s": percentile(gaps, q) for q in (50, 95)} | {"gap_max_s": max(gaps), "asked_s": asked}
-    show("eight answer, a ninth loads 1,500 tokens, four ask with 20", [out | {"asked_s": median(asked)}])
+    show("eight answer, a ninth prefills 1,500 tokens, four ask with 20", [out | {"asked_s": median(asked)}])
     return out
 
 
@@ -173,7 +173,7 @@ async def state(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, A
 
 
 def transformers_generate(folder: Path, ids: list[int], trials: int) -> dict[str, Any]:
-    """The same prompts by `generate`: one conversation a call, its cache handed from turn to turn or not at all."""
+    """Run the same prompts with `generate`, one call per turn, with and without reusing its cache."""
     from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
@@ -226,7 +226,7 @@ def _turns(times: list[float]) -> dict[str, float]:
 async def measure(model: CausalLm, sections: set[str], trials: int) -> dict[str, Any]:
     engine = model.engine
     ids = prose(model.tokenizer, 2100)
-    # Warm: the first step of each shape is slower.
+    # Warm up, since the first step of each shape is slower.
     warm = await told(engine, ids[:100])
     await answer(warm, 8)
     warm.close()
@@ -240,7 +240,7 @@ async def measure(model: CausalLm, sections: set[str], trials: int) -> dict[str,
 
 
 def versus(document: dict[str, Any]) -> None:
-    """Print the peers beside the engine."""
+    """Print the peers next to the engine."""
     own = document["first"] | {"ttft_cold_s": document["first"]["cold_s"]}
     own["decode"] = {k: v["tokens_per_s"] for k, v in document["decode"].items()}
     sides = {"antiphon": own} | {name: peer for name, peer in document["peers"].items() if peer}
@@ -275,7 +275,7 @@ def main() -> None:
     ids = prose(model.tokenizer, 2100)
     model.close()
     if kv != EngineSettings():
-        # Beside the figures of the defaults, and not in their place.
+        # Adds to the figures of the defaults, instead of replacing them.
         print(f"\nwritten: {save('engine', {f'{kv.kv_layout}, {kv.decode_shapes}': found})}")
         return
     document |= found

@@ -1,11 +1,11 @@
-"""A language model on engine servers (`--engine vllm:URL`): rows kept, rows taken back, what it adds, a server's death.
+"""A language model on engine servers (`--engine vllm:URL`): kept rows, rollbacks, added delay, a server's death.
 
     antiphon bench engines --sections kept,streams --vllm URL --folder FOLDER
     antiphon bench engines --sections added,killed,hundred
 
-`kept` and `streams` ask a real vLLM and antiphon's own engine in turn, on the same cores, with the same rows. The
-others ask scripted servers, processes of their own, which give tokens at the speed of a fast GPU: what is measured is
-antiphon.
+`kept` and `streams` query a real vLLM and antiphon's own engine in turn, on the same cores, with the same rows. The
+other sections query scripted servers in separate processes, which generate tokens at the speed of a fast GPU, so only
+antiphon is measured.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ STORY = (
 )
 
 
-# --- a real vLLM, beside the local engine ----------------------------------------------------------------------------
+# --- a real vLLM, and the local engine -----------------------------------------------------------------------------
 
 
 async def first_token_ms(session: Session, count: int = ANSWER_ROWS) -> float:
-    """Milliseconds to the first of `count` tokens, which are all taken."""
+    """Return the milliseconds to the first of `count` tokens; reads all of them."""
     begun = time.perf_counter()
     return ((await stamps(session, count))[0] - begun) * 1000
 
 
 async def stamps(session: Session, count: int) -> list[float]:
-    """When each of `count` tokens came."""
+    """Return the time of each of `count` tokens."""
     async with aclosing(session.generate(Sampling(max_tokens=count))) as tokens:
         return [time.perf_counter() async for _ in tokens]
 
@@ -61,7 +61,7 @@ def some(draw: random.Random, count: int) -> list[int]:
 
 
 async def kept_rows(engine: Engine, rounds: int) -> dict[str, list[float]]:
-    """First tokens of conversations of TURNS turns, then after rows were taken back and others given."""
+    """Measure first tokens of conversations of TURNS turns, then after rows were rolled back and others appended."""
     draw, found = random.Random(1), dict[str, list[float]]()
     for number in range(rounds + 1):
         session = await engine.open(owner=number)
@@ -82,7 +82,7 @@ async def kept_rows(engine: Engine, rounds: int) -> dict[str, list[float]]:
 
 
 async def streamed(engine: Engine, count: int, loads: int) -> tuple[float, float, float]:
-    """Tokens a second of all sessions, the longest gap of one, and that while a session loads `loads` rows, ms."""
+    """Return all sessions' tokens per second, and one's longest gap, also during a prefill of `loads` rows, in ms."""
     draw = random.Random(2)
     opened = [await engine.open() for _ in range(count)]
     for session in opened:
@@ -111,7 +111,7 @@ async def streamed(engine: Engine, count: int, loads: int) -> tuple[float, float
 
 @contextmanager
 def engines(vllm: str, folder: Path, packed: Path | None) -> Iterator[dict[str, CausalLm]]:
-    """The local engine with the weights that vLLM has, the same packed as int8 where they are given, and vLLM."""
+    """Yield the local engine with vLLM's weights, the same packed as int8 if given, and vLLM."""
     with ExitStack() as stack:
         made = {}
         chosen = [("local", folder, None), ("vllm", folder, EngineServers("vllm", (vllm,), first_token_s=120))]
@@ -136,7 +136,7 @@ def streams(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[d
     rows = []
     with engines(vllm, folder, packed) as made:
         for model in made.values():
-            # The first steps of a shape choose and compile their kernels.
+            # The first steps of a shape choose and compile kernels.
             asyncio.run(streamed(model.engine, 2, 300))
         for count in (1, 8, 16):
             for name, model in made.items():
@@ -152,7 +152,7 @@ def streams(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[d
 
 
 def scripted(folder: Path, text: str) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
-    """A scripted vLLM's URL, and its process."""
+    """Start a scripted vLLM, and return its URL and its process."""
     return beside("bench.engine_servers", "--serve", str(folder), text)
 
 
@@ -177,7 +177,7 @@ def serve_scripted(folder: Path, text: str) -> None:
 
 
 def added(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """What antiphon adds to the first token of a scripted engine: it has none of its own but its 8 ms a token."""
+    """Measure antiphon's share of the first token of a scripted engine, which takes only 8 ms per token."""
     prompt = {"model": "smollm2", "max_tokens": 20, "return_token_ids": True, "stop_token_ids": [], "ignore_eos": True}
 
     async def measure(url: str, front: Server, turns: int) -> dict[str, list[float]]:
@@ -205,7 +205,7 @@ def added(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
 
 def killed(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """The gap in the sound that a user hears where the server of an answer is killed, and the words that came."""
+    """Measure the gap in a user's audio when the server of an answer is killed, and the words that arrived."""
     gaps, wrong = [], 0
     for _ in range(max(3, rounds // 10)):
         with (
@@ -220,7 +220,7 @@ def killed(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
 
 async def _heard(url: str, victim: subprocess.Popen[str]) -> tuple[float, str]:
-    """The longest silence of a player that plays what has come at once, in milliseconds, and the answer's words."""
+    """Return the longest silence, in ms, of a player that plays audio at arrival, and the answer's words."""
     plays_until, gap = 0.0, 0.0
     async with Client(url) as client, client.conversation() as talk:
         await talk.send_text("Tell me a story.")
@@ -239,7 +239,7 @@ async def _heard(url: str, victim: subprocess.Popen[str]) -> tuple[float, str]:
 
 
 def hundred(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Conversations in text on one engine, each with a turn in every six seconds: the front's CPU, and first words."""
+    """Run text conversations on one engine, with a turn every six seconds each; measure CPU time and first words."""
     rows = []
     for count in (1, 50, 100, 200):
         with (
@@ -280,7 +280,7 @@ SECTIONS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "killed": killed,
     "hundred": hundred,
 }
-# Those that ask a real vLLM.
+# The sections that query a real vLLM.
 REAL = ("kept", "streams")
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""What antiphon adds to the first word of a language model on another server, by the kind of request.
+"""The delay that antiphon adds to the first word of a language model on another server, by kind of request.
 
     antiphon bench engines [--rounds 100] [--turns 1,20] [--backend URL#MODEL]
     antiphon bench engines --sections kept,streams,added,killed,hundred [--vllm URL] [--folder FOLDER]
 
-The second form is about engine servers (`--engine vllm:URL`): bench/engine_servers.py.
+The second form measures engine servers (`--engine vllm:URL`); see bench/engine_servers.py.
 
-Without `--backend`, the other server is a process of this benchmark that answers at once, twenty words at the speed of
-a fast GPU, so that what is measured is antiphon. A round asks the server itself, then antiphon's chat completions and
-a conversation of /v1/realtime in text. Each request has its share of the cores: client, server and antiphon run on the
-same ones.
+Without `--backend`, the other server is a process of this benchmark that answers at once, with twenty words at the
+speed of a fast GPU, so only antiphon is measured. A round asks the server itself, then antiphon's chat completions and
+a text conversation of /v1/realtime. Client, server and antiphon share the same cores.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ QUESTION = "What is the weather like in Paris today?"
 
 
 async def answering(text: str) -> None:
-    """Serve Chat Completions: every request is answered at once, by `text` or else by WORDS words. Prints the port."""
+    """Serve chat completions that answer at once with `text`, or else with WORDS words. Prints the port."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with_requests = True
@@ -73,20 +72,20 @@ def _chunk(writer: asyncio.StreamWriter, text: str) -> None:
 
 @contextmanager
 def backend(text: str = "") -> Iterator[str]:
-    """The address of a server that answers at once, with `text` where it is given, in a process of its own."""
+    """Run a server in a separate process that answers at once, with `text` if given, and yield its address."""
     with beside("bench.engines", "--answer", text) as (port, _):
         yield f"http://127.0.0.1:{port}/v1#clever"
 
 
 def history(turns: int) -> list[dict[str, str]]:
-    """A conversation of so many turns, the last of which is not answered yet."""
+    """Return a conversation of `turns` turns, the last of which is unanswered."""
     said = "It was sunny in the morning, and it is going to rain in the afternoon, so take an umbrella."
     pair = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": said}]
     return [*pair * (turns - 1), pair[0]]
 
 
 async def first_event_ms(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> float:
-    """Milliseconds from a request to the first event of its stream that has a word; it is read to its end."""
+    """Return the milliseconds from a request to the first event with a word. Reads the stream to its end."""
     begun, first_s = time.perf_counter(), 0.0
     async with client.stream("POST", url, json={"stream": True} | body) as answer:
         async for line in answer.aiter_lines():
@@ -98,7 +97,7 @@ async def first_event_ms(client: httpx.AsyncClient, url: str, body: dict[str, An
 
 
 async def first_words(front: Server, address: str, turns: int, rounds: int) -> dict[str, list[float]]:
-    """First words in milliseconds, by who was asked; each round asks all of them."""
+    """Return times of first words in milliseconds by target; each round asks all targets."""
     url, _, model = address.partition("#")
     body = {"model": model, "messages": history(turns)}
     found: dict[str, list[float]] = {"the server itself": [], "chat completions": [], "conversation": []}
@@ -108,13 +107,13 @@ async def first_words(front: Server, address: str, turns: int, rounds: int) -> d
         for _ in range(WARM_UP + rounds):
             found["the server itself"].append(await first_event_ms(client, f"{url}/chat/completions", body))
             found["chat completions"].append(await first_event_ms(client, f"{front.url}/v1/chat/completions", body))
-            # The answer leaves the conversation as it was.
+            # The answer does not change the conversation.
             found["conversation"].append(await talk.first_word_ms(conversation="none"))
     return {name: values[WARM_UP:] for name, values in found.items()}
 
 
 def beside_itself(what: str, turns: int, found: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """A row for each that was asked, and what it adds to the first, which is the server itself."""
+    """Return a row for each target, and its delay relative to the first target, which is the server itself."""
     itself = next(iter(found.values()))
     return [
         {"turns": turns, "asked": name, "rounds": len(values)}
@@ -133,7 +132,7 @@ def run(address: str, turns: list[int], rounds: int) -> list[dict[str, Any]]:
 
 
 def run_sections(names: list[str], vllm: str, folder: Path | None, packed: Path | None, rounds: int) -> None:
-    """Measure engine servers. `folder`: of the default language model's, prepared, where it is not given."""
+    """Measure engine servers. By default, `folder` is that of the default language model, prepared."""
     from bench.engine_servers import REAL, SECTIONS
 
     if folder is None:
@@ -153,7 +152,7 @@ def main() -> None:
     parser.add_argument("--answer", help="serve answers of this text, or of twenty words, and print the port")
     parser.add_argument("--sections", default="", help="kept, streams, added, killed, hundred")
     parser.add_argument("--vllm", default="", help="URL of a vLLM server, for kept and streams")
-    parser.add_argument("--folder", type=Path, help="the checkpoint that it serves; for others, one with a tokenizer")
+    parser.add_argument("--folder", type=Path, help="the checkpoint that vLLM serves; for others, one with a tokenizer")
     parser.add_argument("--packed", type=Path, help="the same checkpoint packed as int8, for the local engine")
     args = parser.parse_args()
     if args.answer is not None:

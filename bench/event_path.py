@@ -1,21 +1,21 @@
-"""What the server calls on the way of an event: Python calls, the modules they are in, moves between modules.
+"""Counts the server's Python calls on the path of an event, the modules of these calls, and moves between modules.
 
-Four ways are played with the application of the wire traces (`tests/traces`): in memory, over scripted models and a
-virtual clock, so that a run counts the same everywhere.
+Four paths run in the application of the wire traces (`tests/traces`): in memory, with scripted models and a virtual
+clock, so that a run counts the same on every machine.
 
 - append: from the client's append of 100 ms that makes the first delta of the transcript due, to this delta.
 - text: from the first of three text chunks, one sentence together, to the first audio of the speech stream.
-- onset: from the segmenter's chunk in which speech over a response begins (FIRST) to the place in the echo guard where
-  the response's sound ends (LAST), after its playback was stopped.
+- onset: from the segmenter's chunk in which speech over a response begins (FIRST) to the function of the echo guard
+  where the response's audio ends (LAST), after its playback was stopped.
 - resume: from the client's connection to another host, after its own was killed, to the `session.resumed` frame.
 
-Counted (`sys.setprofile`): each beginning of a function, method, lambda or comprehension whose source lies in
-`src/antiphon`. Not counted: a generator or a coroutine that goes on, generated methods (a dataclass's `__init__`),
-C functions and other packages. *modules*: how many files these functions are in. *moves*: how often one of them is in
-another file than the one before it. Each way is played twice, and the second run counts: nothing is imported then.
+Counted (`sys.setprofile`) is each start of a function, method, lambda or comprehension whose source is in
+`src/antiphon`. Not counted are resumed generators and coroutines, generated methods (a dataclass's `__init__`), C
+functions and other packages. *modules* is the number of files of these functions. *moves* is how often the file changes
+between consecutive calls. Each path runs twice, and the second run counts, since it imports nothing.
 
-Run `PYTHONPATH=src .venv/bin/python bench/event_path.py [--list append] [--save]` in the root of a worktree.
-`--list WAY` also prints the calls in their order. `--save` writes bench/results/event-path.json.
+Run `PYTHONPATH=src .venv/bin/python bench/event_path.py [--list append] [--save]` in the root of a worktree. `--list
+PATH` also prints the calls in order. `--save` writes bench/results/event-path.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.traces import clock  # noqa: E402
 
-# Before the server is imported: see clock.py.
+# Has to precede the import of the server; see clock.py.
 clock.install()
 
 from bench.common import machine, save, table  # noqa: E402
@@ -44,7 +44,7 @@ from tests.traces.harness import Frame, Socket, Stage, Trace, b64, pcm16, pieces
 from tests.traces.scenarios.conversation import APPEND, DONE, listening, opened, write  # noqa: E402
 from tests.traces.scenarios.resume import come_back  # noqa: E402
 
-# Where the way of an onset begins and ends.
+# The functions at which the path of an onset begins and ends.
 FIRST, LAST = "Segmenter.feed", "EchoGuard.cut_reference"
 
 
@@ -56,13 +56,13 @@ class Counter:
         self.ends: Callable[[Frame], bool] | None = None  # None after the end.
 
     def begin(self, ends: Callable[[Frame], bool]) -> None:
-        """Count from here, and forget an earlier count."""
+        """Count from here, and drop an earlier count."""
         self.calls, self.ends = [], ends
         sys.setprofile(self._called)
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        # The argument of the RESUME instruction is 0 where a function begins, not where it goes on.
+        # The argument of the RESUME instruction is 0 at the start of a function, not when it continues.
         if event == "call" and code.co_filename.startswith(SOURCE) and not code.co_code[frame.f_lasti + 1] & 3:
             self.calls.append((code.co_filename.removeprefix(SOURCE), code.co_qualname))
 
@@ -84,7 +84,7 @@ harness.Socket = Watched  # type: ignore[misc]
 
 
 def is_event(kind: str) -> Callable[[Frame], bool]:
-    """Whether a message is an event of this type."""
+    """Return whether a message is an event of this type."""
     return lambda message: bool(message.get("text")) and json.loads(message["text"])["type"] == kind
 
 
@@ -137,7 +137,7 @@ async def resume(stage: Stage) -> None:
 
 
 def played(way: str) -> list[tuple[str, str]]:
-    """The calls on a way."""
+    """Return the calls on a path."""
     for _ in range(2):
         clock.run(harness.SCENARIOS[way](Trace()))
         assert COUNTER.ends is None, f"{way}: the frame that ends the way was not sent"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Measures antiphon on one GPU, from a checkout: bench/gpu.sh --help. What it needs: bench/gpu-requirements.txt.
-# It runs in $PYTHON, else in the checkout's own environment where there is one, else in python3.
+# Measures antiphon on one GPU, from a checkout: bench/gpu.sh --help. Requirements: bench/gpu-requirements.txt.
+# Runs with $PYTHON, or else with the checkout's virtual environment if it exists, or else with python3.
 root=$(cd "$(dirname "$0")/.." && pwd)
 own="$root/.venv/bin/python"
 [ -x "$own" ] || own=python3

@@ -2,57 +2,59 @@
 
     python -m bench.gpu_memory
 
-Weights are counted in two bytes each, but for vocoders, which are kept in four. KV is in bfloat16. What a step works in
-and what CUDA itself takes is not in it.
+Weights take two bytes each, or four in vocoders. KV is in bfloat16. The working memory of a step and the memory of CUDA
+itself are not included.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Open sessions for which the second table has a column.
+# Numbers of open sessions, the columns of the second table.
 SESSIONS = (1, 8, 32, 64)
-# NVIDIA's figure for the H200; a step of one row a session is bound by it.
+# Memory bandwidth of the H200 by NVIDIA, which limits a step of one row per session.
 BYTES_A_SECOND = 4.8e12
-# Qwen3-8B's table of embeddings, of which a step reads a row for each session.
+# Qwen3-8B's embedding table. A step reads only one of its rows per session.
 UNREAD = 2 * 151_936 * 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class ReleasedModel:
-    """A released model's shape.
+    """A released model's shape."""
 
-    `parameters`: weights in bfloat16. `float32_parameters`: those of a vocoder. `decoders`: layers, KV heads and head
-    width of each part that keeps KV: the decoders that engines step, and MiniCPM-o's audio encoder. `load`: what a
-    session of the second table holds, and `rows` the rows of each part then.
-    """
-
+    # The model's name.
     name: str
+    # Number of weights in bfloat16.
     parameters: int
+    # Layers, KV heads and head width of each part with KV: the decoders that engines step, and MiniCPM-o's audio
+    # encoder.
     decoders: tuple[tuple[int, int, int], ...]
+    # The content of a session in the second table.
     load: str
+    # The rows of each part for that load.
     rows: tuple[int, ...]
+    # Number of weights of a vocoder, in float32.
     float32_parameters: int = 0
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights on the device."""
+        """Return the bytes of all weights on the device."""
         return 2 * self.parameters + 4 * self.float32_parameters
 
     @property
     def row_bytes(self) -> tuple[int, ...]:
-        """Bytes of one row's keys and values over all layers, for each of `decoders`."""
+        """Return the bytes of one row's keys and values over all layers, for each of `decoders`."""
         return tuple(2 * 2 * layers * heads * width for layers, heads, width in self.decoders)
 
     @property
     def session_bytes(self) -> int:
-        """Bytes of the KV of one session of the second table."""
+        """Return the bytes of the KV of one session of the second table."""
         return sum(count * size for count, size in zip(self.rows, self.row_bytes, strict=True))
 
 
-# Parameters are counted on modules that are built from the released config.json, heads that share a table of
-# embeddings once. Speech heard is 13 rows a second and speech made 12.5, but 25 in MiniCPM-o's decoder of codes; text
-# in the same KV is left out.
+# Parameters are counted on modules built from the released config.json, where shared embedding tables count once. Heard
+# speech is 13 rows per second, and generated speech 12.5, or 25 in MiniCPM-o's code decoder. Text in the same KV is not
+# counted.
 MODELS = (
     ReleasedModel("Qwen3-8B", 8_190_735_360, ((36, 8, 128),), "2,000 rows of text", (2_000,)),
     ReleasedModel("Qwen3-8B", 8_190_735_360, ((36, 8, 128),), "45,000 rows of text", (45_000,)),
@@ -81,7 +83,7 @@ MODELS = (
 
 
 def gb(size: float) -> str:
-    """Return bytes as GB (10^9 bytes), with one digit behind the point, or two below 10 GB."""
+    """Return bytes as GB (10^9 bytes), with one decimal, or two below 10 GB."""
     number = size / 1e9
     return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
 
@@ -108,7 +110,7 @@ def sessions_table() -> str:
 
 
 def steps_table() -> str:
-    """Return the table of the least time that a decode step of Qwen3-8B takes, in Markdown; it reads all once."""
+    """Return the table of the least time of a decode step of Qwen3-8B, which reads everything once, in Markdown."""
     lines = ["| sessions | rows in each | read a step, GB | least ms a step |", "|---|---|---|---|"]
     model = MODELS[0]
     for sessions, rows in ((1, 2_000), (16, 2_000), (64, 2_000), (1, 45_000), (16, 45_000)):

@@ -1,14 +1,14 @@
-"""Two hosts behind Debian's HAProxy: what it costs, and what reloads of it do to those who talk.
+"""Two hosts behind Debian's HAProxy: its cost, and the effect of reloads on conversations.
 
     python -m bench.haproxy [--sections cost,reloads] [--minutes 5]
 
 HAProxy, the hosts and the callers' sockets are real, on this machine.
 
-- cost: CPU seconds of all server processes for a minute of one session: captions of recordings at the pace of speech,
-  with the models of the profile `light`, by one host alone and by two hosts that share a store, behind HAProxy. One
-  after the other, and again in the other order.
-- reloads: 40 callers talk with two hosts of scripted models while HAProxy is reloaded every 10 s, which cuts all their
-  connections a second later. Each resumes through HAProxy, at whichever host. What was said is checked to be there
+- cost: CPU seconds of all server processes for a minute of one session. It transcribes recordings in real time with the
+  models of the profile `light`, with one host alone, and with two hosts that share a store behind HAProxy; one after
+  the other, and again in the other order.
+- reloads: 40 callers talk with two hosts of scripted models. HAProxy is reloaded every 10 s, which ends all their
+  connections a second later. Each resumes through HAProxy, at either host. The test checks that every word arrives
   once, in order.
 """
 
@@ -37,7 +37,7 @@ from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
 
 RECORDINGS = HERE.parent / "tests" / "data" / "audio"
-# Little enough that every partial is computed: what is compared is then the same work.
+# Little enough load to compute every partial, so that the compared work is equal.
 CAPTIONS, CAPTIONS_S, CHUNK_S = 2, 60.0, 0.1
 RATE_HZ, PAUSE_S = 24_000, 1.0
 CALLERS, RELOAD_EVERY_S, PACE_S = 40, 10.0, 0.05
@@ -48,7 +48,7 @@ FLAGS = ("--sessions-per-key", "500", "--max-sessions", "500", "--max-events-per
 
 
 def speech() -> bytes:
-    """A minute of recordings with pauses, PCM16."""
+    """Return a minute of recordings with pauses, as PCM16."""
     resampler, parts, length = Resampler(16_000, RATE_HZ), list[np.ndarray](), 0
     names = sorted(path for path in RECORDINGS.iterdir() if path.name.startswith(("lj-", "ls-")))
     while length < CAPTIONS_S * RATE_HZ:
@@ -60,7 +60,7 @@ def speech() -> bytes:
 
 
 async def caption(url: str, pcm16: bytes, delay_s: float) -> int:
-    """Send the sound at its pace; return how many events came."""
+    """Send the audio in real time; return the number of received events."""
     await asyncio.sleep(delay_s)
     events = list[Any]()
     async with websockets.connect(f"{url}/v1/realtime?intent=transcription", max_size=None) as socket:
@@ -83,7 +83,7 @@ async def caption(url: str, pcm16: bytes, delay_s: float) -> int:
 
 
 def cpu_s(processes: list[psutil.Process]) -> dict[psutil.Process, float]:
-    """User and system time of each of these and of their descendants, in seconds."""
+    """Return the user and system time of these processes and their descendants, in seconds."""
     found = {}
     for process in [p for one in processes for p in (one, *one.children(recursive=True))]:
         with suppress(psutil.NoSuchProcess):
@@ -93,13 +93,13 @@ def cpu_s(processes: list[psutil.Process]) -> dict[psutil.Process, float]:
 
 
 def used_s(processes: list[psutil.Process], before: dict[psutil.Process, float]) -> float:
-    """What these and their descendants have used since; what has ended meanwhile is left out."""
+    """Return the CPU time of these processes and their descendants since then, without those that ended meanwhile."""
     return sum(s - before.get(process, 0.0) for process, s in cpu_s(processes).items())
 
 
 @contextmanager
 def balanced(hosts: Cluster, hard_stop_s: int = 1) -> Iterator[tuple[Balancer, list[psutil.Process]]]:
-    """HAProxy in front of the hosts, and its processes."""
+    """Run HAProxy in front of the hosts, and yield its processes."""
     before = {p.pid for p in psutil.Process().children(recursive=True)}
     balancer = Balancer([f"{host.address}:{host.port}" for host in hosts.hosts], hard_stop_s)
     try:
@@ -109,9 +109,9 @@ def balanced(hosts: Cluster, hard_stop_s: int = 1) -> Iterator[tuple[Balancer, l
 
 
 def used_by_captions(url: str, processes: list[psutil.Process]) -> dict[str, float]:
-    """CPU seconds of these processes a session-minute, while captions of speech are made at `url`."""
+    """Return the CPU seconds of these processes per session-minute, while speech is transcribed at `url`."""
     pcm16 = speech()
-    # What has just started still does so.
+    # Waits for the processes to finish their start.
     time.sleep(5.0)
     idle_s, before = time.monotonic(), cpu_s(processes)
     time.sleep(10.0)
@@ -127,7 +127,7 @@ def used_by_captions(url: str, processes: list[psutil.Process]) -> dict[str, flo
 
 
 def captioned(num_hosts: int) -> dict[str, float]:
-    """CPU seconds a session-minute, by one host alone or several behind HAProxy."""
+    """Return CPU seconds per session-minute, with one host alone or several behind HAProxy."""
     with cluster("", num_hosts=0) as hosts:
         for _ in range(num_hosts):
             hosts.add_host("--profile", "light", module=("antiphon", "serve"))
@@ -153,7 +153,7 @@ def cost() -> dict[str, Any]:
 
 
 async def talk(callers: list[ResumingCaller], balancer: Balancer, minutes: float) -> dict[str, Any]:
-    """Have all talk while HAProxy is reloaded; judge what they were told."""
+    """Let all callers talk while HAProxy is reloaded, and check what they received."""
     over, waits_s, reloads = asyncio.Event(), list[float](), 0
 
     async def one(caller: ResumingCaller, delay_s: float) -> None:
@@ -163,7 +163,7 @@ async def talk(callers: list[ResumingCaller], balancer: Balancer, minutes: float
                 began_s = time.monotonic()
                 await caller.converse(1, spoken=False)
                 waits_s.append(time.monotonic() - began_s)
-                # Who is told something thinks before the next question.
+                # A caller waits after an answer before the next question.
                 await asyncio.sleep(1.0)
             caller.check()
 
@@ -192,7 +192,7 @@ def reloaded(minutes: float) -> dict[str, Any]:
         try:
             return asyncio.run(talk(callers, balancer, minutes))
         except BaseException:
-            # What the hosts said goes with their folder.
+            # The hosts' output is deleted with their folder, so it is printed here.
             for host in hosts.hosts:
                 kept = Path(f"haproxy-{host.name}.log")
                 kept.write_text(host.log)
@@ -202,7 +202,7 @@ def reloaded(minutes: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = options("python -m bench.haproxy", __doc__, ("cost", "reloads"))
-    parser.add_argument("--minutes", type=float, default=5.0, help="of reloads")
+    parser.add_argument("--minutes", type=float, default=5.0, help="minutes of reloads")
     args = parser.parse_args()
     measured("haproxy", args.sections, {"cost": cost, "reloads": lambda: reloaded(args.minutes)})
 

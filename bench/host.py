@@ -1,17 +1,17 @@
-"""What the host does in a step: its time for a decoder of 36 layers, and the operators of each model.
+"""The host's part of a step: its time for a decoder of 36 layers, and the operators of each model.
 
     antiphon bench host [--models lm,tts,minicpmo,asr] [--sessions 1,16,64] [--rows 500] [--tokens 40]
 
-On a GPU the kernels of a step run while the host launches the next ones: where the host needs longer than they do, it
-bounds the step. `lm` is a decoder of Qwen3-8B's 36 layers and of next to no width: the products cost almost nothing, so
-the time of a step is nearly that of the host, by layout of the KV and by shape of the steps, with one thread.
+On a GPU, the kernels of a step run while the host launches the next ones. If the host takes longer than the kernels, it
+limits the step. `lm` is a decoder with Qwen3-8B's 36 layers at a minimal width. Its matrix products take almost no
+time, so the time of a step is nearly that of the host, by layout of the KV and by shape of the steps, with one thread.
 
 The other models are tiny, on paged KV and padded steps as on a GPU. For a frame of Qwen3-TTS, a speaking unit of
-MiniCPM-o and a partial of Qwen3-ASR, of all sessions at once, the operators that the host dispatches in the models'
-threads are counted, views left out: those in passes that a GPU replays as one graph (decode steps, the code predictor,
-calls of the vocoder), and those outside of them, each of which the host launches. `adds`: what one more session adds to
-these. `reads`: times that the host waits for a number. `passes`: decode passes. `cpu_ms`: processor time of the
-process.
+MiniCPM-o and a partial of Qwen3-ASR, of all sessions at once, it counts the operators that the host dispatches in the
+models' threads, without views. It counts those in passes that a GPU replays as one graph (decode steps, the code
+predictor, calls of the vocoder), and those outside, each of which the host launches. `adds` is the count that each
+further session adds. `reads` is how often the host waits for a number. `passes` is the number of decode passes.
+`cpu_ms` is the CPU time of the process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "paged, bucketed": {"kv_layout": "paged", "decode_shapes": "bucketed"},
 }
 ROUNDS = 3
-# Of the models whose operators are counted.
+# Settings of the models whose operators are counted.
 AS_ON_A_GPU = EngineModelOptions(
     EngineSettings(kv_bytes=256 << 20, kv_layout="paged", decode_shapes="bucketed"), weights="fp32", threads=1
 )
@@ -61,7 +61,7 @@ COUNTED = ("outside", "captured", "reads", "passes")
 
 @dataclass(slots=True)
 class Counts:
-    """What was dispatched in one thread. `depth`: above 0 within a pass that a GPU replays."""
+    """The operators dispatched in one thread. `depth` is above 0 within a pass that a GPU replays."""
 
     outside: int = 0
     captured: int = 0
@@ -89,7 +89,7 @@ class Counting(TorchDispatchMode):
 
 @contextmanager
 def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
-    """Tell what a GPU replays as one graph from the rest. `counting`: by the thread's identity."""
+    """Mark the passes that a GPU replays as one graph. `counting` is by thread id."""
 
     def marked(owner: Any, name: str) -> Callable[..., Any]:
         run = getattr(owner, name)
@@ -121,7 +121,7 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
 async def operators(
     threads: Sequence[ModelThread], run: Callable[[int], Awaitable[None]], steps: int
 ) -> dict[str, float]:
-    """What one step costs: the difference of runs of 2 * `steps` and `steps` steps, by their number."""
+    """Return the cost of one step: the difference of runs of 2 * `steps` and `steps` steps, divided by `steps`."""
     found = []
     for count in (steps, 2 * steps):
         modes = {await thread.call(threading.get_ident): Counting() for thread in threads}
@@ -139,7 +139,7 @@ async def operators(
 
 
 async def tts(count: int) -> dict[str, float]:
-    """A frame of Qwen3-TTS."""
+    """Count a frame of Qwen3-TTS."""
     with closing(models.synthesizer("tiny", AS_ON_A_GPU)) as model:
         model.vocoders.together, model.vocoders.slots = True, VocoderSlots(model.parts.vocoder, captures=False)
         voices = [VoiceOptions(model.profile.voices[0], seed=n) for n in range(count)]
@@ -156,7 +156,7 @@ async def tts(count: int) -> dict[str, float]:
 
 
 async def minicpmo(count: int) -> dict[str, float]:
-    """A unit of MiniCPM-o in which it speaks."""
+    """Count a unit of MiniCPM-o in which it speaks."""
     with closing(models.native_model("tiny", AS_ON_A_GPU)) as model:
         sampling = [NativeSampling(seed=n) for n in range(count)]
         opened = [
@@ -176,7 +176,7 @@ async def minicpmo(count: int) -> dict[str, float]:
 
 
 async def asr(count: int) -> dict[str, float]:
-    """A partial of Qwen3-ASR."""
+    """Count a partial of Qwen3-ASR."""
     with closing(models.transcriber("tiny", AS_ON_A_GPU)) as model:
         opened, sound = [model.open() for _ in range(count)], models.sound(8)
 
@@ -191,12 +191,12 @@ async def asr(count: int) -> dict[str, float]:
         return await operators([model.engine.thread], run, 4)
 
 
-# What is counted of each model, by its name on the command line.
+# The counted models, by their names on the command line.
 MODELS: dict[str, Callable[[int], Awaitable[dict[str, float]]]] = {"tts": tts, "minicpmo": minicpmo, "asr": asr}
 
 
 def counted(name: str, counts: Sequence[int]) -> dict[str, dict[str, float]]:
-    """The operators of a model's step with each number of sessions."""
+    """Return the operators of a model's step for each number of sessions."""
     found = {str(n): asyncio.run(MODELS[name](n)) for n in counts}
     first, last = min(counts), max(counts)
     if last > first:
@@ -207,7 +207,7 @@ def counted(name: str, counts: Sequence[int]) -> dict[str, dict[str, float]]:
 
 
 async def steps_ms(settings: dict[str, Any], count: int, rows: int, tokens: int) -> list[float]:
-    """Milliseconds of each step in which `count` sessions of `rows` rows got a token."""
+    """Return the milliseconds of each step in which `count` sessions of `rows` rows got a token."""
     model = Qwen3ForCausalLM(Qwen3Config(**NARROW))
     filled(model, torch.device("cpu"), torch.float32)
     engine = LocalEngine(Runner(model, rotate_half=True), EngineSettings(**settings))
@@ -232,7 +232,7 @@ async def steps_ms(settings: dict[str, Any], count: int, rows: int, tokens: int)
 
 
 def decode_steps(counts: Sequence[int], rows: int, tokens: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a decode step of `lm`, by layout and number of sessions."""
+    """Return the milliseconds of a decode step of `lm`, by layout and number of sessions."""
     found: dict[str, dict[str, float]] = {}
     for label, settings in LAYOUTS.items():
         for count in counts:
@@ -250,7 +250,7 @@ def main() -> None:
     parser = options("antiphon bench host", __doc__)
     parser.add_argument("--models", default=f"lm,{','.join(MODELS)}")
     parser.add_argument("--sessions", default="1,16,64")
-    parser.add_argument("--rows", type=int, default=500, help="of each session's KV")
+    parser.add_argument("--rows", type=int, default=500, help="rows of each session's KV")
     parser.add_argument("--tokens", type=int, default=40)
     args = parser.parse_args()
     torch.set_num_threads(1)

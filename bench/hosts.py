@@ -1,17 +1,17 @@
-"""Several hosts: what callers hear when one dies or is replaced, and what a relay and a door add to each frame.
+"""Several hosts: what callers hear when one dies or is replaced, and the delay of a relay and a door.
 
     antiphon bench hosts [--sections kill,hang,real,upgrade,frames] [--callers 40] [--store redis|postgres]
 
-Hosts, doors and the store are real processes on this machine, as are the callers' sockets. The hosts of all sections
-but `real` have scripted models, which repeat a word each tenth of a second as 0.3 s of audio.
+Hosts, doors, the store and the callers' sockets are real, on this machine. The hosts of all sections except `real` have
+scripted models, which repeat a word every tenth of a second as 0.3 s of audio.
 
-- kill: all callers are heard an answer by one host, which is killed; a supervisor says so. From the end of each
-  caller's connection to the next audio of its session at another host, for callers that resume and behind a door.
-- hang: the same with SIGSTOP, and nobody says so: until the host's time is over.
-- real: the same with the default small models and no supervisor: the host's time, and the prompt read anew.
-- upgrade: eight callers talk while three hosts drain one after the other and start anew. From the end of a connection
-  to the session's going on, and what each host takes.
-- frames: a message and its answer, 50 a second on each of eight sockets: straight, by a relay, and by a door.
+- kill: one host answers all callers and is killed, which a supervisor reports. Measures from the end of each caller's
+  connection to the next audio of its session at another host, for callers that resume and behind a door.
+- hang: the same with SIGSTOP and no report, so that the host's key has to expire.
+- real: the same with the default small models and no supervisor: the key expires, and the prompt is prefilled again.
+- upgrade: eight callers talk while three hosts drain and restart one after the other. Measures from the end of a
+  connection until the session continues, and the time of each host.
+- frames: a message and its reply, 50 a second on each of eight sockets: directly, through a relay, and through a door.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from tests.cluster.processes import INTERNAL_KEY, Host, cluster
 
 FLAGS = ("--sessions-per-key", "500", "--max-sessions", "500", "--max-events-per-s", "2000")
 PACE_S = 0.1
-# Words of an answer that is cut.
+# Words of an interrupted answer.
 NUM_WORDS = 50
 LIMIT_S = 180.0
-# Callers look so often; what they look at says when it came. They are on the cores of what they measure.
+# Interval at which callers poll. They share the cores with the hosts. Recorded times of arrival do not depend on it.
 POLL_S = 0.05
-# Few enough that the hosts are not busy, so that what is measured is the way and not the queue.
+# Few enough to keep the hosts idle, so that the path is measured, not a queue.
 FRAME_CALLERS, FRAMES_PER_S, FRAMES_S = 8, 50, 20.0
 QUESTION = "Tell me a long story about a fox."
 REAL = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")
 
 
 async def cut(callers: Sequence[Any], strike: Callable[[], None], question: str = "") -> dict[str, Any]:
-    """Have all callers be heard an answer, strike, and measure the silence of those whose answer was broken off. They
-    ask the question, or have scripted models repeat NUM_WORDS words, and wait for the last of them.
+    """Let a host answer all callers, strike, and measure the silence of those whose answer was interrupted.
+
+    The callers ask the question, or have scripted models repeat NUM_WORDS words, and wait for the last word.
     """
     struck = asyncio.Event()
     struck_s = 0.0
@@ -61,7 +62,7 @@ async def cut(callers: Sequence[Any], strike: Callable[[], None], question: str 
     async def listen(caller: Caller) -> None:
         await struck.wait()
         view = caller.view
-        # The answer that is begun anew has an id of its own, and the broken one has ended.
+        # The restarted answer has a new id, and the interrupted one has ended.
         while view.cancelled_at_s is None or view.heard_at_s[-1] < view.cancelled_at_s:
             if "completed" in view.responses.values():
                 return
@@ -85,9 +86,7 @@ def counted(values: list[float]) -> dict[str, float]:
 
 
 def struck(state: str, count: int, number: signal.Signals, *, door: bool, told: bool, real: bool = False) -> Any:
-    """`count` callers lose their host in an answer: it dies or hangs by the signal, and its supervisor says so if
-    `told`.
-    """
+    """Let `count` callers lose their host during an answer by a signal; with `told`, a supervisor reports it."""
     num_hosts = 2 if door or real else 3
     with cluster(state, *FLAGS, num_hosts=0 if real else num_hosts, pace_s=PACE_S) as hosts:
         for _ in range(num_hosts if real else 0):
@@ -98,7 +97,7 @@ def struck(state: str, count: int, number: signal.Signals, *, door: bool, told: 
         if door:
             gate = hosts.add_door()
             gate.wait()
-            # Each host has half of them.
+            # Each host has half of the callers.
             callers: list[Caller] = [StockCaller(n, [gate.ws], n) for n in range(2 * count)]
         else:
             callers = [ResumingCaller(n, urls, n, first=urls[0]) for n in range(count)]
@@ -112,7 +111,7 @@ def struck(state: str, count: int, number: signal.Signals, *, door: bool, told: 
 
 
 def upgraded(state: str, count: int) -> dict[str, Any]:
-    """Callers talk while each of three hosts drains and starts anew."""
+    """Let callers talk while each of three hosts drains and restarts."""
     with cluster(state, *FLAGS, pace_s=PACE_S) as hosts:
         urls = [host.ws for host in hosts.hosts]
         callers = [ResumingCaller(n, urls, n) for n in range(count)]
@@ -150,7 +149,7 @@ def upgraded(state: str, count: int) -> dict[str, Any]:
         return {"gap": counted(gaps), "host_s": host_s, "how": how}
 
 
-# 1,280 bytes that are no event: the host answers each with an error.
+# 1,280 bytes that are not an event; the host replies to each with an error.
 ASKED = json.dumps({"type": "x" * 1250})
 # 20 ms of silence at 24 kHz.
 APPENDED = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(960)).decode()})
@@ -162,11 +161,10 @@ LISTENS = json.dumps(
 async def round_trips(
     urls: Sequence[str], opening: Sequence[Sequence[str]] = (), *, audio: bool = False
 ) -> list[float]:
-    """Send a message that is answered FRAMES_PER_S times a second on each socket, for FRAMES_S. Returns the times of
-    the round trips, in ms.
+    """Send FRAMES_PER_S messages with replies a second on each socket, for FRAMES_S. Returns round trips in ms.
 
-    `opening`: what is sent first, by socket. `audio`: 20 ms of it are sent instead, as who speaks does, and only each
-    tenth is a message that is answered, on each socket at a time of its own.
+    `opening` is the first message, by socket. With `audio`, most messages are 20 ms of audio, like those of a caller
+    who speaks, and only every tenth gets a reply, at a different time on each socket.
     """
     took: list[float] = []
 
@@ -181,7 +179,7 @@ async def round_trips(
         async with websockets.connect(urls[number], max_size=None) as socket:
             for frame in opening[number] if opening else [LISTENS] if audio else []:
                 await socket.send(frame)
-            # Then all is there that a session begins with.
+            # Waits until the session's first messages have arrived.
             await ask(socket)
             begun_s = time.monotonic() + number / len(urls) / FRAMES_PER_S
             for count in range(round(FRAMES_S * FRAMES_PER_S)):
@@ -198,7 +196,7 @@ async def round_trips(
 
 
 def carried(state: str, count: int) -> dict[str, Any]:
-    """What a relay and a door add to a round trip of two frames, and what they compute."""
+    """Measure what a relay and a door add to a round trip of two frames, and their CPU time."""
     with cluster(state, *FLAGS, num_hosts=2) as hosts:
         one, two = hosts.hosts
         gate = hosts.add_door("--behind", one.url)
@@ -226,7 +224,7 @@ def carried(state: str, count: int) -> dict[str, Any]:
 
 
 async def _sessions_at(ws: str, count: int) -> list[tuple[str, str]]:
-    """Open sessions at a host and leave them. Returns the ids, and what resumes each."""
+    """Open sessions at a host and leave them. Returns their ids, and what resumes each."""
     found = []
     for _ in range(count):
         async with websockets.connect(f"{ws}/v1/realtime?resume=1") as socket:
@@ -260,11 +258,11 @@ def main() -> None:
     result: dict[str, Any] = {"machine": machine(), "store": args.store, "callers": args.callers}
     for section in args.sections.split(","):
         for name, measure in work[section].items():
-            # A store of its own each time, as hosts of before live in it for a while.
+            # Uses a new store each time, since hosts stay alive in it for a while.
             with store_url(args.store) as state:
                 result[name] = found = measure(state)
             show(name, found if section == "frames" else [found.get("gap", found)])
-            # A later section that fails takes nothing away.
+            # Saves now, so that a failing later section loses no results.
             save("hosts", result)
     print(f"\nwritten: {save('hosts', result)}")
 

@@ -1,23 +1,23 @@
-"""Measures the structure of the code: sizes, types, docstrings, imports, line widths, accesses to what is private.
+"""Measures the structure of the code: sizes, types, docstrings, imports, line widths, accesses to private names.
 
     python -m bench.house [--repo DIR] [--rev REV ...] [--json FILE] [--list FIGURE]
 
-Without --rev the working tree is measured; with it each revision is, side by side. --list prints the places behind a
-figure of the first column instead of the table. Needs git and the standard library only. "Source" is every *.py under
-src/antiphon; files that git ignores are left out. The figures:
+Without --rev, the working tree is measured; with it, each revision, side by side. --list prints the places of a figure
+of the first column instead of the table. It needs only git and the standard library. "Source" is every *.py under
+src/antiphon; files that git ignores are excluded. The figures:
 
     lines, modules           Physical lines and files of the source.
-    modules under 60 lines   Those of them with fewer, __init__.py left out.
-    functions                Every def, methods and nested ones included, from its `def` line to its last line.
-    dict[str, Any]           Subscripts written exactly so, wherever a type stands.
-    untyped maps             The same of any spelling: subscripts of a dict or Mapping class whose values are Any or
-                             object, and uses of a name that a module defines as such a map or imports so defined.
-    docstring words          Median of the words, split at white space, of a public class's or function's docstring.
-    attributes of a class    The most that one class has: names that its body annotates or its methods set on `self`.
-    own imports              The most modules of the source that one module imports as it is imported.
-    import circles           Circles of such imports.
-    over 120 columns         Lines of more than 120 characters in *.py and *.md, table rows included.
-    private in tests         Accesses `x._name` in tests where x is neither `self` nor `cls`; dunder names left out.
+    modules under 60 lines   Modules with fewer lines, without __init__.py.
+    functions                Every def, including methods and nested ones, from its `def` line to its last line.
+    dict[str, Any]           Subscripts written exactly like this, in any type.
+    untyped maps             The same in any spelling: subscripts of a dict or Mapping class whose values are Any or
+                             object, and uses of a name that a module defines as such a map or imports as one.
+    docstring words          Median words, split at white space, of docstrings of public classes and functions.
+    attributes of a class    The most of one class: names that its body annotates or its methods set on `self`.
+    own imports              The most modules of the source that one module imports at its own import.
+    import circles           Cycles of such imports.
+    over 120 columns         Lines of more than 120 characters in *.py and *.md, including table rows.
+    private in tests         Accesses `x._name` in tests where x is neither `self` nor `cls`, without dunder names.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A file of Python. `name`: as it is imported."""
+    """A Python file. `name` is its dotted name."""
 
     path: PurePosixPath
     text: str
@@ -69,7 +69,7 @@ class Module:
 
 @dataclass(slots=True)
 class Report:
-    """The figures of a tree, and the places behind those that count places."""
+    """The figures of a tree, and the places of those that count places."""
 
     figures: dict[str, float] = field(default_factory=dict)
     places: dict[str, list[str]] = field(default_factory=dict)
@@ -79,13 +79,13 @@ class Report:
         self.figures[name] = len(self.places[name])
 
     def most(self, name: str, counts: Mapping[str, int]) -> None:
-        """The largest of these; its places are all of them, the largest first."""
+        """Record the largest of these as a figure. Its places are all of them, the largest first."""
         self.places[name] = [f"{at}: {n}" for at, n in sorted(counts.items(), key=lambda item: -item[1])]
         self.figures[name] = max(counts.values())
 
 
 def measure(root: Path) -> Report:
-    """All figures of the tree at `root`."""
+    """Return all figures of the tree at `root`."""
     files = {path: (root / path).read_text(encoding="utf-8") for path in paths(root)}
     modules = [Module(p, t, ast.parse(t, str(p))) for p, t in files.items() if p.suffix == ".py"]
     source = [m for m in modules if m.path.is_relative_to(PACKAGE)]
@@ -112,7 +112,7 @@ def measure(root: Path) -> Report:
 
 
 def paths(root: Path) -> list[PurePosixPath]:
-    """The *.py and *.md files below `root`; in a git checkout those that git does not ignore."""
+    """Return the *.py and *.md files below `root`; in a git checkout, without ignored files."""
     if (root / ".git").exists():
         listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")
         found = [PurePosixPath(name) for name in listed if name and (root / name).is_file()]
@@ -147,7 +147,7 @@ def is_untyped_map(node: ast.Subscript) -> bool:
 
 
 def map_aliases(module: Module) -> Iterator[str]:
-    """The names that the module defines as an untyped map, or as a union or container of one."""
+    """Return the names that the module defines as an untyped map, or as a union or container of one."""
     for node in module.tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
@@ -157,14 +157,14 @@ def map_aliases(module: Module) -> Iterator[str]:
 
 
 def alias_uses(module: Module, aliases: set[str]) -> Iterator[ast.Name]:
-    """The names in the module that mean one of the aliases: it defines the name itself, or imports it."""
+    """Return the uses in the module of names that mean one of the aliases, because it defines or imports them."""
     imports = {a.asname or a.name for node in nodes(module, ast.ImportFrom) for a in node.names if a.name in aliases}
     known = imports | set(map_aliases(module))
     return (n for n in nodes(module, ast.Name) if n.id in known and isinstance(n.ctx, ast.Load))
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
-    """The names that the class annotates in its body, and those that its methods set on `self`."""
+    """Return the names that the class annotates in its body, and those that its methods set on `self`."""
     found = {n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     for inner in ast.walk(node):
         match inner:
@@ -174,7 +174,7 @@ def attributes(node: ast.ClassDef) -> set[str]:
 
 
 def imports(source: Sequence[Module]) -> dict[str, set[str]]:
-    """The modules of the source that each imports outside of its functions and of what is for types alone."""
+    """Return the modules of the source that each imports outside of functions and type-checking blocks."""
     known, graph = {m.name for m in source}, dict[str, set[str]]()
     for module in source:
         found = set[str]()
@@ -189,7 +189,7 @@ def imports(source: Sequence[Module]) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> Iterator[str]:
-    """Each circle of imports, as the names on its way; they are taken out of the graph."""
+    """Return each import cycle as the names on its way, and remove it from the graph."""
     while True:
         try:
             TopologicalSorter(graph).prepare()
@@ -197,12 +197,12 @@ def circles(graph: dict[str, set[str]]) -> Iterator[str]:
         except CycleError as error:
             names = error.args[1]
             yield " -> ".join(names)
-            # The sorter names one circle at a time: an import of this one goes, so that it finds the next.
+            # The sorter reports one cycle at a time. Removing one of its imports lets it find the next.
             graph[names[1]] -= {names[0]}
 
 
 def foreign(module: Module) -> Iterator[ast.Attribute]:
-    """Accesses to private attributes of anything but `self` and `cls`."""
+    """Return accesses to private attributes of anything except `self` and `cls`."""
     for node in nodes(module, ast.Attribute):
         own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
         if not own and node.attr.startswith("_") and not node.attr.endswith("__"):
@@ -219,7 +219,7 @@ def nodes(module: Module, kind: type[Node]) -> Iterator[Node]:
 
 
 def last_name(node: ast.expr) -> str:
-    """`c` of `a.b.c` and of `c`; empty for anything else."""
+    """Return `c` of `a.b.c` and of `c`; empty for anything else."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
@@ -232,7 +232,7 @@ def git(root: Path, *arguments: str) -> bytes:
 
 @contextmanager
 def checkout(root: Path, revision: str) -> Iterator[Path]:
-    """A folder with the files of a commit, until the end; the working tree is left alone."""
+    """Yield a folder with the files of a commit. Does not touch the working tree."""
     with tempfile.TemporaryDirectory(prefix="antiphon-") as folder:
         with tarfile.open(fileobj=io.BytesIO(git(root, "archive", revision))) as archive:
             archive.extractall(folder, filter="data")
@@ -243,8 +243,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the structure of the code.")
     parser.add_argument("--repo", type=Path, default=Path(__file__).resolve().parents[1])
     parser.add_argument("--rev", nargs="+", action="extend", default=[], help="commits; the working tree if not given")
-    parser.add_argument("--json", type=Path, default=RESULT, metavar="FILE", help="where the figures go [%(default)s]")
-    parser.add_argument("--list", metavar="FIGURE", help="print the places behind a figure, and write nothing")
+    parser.add_argument("--json", type=Path, default=RESULT, metavar="FILE", help="file for the figures [%(default)s]")
+    parser.add_argument("--list", metavar="FIGURE", help="print the places of a figure, and write nothing")
     args = parser.parse_args()
     root = args.repo.resolve()
     columns = {} if args.rev else {"working tree": measure(root)}

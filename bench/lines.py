@@ -1,11 +1,11 @@
-"""Lines of code that a user writes for the same three programs, with our client and with others.
+"""Counts the lines of code that a user writes for the same three programs, with our client and with others.
 
     python -m bench.lines [--url http://127.0.0.1:8000]
 
-The programs are in bench/programs: captions of a recording, an agent with a tool, a narrator that is given text in
-pieces. Each of them runs against a server of the default models at that URL, in the environment of `make clients`, and
-has to do what it is for: the words of the recording, an answer with what the tool returned, two seconds of speech.
-Then its lines are counted that are neither blank nor comments, and its imports apart.
+The programs are in bench/programs: captions of a recording, an agent with a tool, and a narrator that gets text in
+pieces. Each runs against a server with the default models at that URL, in the environment of `make clients`. It has to
+produce its result: the words of the recording, an answer with the tool's result, or two seconds of speech. Then the
+script counts its lines without blank lines and comments, and its imports separately.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.clients.run import environment
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 TASKS = ("captions", "agent", "narrator")
-# Each with the environment that has it: "" is ours.
+# Each library with its environment; "" is the project's.
 CLIENTS = {"antiphon": "", "openai": "agents", "livekit": "livekit", "pipecat": "pipecat"}
 SAID = "Welcome to the meeting. The first point is the budget."
 LIMIT_S, TRIES = 120, 3
 
 
 def lines(program: Path) -> tuple[int, int]:
-    """The lines of a program that are neither blank nor comments nor imports, and how many imports it has."""
+    """Return the lines of a program without blank lines, comments and imports, and the number of its imports."""
     source = program.read_text(encoding="utf-8")
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     imported = {line for node in imports for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
@@ -39,7 +39,7 @@ def lines(program: Path) -> tuple[int, int]:
 
 
 def works(task: str, name: str, url: str, folder: Path) -> bool:
-    """Run a program, and return whether it did what it is for."""
+    """Run a program, and return whether it produced its result."""
     python = environment(CLIENTS[name]) if CLIENTS[name] else Path(sys.executable)
     source = (PROGRAMS / f"{task}_{name}.py").read_text(encoding="utf-8")
     program = folder / "program.py"
@@ -69,7 +69,7 @@ def main() -> None:
         (folder / "speech.wav").write_bytes(httpx.post(f"{url}/v1/audio/speech", json=body).content)
         for task in TASKS:
             for name in CLIENTS:
-                # A small model does not call its tool each time.
+                # A small model does not always call its tool.
                 assert any(works(task, name, url, folder) for _ in range(TRIES)), f"{task} with {name} does not work"
                 code, imports = lines(PROGRAMS / f"{task}_{name}.py")
                 found.setdefault(name, {})[task] = {"code": code, "imports": imports}

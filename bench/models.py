@@ -1,7 +1,8 @@
-"""Models of released shapes with random weights, made in place, and the tiny ones that show that the code runs.
+"""Models of released shapes with random weights, created in place, and tiny ones that show that the code runs.
 
-`shapes.json` has what the released config.json say beyond the defaults, and the tiny shapes that are not the tests'. A
-tokenizer is made here where none of the model's family is given. Random weights say an end as seldom as anything else.
+`shapes.json` has the values of the released config.json that differ from the defaults, and tiny shapes that the tests
+do not have. A tokenizer is created here if none of the model's family is given. With random weights, an end token is as
+rare as any other token.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ from antiphon.modeling.tokens import Vocabulary
 
 HERE = Path(__file__).resolve().parent
 SHAPES: dict[str, dict[str, Any]] = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))
-# Enough for the words of sentences.txt: a text becomes about as many tokens as with a released tokenizer.
+# Enough for the words of sentences.txt, so that a text has about as many tokens as with a released tokenizer.
 TRAINED_VOCABULARY = 2000
-# Checkpoints are written to memory where it has room for the largest.
+# Checkpoints are written to memory if the largest one fits.
 FOLDER_IN_MEMORY, FOLDER_BYTES = Path("/dev/shm"), 10 << 30
-# Sound that is something like speech, float32 [16000 * seconds]; units of a second, and a native model's instructions.
+# Audio that resembles speech, float32 [16000 * seconds]; units of a second; a native model's instructions.
 sound, unit, NATIVE_PROMPT = tiny_qwen3_asr.sound, tiny_minicpmo.sound, tiny_minicpmo.PROMPT
 OMNI_VOICE = "ethan"
 SMOL, QWEN, TINY_SMOL, TINY_QWEN = "SmolVLM2-2.2B", "Qwen2.5-VL-3B", "SmolVLM tiny", "Qwen2.5-VL tiny"
@@ -82,10 +83,10 @@ PICTURES = {
 
 
 def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Give a module random weights of a type on a device, in place, whatever device it is on, and eval mode.
+    """Fill a module in place with random weights of a type, on a device, and set eval mode.
 
-    Matrices are drawn with a standard deviation of 0.02; vectors are 0, those of norms 1. A parameter that two modules
-    have under two names is given to the first of them only.
+    Matrices are drawn with a standard deviation of 0.02. Vectors are 0, except those of norms, which are 1. A parameter
+    that two modules share is assigned only to the first of them.
     """
     for name, parameter in list(module.named_parameters()):
         owner, _, leaf = name.rpartition(".")
@@ -99,7 +100,7 @@ def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def kind(options: EngineModelOptions, *, mixture: bool = False) -> tuple[torch.device, torch.dtype]:
-    """The device of a model and the type of its weights; its random numbers begin anew."""
+    """Return the device of a model and the type of its weights, and reset the random numbers."""
     torch.manual_seed(0)
     return torch.device(options.device), weights_for(options.device, options.weights, mixture=mixture)[1]
 
@@ -109,8 +110,8 @@ def made_tokenizer(
 ) -> Tokenizer:
     """Return a byte-level tokenizer, or the `given` one, with control tokens, and `words` that are one token each.
 
-    `trained`: its merges are those of sentences.txt, in half a second; otherwise it has none, every byte is a token,
-    and the control tokens begin at 256.
+    If `trained`, its merges come from sentences.txt, which takes half a second. Otherwise it has none: every byte is a
+    token, and the control tokens start at 256.
     """
     made = given
     if made is None:
@@ -127,7 +128,7 @@ def made_tokenizer(
 
 
 def write_tokenizer(words: Tokenizer, folder: Path, end: str) -> None:
-    """Write a tokenizer to a folder as `transformers` reads it. `end`: the control token that ends a turn."""
+    """Write a tokenizer to a folder in the format of `transformers`. `end` is the control token that ends a turn."""
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token=end).save_pretrained(folder)
 
 
@@ -150,7 +151,7 @@ def language_model(size: str, device: str, dtype: torch.dtype) -> Any:
 
 
 def transcriber(size: str, options: EngineModelOptions, words: Tokenizer | None = None) -> Qwen3Asr:
-    """Return Qwen3-ASR: "tiny", "0.6B" or "1.7B". `words`: a tokenizer of its family."""
+    """Return Qwen3-ASR: "tiny", "0.6B" or "1.7B". `words` is a tokenizer of its family."""
     where, dtype = kind(options)
     if size == "tiny":
         given = tiny_qwen3_asr.CONFIG["thinker_config"]
@@ -162,7 +163,7 @@ def transcriber(size: str, options: EngineModelOptions, words: Tokenizer | None 
     with init_empty_weights(include_buffers=False):
         model: Any = whole(Qwen3ASRConfig(audio_config=shape["audio_config"], text_config=text))
     filled(model, where, dtype)
-    # The head is the table of embeddings.
+    # The head shares the embedding table.
     model.lm_head.weight = model.model.language_model.embed_tokens.weight
     known = vocabulary(made_tokenizer(tiny_qwen3_asr.SPECIAL, given=words, trained=size != "tiny"), ASR_END)
     decoder = TextDecoder(model.model.language_model, model.lm_head)
@@ -172,9 +173,9 @@ def transcriber(size: str, options: EngineModelOptions, words: Tokenizer | None 
 
 
 def synthesizer(size: str, options: EngineModelOptions, words: Tokenizer | None = None) -> Qwen3Tts:
-    """Return Qwen3-TTS with voices of its own: "tiny", "0.6B" or "1.7B". `words`: a tokenizer of its family.
+    """Return Qwen3-TTS with its own voices: "tiny", "0.6B" or "1.7B". `words` is a tokenizer of its family.
 
-    The vocoder is as the published package (qwen-tts 0.1.1) has it by default.
+    The vocoder has the defaults of the published package (qwen-tts 0.1.1).
     """
     where, dtype = kind(options)
     given, vocoder, samples = (
@@ -186,7 +187,7 @@ def synthesizer(size: str, options: EngineModelOptions, words: Tokenizer | None 
         given, vocoder, samples = given | SHAPES["Qwen3-TTS-0.6B"], SHAPES["Qwen3-TTS-vocoder"], 1920
     if size == "1.7B":
         given["talker_config"] = given["talker_config"] | {"hidden_size": 2048, "intermediate_size": 6144}
-    # A tokenizer that is given has the words already.
+    # A given tokenizer already has the words.
     own = () if words else tiny_qwen3_tts.WORDS
     known = vocabulary(made_tokenizer(tiny_qwen3_tts.SPECIAL, own, words, trained=size != "tiny"), TTS_END)
     speech = {"decoder_config": vocoder, "decode_upsample_rate": samples, "output_sample_rate": 24000}
@@ -199,7 +200,7 @@ def synthesizer(size: str, options: EngineModelOptions, words: Tokenizer | None 
 
 
 class Silent:
-    """In the place of token2wav: its codes are made, its sound is not."""
+    """Replaces token2wav: its codes are generated, but no audio."""
 
     lookahead = 3
 
@@ -211,7 +212,7 @@ class Silent:
 
 
 def native_model(size: str, options: EngineModelOptions) -> MiniCpmO:
-    """Return MiniCPM-o: "tiny" or "4.5", without its token2wav: codes of its speech are made, and no audio of them."""
+    """Return MiniCPM-o: "tiny" or "4.5", without token2wav: it generates codes of speech, but no audio."""
     where, dtype = kind(options)
     config = dict(tiny_minicpmo.CONFIG)
     if size != "tiny":
@@ -227,7 +228,7 @@ def native_model(size: str, options: EngineModelOptions) -> MiniCpmO:
 
 
 def omni_config(ids: dict[str, int]) -> Any:
-    """The configuration of Qwen3-Omni-30B-A3B; `ids` of the control tokens are the tokenizer's here."""
+    """Return the configuration of Qwen3-Omni-30B-A3B, with the `ids` of the tokenizer's control tokens."""
     shape = SHAPES["Qwen3-Omni-30B-A3B"]
     places = {n: ids[f"<|{n[:5]}_pad|>"] for n in ("audio_token_id", "image_token_id", "video_token_id")}
     places |= {"vision_start_token_id": ids["<|vision_start|>"], "audio_start_token_id": ids["<|audio_start|>"]}
@@ -242,10 +243,10 @@ def omni_config(ids: dict[str, int]) -> Any:
 
 
 def conversation_model(size: str, options: EngineModelOptions, words: Tokenizer | None = None) -> Qwen3Omni:
-    """Return Qwen3-Omni: "tiny" or "30B-A3B". `words`: a tokenizer of its family.
+    """Return Qwen3-Omni: "tiny" or "30B-A3B". `words` is a tokenizer of its family.
 
-    On a CPU its 35 billion parameters have no room: there all layers of a decoder share the experts of one. What a step
-    reads and multiplies is the same.
+    Its 35 billion parameters do not fit into the memory of a CPU machine. There, all layers of a decoder share one
+    layer's experts. A step reads and multiplies the same amount.
     """
     tiny = tiny_qwen3_omni
     where, dtype = kind(options, mixture=True)
@@ -262,7 +263,7 @@ def conversation_model(size: str, options: EngineModelOptions, words: Tokenizer 
                 layer.mlp.experts = shared
     filled(whole, where, dtype)
     with torch.no_grad():
-        # A trained model says no control tokens between words; one of random weights would.
+        # A trained model generates no control tokens between words; one with random weights would.
         whole.thinker.lm_head.weight[[ids[text] for text in tiny.SPECIAL]] = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -278,7 +279,7 @@ def conversation_model(size: str, options: EngineModelOptions, words: Tokenizer 
 
 @contextmanager
 def vision_model(size: str, options: EngineModelOptions) -> Iterator[VisionLanguageModel]:
-    """Yield SMOL, QWEN or a tiny one, and close it at the end. They load from a folder, so one is written."""
+    """Yield SMOL, QWEN or a tiny one, and close it at the end. They load from a folder, which is written first."""
     where = FOLDER_IN_MEMORY if shutil.disk_usage(FOLDER_IN_MEMORY).free > FOLDER_BYTES else None
     with tempfile.TemporaryDirectory(dir=where) as name:
         _write_vision(size, Path(name), options)

@@ -1,12 +1,12 @@
-"""A model that takes turns by itself: a session of hours, and the tiny model of the tests behind a real server.
+"""A model that takes turns by itself: a session of hours, and the tests' tiny model in a real server.
 
     antiphon bench native [--sections hours,answers,worker] [--units N] [--clients N] [--seconds N]
 
-`hours`: one session of the tiny random model, fed as fast as it goes, its window cutting the oldest units: does a step
-late in it cost what one early did, and does memory stay. `answers` and `worker`: the model speaks, with a tone for each
-of its codes (tests/adapters/stand_in), so that a unit costs nothing and what is measured is the server: push-to-talk
-clients that send nothing after their commit, AT_ONCE at once, and the MiniCPM-o demo's scheduled player. What a unit
-costs with the released dimensions on a GPU: `bench/gpu.sh --only minicpmo`.
+`hours` runs one session of the tiny random model at full speed, while its window drops the oldest units. It checks that
+late steps take as long as early ones, and that memory stays constant. In `answers` and `worker` the model speaks a tone
+for each of its codes (tests/adapters/stand_in). A unit then takes no time, so only the server is measured: push-to-talk
+clients that send nothing after their commit, AT_ONCE at a time, and the MiniCPM-o demo's scheduled player.
+`bench/gpu.sh --only minicpmo` measures a unit with the released dimensions on a GPU.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from antiphon.contracts import NativeOptions, Unit
 from antiphon.events.duplex import NativeSampling
 
 RATE_HZ, AT_ONCE, LIMIT_S = 24_000, 10, 60
-# How long a player waits behind the first result of a turn, for what the network and the model take.
+# A player waits this long after the first result of a turn, as a reserve for network and model.
 PLAYER_DELAY_S = 0.2
-# The tiny model speaks on and on: it is told to listen once in TURN_S units.
+# The tiny model would never stop speaking, so it has to listen once in TURN_S units.
 TURN_S = 15
 
 
 async def hours(count: int) -> dict[str, Any]:
-    """`count` units of one session, the default window's rows scaled to the tiny model's 4,096."""
+    """Run `count` units of one session, with the default window scaled to the tiny model's 4,096 rows."""
     sounds, process = [tiny.sound(i) for i in range(64)], psutil.Process()
     took, rss, rows = list[float](), list[float](), list[int]()
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ async def hours(count: int) -> dict[str, Any]:
 
 @contextmanager
 def speaking() -> Iterator[Server]:
-    """A server with the tiny model, which speaks."""
+    """Run a server with the tiny model, which speaks."""
     path = os.pathsep.join(filter(None, (str(tiny.STAND_IN), os.environ.get("PYTHONPATH"))))
     with patch.dict(os.environ, {"PYTHONPATH": path}), tempfile.TemporaryDirectory() as folder:
         model = str(tiny.write(Path(folder), voice=True))
@@ -86,7 +86,7 @@ def speaking() -> Iterator[Server]:
 
 
 async def push_to_talk(srv: Server, seed: int, *, asks: bool) -> float:
-    """Say two units, commit, and send nothing more: seconds to the first sound of the answer; infinite without one."""
+    """Say two units, commit, and send nothing more. Returns seconds to the first sound; infinite without an answer."""
     session = {"temperature": 0.7, "turn_detection": None, "extra_body": {"seed": seed}}
     async with Client(srv.url) as client, client.conversation(instructions=tiny.PROMPT, session=session) as talk:
         for unit in range(2):
@@ -127,13 +127,13 @@ async def answers(srv: Server, count: int) -> dict[str, Any]:
 
 
 async def worker(srv: Server, seconds: int) -> dict[str, Any]:
-    """Play the results of `/ws/duplex` as its front end does: each when the one before has ended."""
+    """Play the results of `/ws/duplex` as its front end does, each at the end of the previous one."""
     drifts, lengths, late, turns, spoken = list[float](), set[int](), 0, 0, 0
     async with websockets.connect(f"{srv.ws}/ws/duplex", max_size=None) as socket:
         await socket.send(json.dumps({"type": "prepare", "system_prompt": tiny.PROMPT}))
         await socket.recv()
         begun_s = time.perf_counter()
-        # When the player has played all it has; None before a turn's first result.
+        # When the player will have played everything; None before a turn's first result.
         until_s: float | None = None
         scheduled_s = 0.0
         for second in range(seconds):
@@ -151,7 +151,7 @@ async def worker(srv: Server, seconds: int) -> dict[str, Any]:
             spoken += not result["is_listen"]
             until_s, scheduled_s = start_s + samples / RATE_HZ, scheduled_s + 1.0
             if result["end_of_turn"]:
-                # The tail is shorter, and what follows it begins anew.
+                # The tail is shorter, and the schedule restarts after it.
                 turns, until_s = turns + 1, None
             else:
                 lengths.add(samples)
@@ -172,8 +172,8 @@ async def worker(srv: Server, seconds: int) -> dict[str, Any]:
 def main() -> None:
     parser = options("antiphon bench native", __doc__, ("hours", "answers", "worker"))
     parser.add_argument("--units", type=int, default=7200)
-    parser.add_argument("--clients", type=int, default=100, help="of push-to-talk")
-    parser.add_argument("--seconds", type=int, default=600, help="of the worker's player")
+    parser.add_argument("--clients", type=int, default=100, help="number of push-to-talk clients")
+    parser.add_argument("--seconds", type=int, default=600, help="seconds of the worker's player")
     args = parser.parse_args()
 
     def served(work: Any, size: int) -> dict[str, Any]:

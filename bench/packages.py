@@ -1,10 +1,10 @@
-"""What each extra takes, and how soon it answers: `python -m bench.packages [--python python3.12 ...] [--cold]`.
+"""Size of each extra, and time to its first answer: `python -m bench.packages [--python python3.12 ...] [--cold]`.
 
-A wheel is built from this checkout and installed with the lock's versions, by each of the Pythons into a new
-environment for each extra. Its server then starts (`--profile light`) and is asked once: without extras it transcribes
-a recording, with `speech` it speaks a sentence, with the others a sentence that is typed is answered aloud. The time to
-the answer is from the start of `pip install` on. Models are there already, unless `--cold`: then each server fetches
-its own. Sizes are those of the files in the environment's site-packages.
+A wheel is built from this checkout. Each of the Pythons installs it with the lock's versions into a new environment for
+each extra. Its server then starts (`--profile light`) and gets one request: without extras it transcribes a recording,
+with `speech` it speaks a sentence, and with the others it answers a typed sentence by voice. The time to the answer
+counts from the start of `pip install`. Models are cached, unless `--cold` is set: then each server fetches its own.
+Sizes are those of the files in the environment's site-packages.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ EXTRAS = ("", "speech", "talk", "all")
 
 
 def wheel() -> Path:
-    """Build the wheel."""
+    """Build the wheel of the checkout."""
     shutil.rmtree(BUILD, ignore_errors=True)
-    # What setuptools has built once stays beside the source, and would be packed again.
+    # Removes setuptools' build output next to the source, which it would package again.
     shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", BUILD, ROOT], check=True)
     return next(BUILD.glob("antiphon-*.whl"))
 
 
 def installed(python: str, extra: str, package: Path) -> tuple[Path, float]:
-    """Install the wheel with an extra; return the environment, and the size of its packages in MB."""
+    """Install the wheel with an extra. Returns the environment, and the size of its packages in MB."""
     place = BUILD / f"{Path(python).name}-{extra or 'base'}"
     subprocess.run([python, "-m", "venv", str(place)], check=True)
     inside = str(place / "bin" / "python")
@@ -50,7 +50,7 @@ def installed(python: str, extra: str, package: Path) -> tuple[Path, float]:
 
 
 def first_answer(place: Path, extra: str, home: str) -> tuple[float, str]:
-    """Start the environment's server and ask it once. Return the seconds until it was ready, and the answer."""
+    """Start the environment's server and send one request. Returns the seconds until it was ready, and the answer."""
     begun = time.monotonic()
     flags = ["--port", "0", "--home", home, *(["--profile", "light"] if extra in ("talk", "all") else [])]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ANTIPHON_") and k != "PYTHONPATH"}
@@ -83,7 +83,7 @@ async def _asked(url: str, extra: str) -> str:
 
 
 def measured(python: str, extra: str, package: Path, home: str) -> dict[str, Any]:
-    """One extra, installed and asked."""
+    """Return the figures of one extra, installed and queried."""
     begun = time.monotonic()
     place, size_mb = installed(python, extra, package)
     install_s = time.monotonic() - begun
@@ -114,7 +114,7 @@ def main() -> None:
         for extra in (e.replace("base", "") for e in args.extras):
             home = str(BUILD / f"home-{extra}") if args.cold else str(Path("~/.cache/antiphon").expanduser())
             rows.append(measured(python, extra, package, home))
-    show(f"installed size, and the time to a first answer, models {'fetched' if args.cold else 'there already'}", rows)
+    show(f"installed size, and the time to a first answer, models {'fetched' if args.cold else 'cached'}", rows)
     save("packages-cold" if args.cold else "packages", {"machine": machine(), "rows": rows})
 
 

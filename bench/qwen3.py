@@ -1,16 +1,16 @@
-"""The Qwen3 voice family at its real dimensions with random weights (bench/models.py): timing needs no training.
+"""The Qwen3 voice family at its real dimensions with random weights (bench/models.py), since timing needs no training.
 
     antiphon bench qwen3 [--sections asr,tts,omni] [--device cpu|cuda] [--weights auto|int8|bf16] [--streams 1,2,3,4]
 
-`asr`: Qwen3-ASR-0.6B, streams that grow by a second a step as a session grows them: five tokens rolled back and 3.5 a
-second of speech said anew, the prompt cut into tokens by Qwen's own tokenizer. A step alone, a final, and steps of
-several streams at once.
+`asr` is Qwen3-ASR-0.6B. Streams grow by a second per step, as in a session: five tokens are rolled back, 3.5 tokens per
+second of speech are generated again, and Qwen's own tokenizer splits the prompt. It measures a single step, a final,
+and steps of several streams at once.
 
-`tts`: Qwen3-TTS-0.6B: first sound, and frames a second (12.5 are real time) of one and several texts at once.
+`tts` is Qwen3-TTS-0.6B: first sound, and frames per second (12.5 are real time), of one and several texts at once.
 
-`omni`: Qwen3-Omni-30B-A3B: first text and first sound after a spoken question, tokens and frames a second, of one and
-several at once. Then the first text after turns of 2, 10 and 30 s: taken in once the turn has ended, and while it goes
-on, window by window.
+`omni` is Qwen3-Omni-30B-A3B: first text and first sound after a spoken question, and tokens and frames per second, of
+one and several at once. It also measures the first text after turns of 2, 10 and 30 s, with prefill at the end of the
+turn, and with prefill during the turn, window by window.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from antiphon.settings import EngineOptions, Settings
 TEXT = "Good morning, and welcome back: here is the news of the day, as far as we know it."
 TTS_FRAMES = 40
 TOKENS_A_S, ROLLED_BACK, STEPS = 3.5, 5, 12
-# Of Qwen3-Omni: seconds of the question, and frames of the answer.
+# For Qwen3-Omni: seconds of the question, and frames of the answer.
 HEARD_S, OMNI_FRAMES, FRAME_SAMPLES = 3, 40, 1920
-# Seconds of the turns after which the first text is timed, and how often each is.
+# Seconds of the turns after which the first text is timed, and the number of repetitions.
 TURNS_S, TURN_REPEATS = (2, 10, 30), 5
 
 
 def qwen_tokenizer() -> Tokenizer:
-    """The default language model's tokenizer, which is of the same family."""
+    """Return the default language model's tokenizer, which is of the same family."""
     settings = Settings(engine=EngineOptions(language_model="qwen2.5-coder-0.5b-instruct"))
     folder = prepare(settings, store_of(settings.models), selected_models(settings, ("language",))[0])
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 async def asr(chosen: EngineModelOptions, streams: list[int]) -> dict[str, Any]:
-    """See the module's docstring."""
+    """Measure Qwen3-ASR; see the module's docstring."""
     pcm, alone, finals, rows = sound(24), list[float](), list[float](), list[dict[str, Any]]()
     with closing(transcriber("0.6B", chosen, qwen_tokenizer())) as model:
         for _ in range(3):
@@ -66,12 +66,12 @@ async def asr(chosen: EngineModelOptions, streams: list[int]) -> dict[str, Any]:
     partial_s = {p: percentile(alone, p) for p in (50, 95)}
     found = {"partial_s": partial_s, "final_s": percentile(finals, 50), "streams": rows}
     print(f"\nalone: a partial {partial_s[50]:.2f} s, p95 {partial_s[95]:.2f} s; a final {found['final_s']:.2f} s")
-    show("streams at once, a step a second of sound, s", rows)
+    show("concurrent streams, one step per second of sound, s", rows)
     return found
 
 
 async def _grown(model: Qwen3Asr, pcm: np.ndarray, count: int) -> list[list[float]]:
-    """Grow streams together, second by second to STEPS, and end them: the seconds that each step of each took."""
+    """Grow streams together, second by second up to STEPS, and end them. Returns the seconds of each step."""
     opened = [(model.open(), np.random.default_rng(0)) for _ in range(count)]
 
     async def decode(number: int, seconds: float) -> float:
@@ -91,7 +91,7 @@ async def _grown(model: Qwen3Asr, pcm: np.ndarray, count: int) -> list[list[floa
 
 
 async def tts(chosen: EngineModelOptions, texts: list[int]) -> dict[str, Any]:
-    """See the module's docstring."""
+    """Measure Qwen3-TTS; see the module's docstring."""
     rows = []
     with closing(synthesizer("0.6B", chosen, qwen_tokenizer())) as model:
         voice = VoiceOptions(model.profile.voices[0], seed=1, max_frames=TTS_FRAMES)
@@ -108,12 +108,12 @@ async def tts(chosen: EngineModelOptions, texts: list[int]) -> dict[str, Any]:
             firsts = await together(count, say)
             rate = count * TTS_FRAMES / (time.perf_counter() - began)
             rows.append({"texts": count, "first_sound_s": percentile(firsts, 50), "frames_a_s": rate})
-    show("texts at once; 12.5 frames a second are real time", rows)
+    show("concurrent texts; 12.5 frames a second are real time", rows)
     return {"texts": rows}
 
 
 async def omni(chosen: EngineModelOptions, talks: list[int]) -> dict[str, Any]:
-    """See the module's docstring."""
+    """Measure Qwen3-Omni; see the module's docstring."""
     rows = []
     with closing(conversation_model("30B-A3B", chosen, qwen_tokenizer())) as model:
         await answer(model, HEARD_S)
@@ -129,19 +129,19 @@ async def omni(chosen: EngineModelOptions, talks: list[int]) -> dict[str, Any]:
                 }
             )
         turns = [await _turns(model, seconds) for seconds in TURNS_S]
-    show("talks at once; 12.5 frames a second are real time", rows)
-    show("first text after the end of a turn, taken in at its end and while it goes on", turns)
+    show("concurrent conversations; 12.5 frames a second are real time", rows)
+    show("first text after the end of a turn, with prefill at its end and during the turn", turns)
     return {"shared_experts": chosen.device == "cpu", "talks": rows, "turns": turns}
 
 
 async def _turns(model: Qwen3Omni, seconds: int) -> dict[str, float]:
-    """Seconds to the first text after a turn of this length: taken in at once, and while it goes on."""
+    """Return the seconds to the first text after a turn of this length: prefill at its end, and during the turn."""
     reply, window = ReplyOptions(max_tokens=1, temperature=0.0), model.profile.audio_window_ms * SAMPLE_RATE_HZ // 1000
 
     async def first_text_s(*, grows: bool) -> float:
         pcm, turn = sound(seconds), object()
         stream = await model.open()
-        # As a session does: when a window has ended, and a little more has come.
+        # Prefills like a session: when a window has ended, and a little more audio has arrived.
         for end in range(window + SAMPLE_RATE_HZ // 10, len(pcm) if grows else 0, window):
             await stream.prefill([Message("user", "", parts=(AudioPart(pcm[:end], turn, grows=True),))])
             await stream.chat._session.settle(include_newest=True)
@@ -162,7 +162,7 @@ async def _turns(model: Qwen3Omni, seconds: int) -> dict[str, float]:
 def main() -> None:
     parser = options("antiphon bench qwen3", __doc__, ("asr", "tts", "omni"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--weights", default="", help="types to measure, all that suit the device where none is given")
+    parser.add_argument("--weights", default="", help="types to measure; by default all that suit the device")
     parser.add_argument("--streams", default="1,2,3,4")
     args = parser.parse_args()
     cpu = args.device == "cpu"

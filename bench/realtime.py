@@ -1,4 +1,4 @@
-"""A conversation over /v1/realtime, by its protocol alone."""
+"""A client of a conversation over /v1/realtime that uses only the protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT_ALONE = {"type": "realtime", "output_modalities": ["text"]}
 
 
 class Talk:
-    """A conversation that is open; see `talking`."""
+    """An open conversation; see `talking`."""
 
     def __init__(self, socket: websockets.ClientConnection) -> None:
         self._socket = socket
@@ -23,7 +23,7 @@ class Talk:
         await self._socket.send(json.dumps({"type": type} | fields))
 
     async def event(self) -> dict[str, Any]:
-        """The next event. Raises RuntimeError for an error of the server's."""
+        """Return the next event. Raises RuntimeError for an error of the server."""
         event: dict[str, Any] = json.loads(await self._socket.recv())
         if event["type"] == "error":
             raise RuntimeError(event)
@@ -40,7 +40,7 @@ class Talk:
         await self.until("conversation.item.done")
 
     async def first_word_ms(self, **response: Any) -> float:
-        """Milliseconds from a response.create to the first word; the answer is read to its end."""
+        """Return the milliseconds from a response.create to the first word. Reads the answer to its end."""
         begun = time.perf_counter()
         await self.send("response.create", response=response)
         await self.until("response.output_text.delta")

@@ -1,13 +1,13 @@
-"""A thousand hosts on paper: `python -m bench.simulate [--hosts 1000] [--places 64] [--parts placement,scaling,...]`.
+"""Simulates a thousand hosts: `python -m bench.simulate [--hosts 1000] [--places 64] [--parts placement,...]`.
 
-SIMULATION. Nothing here was measured but what is said so. Hosts decide by the code that decides for real (headroom,
-doors, autoscaling, claims), callers and the clock are made up. Parts:
+Unless stated otherwise, nothing here is measured. Hosts run the real code for decisions (headroom, doors, autoscaling,
+claims); callers and the clock are simulated. Parts:
 
-- placement: how evenly callers are placed, and who is refused while there is room, by who chooses the host;
-- scaling: a tenfold peak within half an hour, by the autoscaler;
-- zone: a third of the hosts is gone at once; until all sessions are back, with the work of taking them up;
-- leases: hosts that stand still for up to three times the life of their keys, over the real store;
-- two: two real hosts behind a real door, and the same simulated: what validates the rest (--seconds of real time).
+- placement: how evenly callers are placed, and who is refused while there is room, by the choice of hosts;
+- scaling: a tenfold peak within half an hour, with the autoscaler;
+- zone: a third of the hosts fails at once; the time until all sessions are back, including the work of taking them up;
+- leases: hosts that hang for up to three times the lifetime of their keys, with the real store;
+- two: two real hosts behind a real door, and the same simulated, which validates the rest (--seconds of real time).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from antiphon.cluster.autoscaling import Autoscaler, ScalingRules
 
 PARTS = ("placement", "scaling", "zone", "leases", "two")
 TALK_S = 300.0
-# Two real hosts: places of each, callers a second, and how long they stay, on average.
+# For two real hosts: places of each, callers per second, and their mean stay.
 TWO_PLACES, TWO_RATE, TWO_TALK_S, TWO_WARM_S = 6, 5.0, 2.4, 10.0
 
 
 def summary(counts: Counts) -> dict[str, Any]:
-    """Counts for a table and a file."""
+    """Return counts for a table and a file."""
     late = [spread for *_, spread in counts.trace[len(counts.trace) // 2 :]]
     return {
         "callers": counts.came,
@@ -49,11 +49,11 @@ def summary(counts: Counts) -> dict[str, Any]:
 
 
 def placement(hosts: int, places: int) -> dict[str, Any]:
-    """A service that is 0.9 full, by the choice of hosts, and how many are asked before a caller is refused."""
+    """Simulate a service at a load of 0.9, by the choice of hosts and the number of hosts asked before a refusal."""
     out = {}
     rate = 0.9 * hosts * places / TALK_S
     for policy, tries in (("random", 1), ("random", 3), ("two", 1), ("two", 3), ("least", 1), ("doors", 3)):
-        # Doors sort all hosts for each caller.
+        # Doors sort all hosts for each caller, which is slow.
         few = max(20, hosts // 10) if policy == "doors" else hosts
         service = Service(few, places, lambda _, r=rate * few / hosts: r, policy=policy, tries=tries, talk_s=TALK_S)
         out[f"{policy}, {tries} asked"] = {"hosts": few, **summary(service.run(5 * TALK_S))}
@@ -61,7 +61,7 @@ def placement(hosts: int, places: int) -> dict[str, Any]:
 
 
 def peak(low: float, high: float, begins_s: float, rises_s: float, stays_s: float) -> Callable[[float], float]:
-    """A rate that rises tenfold, stays, and falls as fast."""
+    """Return a rate that rises tenfold, stays, and falls as quickly."""
 
     def rate(at_s: float) -> float:
         up = min(1.0, max(0.0, (at_s - begins_s) / rises_s))
@@ -72,7 +72,7 @@ def peak(low: float, high: float, begins_s: float, rises_s: float, stays_s: floa
 
 
 def scaling(hosts: int, places: int) -> dict[str, Any]:
-    """A tenfold peak: how many hosts there are, who is refused, whether the number of hosts swings."""
+    """Simulate a tenfold peak: the number of hosts, refused callers, and whether the number of hosts oscillates."""
     high = 0.75 * hosts * places / TALK_S
     rate = peak(high / 10, high, 1200.0, 1800.0, 1800.0)
     out = {}
@@ -98,7 +98,7 @@ def scaling(hosts: int, places: int) -> dict[str, Any]:
 
 
 def zone(hosts: int, places: int) -> dict[str, Any]:
-    """A third of the hosts is gone, at two loads, where taking up a session costs its host some work."""
+    """Simulate the loss of a third of the hosts, at two loads, with work for each session that is taken up."""
     out = {}
     for load in (0.6, 0.7):
         for prefill_s in (0.1, 0.64):
@@ -122,13 +122,13 @@ def zone(hosts: int, places: int) -> dict[str, Any]:
 
 
 def leases(hosts: int) -> dict[str, Any]:
-    """Hosts that hang, over the real store."""
+    """Simulate hosts that hang, with the real store."""
     with tempfile.TemporaryDirectory() as folder:
         return dict(pauses(Path(folder), min(20, hosts), 200, 300.0, 1))
 
 
 async def callers(url: str, seconds: float) -> dict[str, Any]:
-    """Real callers at a door, by chance as the simulated ones; each stays, and leaves. Nobody comes again."""
+    """Run real callers at a door, at random like the simulated ones. Each stays, leaves, and does not return."""
     drawn, came, refused, held = random.Random(3), 0, 0, list[int]()
     inside = 0
     tasks = list[asyncio.Task[None]]()
@@ -154,7 +154,7 @@ async def callers(url: str, seconds: float) -> dict[str, Any]:
         counts = due_s > begun + TWO_WARM_S
         if counts:
             held.append(inside)
-        # Whatever goes wrong with one is raised below.
+        # Errors of callers are raised below.
         tasks.append(asyncio.create_task(call(drawn.expovariate(1 / TWO_TALK_S), counts)))
     await asyncio.gather(*tasks)
     return {
@@ -165,7 +165,7 @@ async def callers(url: str, seconds: float) -> dict[str, Any]:
 
 
 def two(seconds: float) -> dict[str, Any]:
-    """Two hosts with certificates behind a door, and the same simulated; and by Erlang's formula."""
+    """Compare two hosts with certificates behind a door with their simulation, and with Erlang's formula."""
     from tests.cluster.processes import cluster
 
     with tempfile.TemporaryDirectory() as folder:
@@ -200,9 +200,9 @@ def two(seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = options("python -m bench.simulate", __doc__)
     parser.add_argument("--hosts", type=int, default=1000)
-    parser.add_argument("--places", type=int, default=64, help="conversations that a host is certified for")
+    parser.add_argument("--places", type=int, default=64, help="certified conversations of a host")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--seconds", type=float, default=120.0, help="of the two real hosts")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds with the two real hosts")
     args = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "placement": lambda: placement(args.hosts, args.places),

@@ -1,11 +1,10 @@
-"""A conversation's delays: from the true end of speech to the first sound of the answer, stage by stage, and
-interruptions.
+"""Delays of a conversation from the true end of speech to the first sound of the answer, stage by stage; interruptions.
 
     antiphon bench talk [--data DIR] [--sections latency,interrupt,cancel,pauses,backchannels,echo,heard] [--turns N]
     [--conversations 1,4]
 
-A real server with the default models, real recordings played in real time over the OpenAI Realtime API, server and
-clients on the same cores.
+It uses a real server with the default models, and real recordings in real time over the OpenAI Realtime API. Server and
+clients share the same cores.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from antiphon.settings import Settings
 
 MEDIUM = {"type": "semantic_vad", "eagerness": "medium"}
 AUTO = {"type": "semantic_vad", "eagerness": "auto"}
-# Events of a turn that is answered, and what they are called in the results.
+# Events of an answered turn, with their names in the results.
 STAGES = {
     "input_audio_buffer.speech_stopped": "stopped",
     "response.created": "created",
@@ -44,7 +43,7 @@ TOPICS = ["a king", "the sea", "a cat", "old trains", "winter", "bread", "a ligh
 
 @dataclass(slots=True)
 class Turn:
-    """One turn, in seconds from the true end of the user's speech to each stage of its answer."""
+    """One turn: seconds from the true end of the user's speech to each stage of the answer."""
 
     clip: str
     stages: dict[str, float] = field(default_factory=dict)
@@ -52,18 +51,18 @@ class Turn:
 
 
 async def one_turn(caller: Caller, clip: Clip) -> Turn:
-    """Say a recording, and wait for its answer's end."""
+    """Say a recording, and wait for the end of its answer."""
     since = len(caller.events)
     end = await caller.say(clip.pcm) + clip.speech_end
     turn = Turn(clip.id)
-    # A pause inside the recording may be taken for its end: the answer that counts is the one after the last speech.
+    # A pause inside the recording may be taken for its end. The answer that counts is the one after the last speech.
     await asyncio.sleep(clip.speech_end + 0.9)
     while True:
         events = caller.events[since:]
         if events and events[-1][1]["type"] == "rate_limits.updated" and time.monotonic() > end + 1.5:
             break
         if time.monotonic() > end + 8:
-            # Nothing was understood, so nothing is said.
+            # Nothing was understood, so there is no answer.
             return turn
         await asyncio.sleep(0.05)
     stopped = [k for k, (_, e) in enumerate(events) if e["type"] == "input_audio_buffer.speech_stopped"]
@@ -112,12 +111,15 @@ async def latency(
 
 
 def p_ms(name: str, seconds: list[float], *percents: int) -> dict[str, float]:
-    """Percentiles in milliseconds, by the names that the results have."""
+    """Return percentiles in milliseconds, with the names of the results."""
     return spread([1000 * second for second in seconds], name, "ms", percents)
 
 
 async def cut(caller: Caller, clip: Clip) -> dict[str, Any] | None:
-    """Speak over a story; seconds from the onset of speech. None without a story; an empty one where it goes on."""
+    """Speak over a story, and return seconds from the onset of speech.
+
+    Returns None without a story, and an empty result if the story continues.
+    """
     since = await caller.ask(STORY, 600)
     if not await caller.sounds(since):
         return None
@@ -142,16 +144,17 @@ async def cut(caller: Caller, clip: Clip) -> dict[str, Any] | None:
         found |= {"last": max(0.0, sounds[-1] - onset), "done": ended - onset}
     ducked = [at for at, e in caller.events[since:] if e["type"].endswith(".ducked") and at < heard]
     found["silent"] = (ducked[0] if ducked else heard) - onset
-    # Its answer, and quiet.
+    # Waits for the answer, and for silence.
     await asyncio.sleep(clip.seconds + 1.0)
     await caller.quiet()
     return found
 
 
 async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]:
-    """A long answer, cut by speech:
-    from the speech's onset to the last sound sent, to the client's silence (it pauses when it is told to), to the
-    report of speech and to response.done.
+    """Interrupt a long answer by speech.
+
+    Measures the time from the onset of speech to the last sent sound, to the client's silence (it pauses when asked to
+    duck), to the report of speech and to response.done.
     """
     out: dict[str, Any] = {}
     for name, vad in (("server_vad", server_vad(500)), ("semantic_vad medium", MEDIUM)):
@@ -173,7 +176,7 @@ async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, An
 
 
 async def cancel(srv: Server, trials: int) -> dict[str, Any]:
-    """response.cancel while an answer is made: to the last frame of its sound, and to response.done."""
+    """Send response.cancel during an answer. Measures the time to the last frame of sound, and to response.done."""
     last, done, stale = [], [], 0
     async with Caller(srv.url, server_vad(500)) as caller:
         for k in range(trials):
@@ -197,19 +200,19 @@ async def cancel(srv: Server, trials: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Hesitation:
-    """A turn with a pause inside that was said: its row, and the events behind its beginning, in seconds from there."""
+    """A turn with a pause inside: its row of the manifest, and the events after its start, in seconds from there."""
 
     row: dict[str, Any]
     events: list[tuple[float, dict[str, Any]]]
 
     def is_early(self, at: float) -> bool:
-        """Whether something came in the pause."""
-        # The pause's bounds are those of the source's own, which the silence was put into.
+        """Return whether anything of an answer arrived in the pause."""
+        # The bounds of the pause are those of the source's own pause, into which the silence was inserted.
         return bool(self.row["pause"][0] < at < self.row["pause"][1] + 0.1)
 
 
 async def hesitations(srv: Server, vad: dict[str, Any] | None, data: Path) -> list[Hesitation]:
-    """Say turns with a pause of 0.6, 1.2 or 2 s (tools/evalmix.py pause), in four conversations side by side."""
+    """Say turns with a pause of 0.6, 1.2 or 2 s (tools/evalmix.py pause), in four concurrent conversations."""
 
     async def play(share: Sequence[tuple[dict[str, Any], Clip]]) -> list[Hesitation]:
         results = []
@@ -226,7 +229,10 @@ async def hesitations(srv: Server, vad: dict[str, Any] | None, data: Path) -> li
 
 
 async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
-    """Hesitations inside a turn: how often they end it, and how soon its true end does. None where none can be made."""
+    """Measure how often pauses inside a turn end it, and the delay after its true end.
+
+    Returns None if no recordings with pauses can be made.
+    """
     out: dict[str, Any] = {}
     modes = {"semantic_vad medium": MEDIUM, "semantic_vad auto": AUTO, "server_vad 500 ms": server_vad(500)}
     for name, vad in modes.items():
@@ -243,8 +249,9 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
 
 
 async def acknowledged(srv: Server, vad: dict[str, Any] | None, data: Path) -> list[tuple[str, set[str], bool]]:
-    """Real acknowledgements, four times each, over the first answer of a conversation, a story: the recording, what the
-    client was told to do, and whether another answer was begun.
+    """Say real acknowledgements, four times each, over a story that is the first answer of a conversation.
+
+    Returns the recording, what the client was asked to do, and whether another answer began.
     """
     clips = loaded(c for c in read_manifest(data) if c.kind == "backchannel")
 
@@ -269,7 +276,7 @@ async def acknowledged(srv: Server, vad: dict[str, Any] | None, data: Path) -> l
 
 
 async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
-    """Real acknowledgements over a long answer: how often it stops."""
+    """Measure how often real acknowledgements stop a long answer."""
     out: dict[str, Any] = {}
     for name, vad in (("semantic_vad medium", MEDIUM), ("server_vad 500 ms", server_vad(500))):
         results = await acknowledged(srv, vad, data)
@@ -280,7 +287,7 @@ async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
 
 
 async def loopback(srv: Server, seconds: float) -> dict[str, Any]:
-    """A microphone that hears the loudspeaker, 10 dB lower: how often the server interrupts itself."""
+    """Measure how often the server interrupts itself when the microphone hears the loudspeaker, 10 dB lower."""
 
     async def play(share: Sequence[float]) -> list[tuple[float, int]]:
         results = []
@@ -307,8 +314,9 @@ async def loopback(srv: Server, seconds: float) -> dict[str, Any]:
 
 
 async def heard(srv: Server, count: int) -> dict[str, Any]:
-    """Answers cut at random:
-    what is kept against the words whose sound ended before the cut, by a forced alignment of the sound.
+    """Interrupt answers at random.
+
+    Compares the kept text with the words whose sound ended before the interruption, by a forced alignment of the sound.
     """
     aligner = load(Settings(), store_of(Settings().models), None, ("transcriber",))
     chance, off = random.Random(7), []

@@ -1,10 +1,10 @@
-"""What following and sending every turn costs, and how well traces and recordings agree: `python -m bench.tracing`.
+"""The cost of tracing and exporting every turn, and the difference of traces and recordings: `python -m bench.tracing`.
 
-Turns of as many events as a conversation's have (50 pieces of sound a second, 60 deltas of an answer), followed and
-sent to an exporter that drops them. The share is of one core, while one session takes a turn every six seconds.
+Turns with as many events as in a conversation (50 audio chunks per second, 60 deltas of an answer) are traced and sent
+to an exporter that drops them. The share is that of one core while one session takes a turn every six seconds.
 
-Then a real server that records its sessions and traces every turn holds a conversation of real recordings (--turns),
-and for each turn the time from its end to the first word of its answer is read from both.
+Then a real server that records its sessions and traces every turn holds a conversation of real recordings (--turns).
+For each turn, the time from its end to the first word of its answer is read from both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TURNS, TURN_S, DELTAS, PIECES_A_S = 2000, 6.0, 60, 50
 
 
 class Dropped(SpanExporter):
-    """Takes spans and keeps none."""
+    """An exporter that drops all spans."""
 
     def export(self, spans: object) -> SpanExportResult:
         return SpanExportResult.SUCCESS
@@ -49,7 +49,7 @@ class Dropped(SpanExporter):
 
 
 def measure(exporter: TurnExporter | None) -> float:
-    """The CPU seconds of the process for one turn, with its threads."""
+    """Return the CPU seconds of the process for one turn, including its threads."""
     tracer, sound = TurnTracer(), np.zeros(480, np.float32)
     began, at_s = time.process_time(), 0.0
     for turn in range(TURNS):
@@ -76,7 +76,7 @@ def measure(exporter: TurnExporter | None) -> float:
 
 
 def recorded(folder: Path) -> list[float]:
-    """Of each answered turn of the recordings: milliseconds from the end that was told to the first word."""
+    """Return for each answered turn of the recordings the milliseconds from its reported end to the first word."""
     found, stopped_s = list[float](), None
     for file in folder.glob("*/events.jsonl"):
         for line in map(json.loads, file.read_text().splitlines()):
@@ -90,7 +90,7 @@ def recorded(folder: Path) -> list[float]:
 
 
 def agreement(turns: int) -> dict[str, Any]:
-    """How far the traces of a conversation and its recording are apart, in milliseconds."""
+    """Return the differences between the traces and the recording of a conversation, in milliseconds."""
     with tempfile.TemporaryDirectory() as folder, collector() as (url, spans):
         flags = ("--otel-endpoint", url, "--otel-sample", "1", "--record", folder)
         with server(*flags) as srv:
@@ -102,7 +102,7 @@ def agreement(turns: int) -> dict[str, Any]:
         told = [own for own in ends.values() if "antiphon.first_token" in own]
         told.sort(key=lambda own: own["antiphon.endpoint"])
         traced = [(own["antiphon.first_token"] - own["antiphon.endpoint"]) / 1e6 for own in told]
-        # A turn that was under way at the end may be in one of them alone.
+        # A turn in progress at the end may be in only one of them.
         both = list(zip(traced, recorded(Path(folder)), strict=False))
     apart = [abs(a - b) for a, b in both]
     if not apart:
@@ -120,7 +120,7 @@ def main() -> None:
         figures[name] = {"cpu_a_turn_ms": round(seconds * 1000, 3), "core_percent": round(100 * seconds / TURN_S, 4)}
     show("every turn of one session", {n: {k: str(v) for k, v in row.items()} for n, row in figures.items()})
     figures["agreement with recordings"] = apart = agreement(args.turns)
-    show("traces beside recordings, apart", [apart])
+    show("differences of traces and recordings", [apart])
     print(f"\nwritten: {save('tracing', {'machine': machine(), 'tracing': figures})}")
 
 

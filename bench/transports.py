@@ -1,11 +1,11 @@
-"""The way that speech takes to a client: connection set-up and first sound over each transport.
+"""Compares how speech reaches a client: connection set-up and first sound over each transport.
 
     antiphon bench tts --transports [--trials N]
 
-Each trial opens a connection of its own. First sound is what a listener hears: the voice begins with quiet, and a
-player that begins with the first audio that comes plays that first. A call's sound is what its peer has decoded, behind
-its jitter buffer. The conversations speak the same sentence as the requests do: their language model is a process of
-this benchmark that answers at once, and asking it is in their figures.
+Each trial opens a new connection. First sound is what a listener hears. The voice begins with silence, which a player
+that starts with the first received audio plays first. The sound of a call is the decoded audio of its peer, after the
+jitter buffer. The conversations speak the same sentence as the requests. Their language model is a process of this
+benchmark that answers at once, and their figures include the request to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.realtime import talking
 
 SENTENCE = "The weather will be mild tomorrow with some rain late in the evening."
 WARM_UP, LIMIT_S = 3, 30
-# A sample of 16 bits from which a frame of a call is sound: comfort noise and the codec's ripple stay below.
+# 16-bit samples from this value on are sound in a call. Comfort noise and codec ripple stay below.
 LOUD, RATE_HZ = 200, 24_000
 SESSION = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 ASK = (
@@ -41,14 +41,14 @@ ASK = (
 
 
 class Player:
-    """Plays PCM of 24 kHz from its first arrival on, and knows when the first sound is heard."""
+    """Plays 24 kHz PCM from its first arrival on, and records when the first sound is heard."""
 
     def __init__(self) -> None:
         self._begun_s: float | None = None
         self._played = 0
 
     def sound_at_s(self, data: bytes) -> float | None:
-        """When the first sound in the audio that has just come is heard; None if it is all quiet."""
+        """Return when the first sound in newly received audio is heard; None if it is silent."""
         now_s = time.perf_counter()
         if self._begun_s is None:
             self._begun_s = now_s
@@ -63,7 +63,7 @@ Trial = Callable[[Server], Awaitable[tuple[float, float]]]
 
 
 async def over_http(srv: Server, **fields: Any) -> tuple[float, float]:
-    """A request for speech as PCM; with `stream_format` `sse`, as server-sent events."""
+    """Request speech as PCM; with `stream_format` `sse`, as server-sent events."""
     connected_s, player = 0.0, Player()
 
     async def trace(event: str, _: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ async def over_sse(srv: Server) -> tuple[float, float]:
 
 
 async def over_websocket(srv: Server) -> tuple[float, float]:
-    """The speech stream."""
+    """Use the speech stream."""
     begun_s = time.perf_counter()
     async with websockets.connect(f"{srv.ws}/v1/audio/speech/stream", compression=None) as socket:
         opened_s = time.perf_counter()
@@ -107,7 +107,7 @@ async def over_websocket(srv: Server) -> tuple[float, float]:
 
 
 async def talk_over_websocket(srv: Server) -> tuple[float, float]:
-    """A conversation; its connection is set up when its session is configured."""
+    """Hold a conversation. Its set-up ends when its session is configured."""
     begun_s = time.perf_counter()
     async with talking(srv.ws, SESSION) as talk:
         opened_s, player = time.perf_counter(), Player()
@@ -121,7 +121,7 @@ async def talk_over_websocket(srv: Server) -> tuple[float, float]:
 
 
 async def talk_over_webrtc(srv: Server) -> tuple[float, float]:
-    """A call; its connection is set up when its data channel is open. First sound is what the peer has decoded."""
+    """Hold a call. Its set-up ends when its data channel is open. First sound is the decoded audio of the peer."""
     begun_s = time.perf_counter()
     peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     peer.addTrack(AudioStreamTrack())
@@ -131,7 +131,7 @@ async def talk_over_webrtc(srv: Server) -> tuple[float, float]:
 
     @channel.on("message")
     def message(text: str) -> None:
-        # The first event says that the session is there.
+        # The first event confirms the session.
         if json.loads(text)["type"] == "session.created" and not opened.is_set():
             times["opened"] = time.perf_counter()
             opened.set()
@@ -176,7 +176,7 @@ TRIALS: dict[str, Trial] = {
 
 async def _trials(srv: Server, trials: int) -> dict[str, Any]:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in TRIALS}
-    # One of each kind after another, so that what else the machine does meets all of them.
+    # Alternates the transports, so that other load on the machine affects all of them.
     for round in range(trials + WARM_UP):
         for name, trial in TRIALS.items():
             times = await trial(srv)
@@ -190,7 +190,7 @@ async def _trials(srv: Server, trials: int) -> dict[str, Any]:
 
 
 def transports(trials: int) -> dict[str, Any]:
-    """Measure all transports with a server of their own, and print a table."""
+    """Measure all transports with a separate server, and print a table."""
     with backend(SENTENCE) as url, server("--language-model", url) as srv:
         out = asyncio.run(_trials(srv, trials))
     show("connection set-up and first sound of a 12-word sentence", out)

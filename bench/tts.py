@@ -1,10 +1,10 @@
-"""What speech costs: time to first sound, clients in real time, gaps, cancelling, intelligibility, word times.
+"""Speech: time to first sound, clients in real time, gaps, cancelling, intelligibility, word times.
 
     antiphon bench tts [--data DIR] [--sections first,clients,gaps,cancel,quality,words,peers] [--clients N,N…]
 
-A real server process and real sockets; clients and server share the machine's cores. A client plays what it gets in
-real time: it asks for its next sentence when the last has been heard. `words` and `peers` need `make peers`
-(PocketSphinx aligns, Piper is compared). `--transports` measures connections instead: transports.py.
+It uses a real server process and real sockets; clients and server share the machine's cores. A client plays the audio
+in real time, and requests its next sentence when the last has been played. `words` and `peers` need `make peers`
+(PocketSphinx aligns, Piper is compared). `--transports` measures connections instead; see transports.py.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from antiphon.text.sentences import SentenceSplitter
 
 RATE_HZ = 24_000
 SENTENCES = 200
-# Twelve words each.
+# Sentences of twelve words each.
 TWELVE = (
     "The weather will be mild tomorrow with some rain late in the evening.",
     "She sold her old piano to a teacher who lived across the street.",
@@ -63,7 +63,7 @@ TWELVE = (
 
 
 def sentences(data: Path, count: int) -> list[str]:
-    """English sentences of 4 to 30 words, each once: those of sentences.txt and of the recordings' transcripts."""
+    """Return distinct English sentences of 4 to 30 words, from sentences.txt and the recordings' transcripts."""
     found: dict[str, None] = dict.fromkeys((HERE / "sentences.txt").read_text(encoding="utf-8").splitlines())
     for line in (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -80,10 +80,10 @@ def sentences(data: Path, count: int) -> list[str]:
 
 @dataclass(slots=True)
 class Heard:
-    """What one client got for one utterance, by its own clock.
+    """What one client received for one utterance, by its own clock.
 
-    `late_s`: how long the player had nothing to play, by chunk. `slack_s`: how much of the last sentence was still to
-    be heard when the next one's first chunk came.
+    `late_s` is how long the player had nothing to play, by chunk. `slack_s` is how much of a sentence was still to be
+    played when the first chunk of the next sentence arrived.
     """
 
     first_s: float = 0.0
@@ -94,7 +94,7 @@ class Heard:
 
 
 async def utter(speech: ClientSpeech, text: str, *, by_word: bool = False) -> Heard:
-    """Send one utterance, play what comes in real time."""
+    """Send one utterance, and play the received audio in real time."""
     heard, began, sentence = Heard(), time.perf_counter(), ""
     for piece in [word + " " for word in text.split()] if by_word else [text]:
         await speech.say(piece)
@@ -115,7 +115,7 @@ async def utter(speech: ClientSpeech, text: str, *, by_word: bool = False) -> He
 
 
 async def speak_on(client: Client, index: int, until: float, out: list[Heard]) -> None:
-    """Speak one sentence after another in real time, beginning at a time of its own."""
+    """Speak one sentence after another in real time, after a delay of its own."""
     chance = random.Random(index)
     await asyncio.sleep(chance.random() * 4.0)
     async with client.speech() as speech:
@@ -126,7 +126,7 @@ async def speak_on(client: Client, index: int, until: float, out: list[Heard]) -
 
 
 async def first(client: Client, trials: int) -> dict[str, Any]:
-    """One client, alone; then 32 that all ask at the same moment."""
+    """Measure one client alone, then 32 clients that ask at the same moment."""
     alone, burst = list[float](), list[float]()
     async with client.speech() as speech:
         for k in range(trials):
@@ -160,7 +160,7 @@ async def clients(srv: Server, client: Client, counts: list[int], seconds: float
 
 
 async def gaps(client: Client, counts: list[int]) -> dict[str, Any]:
-    """Five sentences, word by word; the least of a sentence that was still to be heard when the next began to come."""
+    """Send five sentences word by word; the least time left to play of a sentence when the next began to arrive."""
     out: dict[str, Any] = {}
     text = "Yes. " + " ".join(TWELVE) + " Good. Come in. " + TWELVE[0]
 
@@ -178,12 +178,12 @@ async def gaps(client: Client, counts: list[int]) -> dict[str, Any]:
             "p5_slack_s": percentile(slack, 5),
             "late": sum(len(h.late_s) for h in heard),
         }
-    show("how much of a sentence is still to be heard when the next one's sound comes, by clients", out)
+    show("rest of a sentence to play when the next one's sound arrives, by clients", out)
     return out
 
 
 async def cancel(client: Client, trials: int) -> dict[str, Any]:
-    """From `input.cancel` to the last sound that arrives, and to `session.done`, alone and beside 32 clients."""
+    """Measure from `input.cancel` to the last sound, and to `session.done`, alone and next to 32 clients."""
     out: dict[str, Any] = {}
 
     async def once(delay: float) -> tuple[float, float]:
@@ -208,12 +208,12 @@ async def cancel(client: Client, trials: int) -> dict[str, Any]:
         await asyncio.gather(*crowd)
         out[str(others)] = {"last_p50_ms": percentile(last, 50), "last_max_ms": max(last)}
         out[str(others)] |= {"done_p50_ms": percentile(done, 50)}
-    show("cancel, by others who speak: last sound that arrives (sound on its way included), and session.done", out)
+    show("cancel, by other speaking clients: last received sound (including sound in transit), and session.done", out)
     return out
 
 
 async def spoken(client: Client, texts: list[str]) -> list[np.ndarray]:
-    """Each text by the stream, with a seed."""
+    """Speak each text over the stream, with a seed."""
     out = []
     async with client.speech(config={"seed": 0, "split_granularity": "none"}) as speech:
         for text in texts:
@@ -260,7 +260,7 @@ async def quality(client: Client, texts: list[str]) -> dict[str, Any]:
 
 
 async def word_times(texts: list[str], folder: Path) -> dict[str, Any] | None:
-    """Against PocketSphinx; and the loaded Whisper's alignment, which serves voices that do not tell."""
+    """Compare word times with PocketSphinx, and the alignment by Whisper, which serves voices without word times."""
     settings = load_settings({}, os.environ)
     models = load(settings, store_of(settings.models), roles=(*TRANSCRIPTION_ROLES, *SPEECH_ROLES))
     voice = VoiceOptions(models.required_synthesizer.profile.voices[0], 1.0, 0)
@@ -289,12 +289,12 @@ async def word_times(texts: list[str], folder: Path) -> dict[str, Any] | None:
         out[name] = {"words": len(starts)}
         for end, values in (("start", starts), ("end", ends)):
             out[name] |= {f"{end}_median_ms": percentile(values, 50), f"{end}_p95_ms": percentile(values, 95)}
-    show("word times against forced alignment by PocketSphinx, apart", out)
+    show("word times: differences from forced alignment by PocketSphinx", out)
     return out
 
 
 async def peers(client: Client, texts: list[str], folder: Path) -> dict[str, Any] | None:
-    """Piper in a process of its own, without a socket, on one thread; ours over the socket, one client."""
+    """Measure Piper in a separate process, without a socket and on one thread; and ours over the socket, one client."""
     if (found := peer("piper", folder, sentences=texts)) is None:
         return None
     theirs = found["results"]
@@ -314,7 +314,7 @@ async def peers(client: Client, texts: list[str], folder: Path) -> dict[str, Any
         }
         for name, results, words in (("antiphon", ours, mine), ("piper", theirs, heard))
     }
-    show("sentence by sentence: first sound, seconds of work a second of sound, word errors of Whisper, %", out)
+    show("sentence by sentence: first sound, CPU seconds per second of sound, word errors of Whisper, %", out)
     return out
 
 
@@ -322,7 +322,7 @@ def measure(srv: Server, args: Any, folder: Path) -> None:
     texts = sentences(args.data, SENTENCES)
 
     def asked(work: Callable[[Client], Any]) -> Any:
-        """What `work` finds with a client of the server."""
+        """Return the result of `work` with a client of the server."""
 
         async def main() -> Any:
             async with Client(srv.url) as client:
@@ -347,9 +347,9 @@ def main() -> None:
     recordings = HERE.parent / "tests" / "data"
     parser.add_argument("--data", type=Path, default=recordings, help="folder with a manifest.jsonl")
     parser.add_argument("--clients", default="1,8,32,64,96,128,160,192")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each number of clients")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds for each number of clients")
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--transports", action="store_true", help="measure the transports, and nothing else")
+    parser.add_argument("--transports", action="store_true", help="measure only the transports")
     args = parser.parse_args()
     if args.transports:
         found = {"machine": machine(), "transports": transports(args.trials)}

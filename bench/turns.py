@@ -1,18 +1,19 @@
-"""Turn-taking: when turns end, how soon an answer falls silent for somebody who speaks, and what does not end it.
+"""Turn-taking: the ends of turns, the time until an answer falls silent for a speaker, and sounds that do not end it.
 
     antiphon bench turns [--data DIR] [--sections curve,barge-in,sounds,voices]
     antiphon bench turns --data DIR --sections full-duplex-bench --items FOLDER
 
 - `curve`: Smart Turn alone, and the end-of-turn model by eagerness, over the pauses of bench/results/
-  turns-pauses.json, of speakers that the model was never fitted to. Without a server and without audio;
-  bench/turn_taking/pauses.py makes that file, and bench/turn_taking/fit.py fits the model to it.
-- `barge-in`: from the onset of a voice over an answer to the client's silence, and to the decision that it interrupts.
-- `sounds`: acknowledgements, sneezes, music, noise, and the answer's own echo, over an answer.
-- `voices`: turns of another voice with `primary_speaker` `auto`. Needs the default speaker encoder in the model folder.
-- `full-duplex-bench`: conversations for that benchmark's scorers (bench/full_duplex_bench.py); only where it is named.
+turns-pauses.json, of speakers that the model was not fitted to. It needs no server and no audio.
+bench/turn_taking/pauses.py creates that file, and bench/turn_taking/fit.py fits the model to it. - `barge-in`: from the
+onset of a voice over an answer to the client's silence, and to the decision that it interrupts. - `sounds`:
+acknowledgements, sneezes, music, noise, and the answer's own echo, over an answer. - `voices`: turns of another voice
+with `primary_speaker` `auto`. Needs the default speaker encoder in the model folder. - `full-duplex-bench`:
+conversations for that benchmark's scorers (bench/full_duplex_bench.py); runs only if named.
 
-All but `curve` play real recordings in real time to a real server with the default models, at the defaults of each mode
-of turn-taking. Intervals are of 95 %: of shares Wilson's, of percentiles a bootstrap over trials, of rates Poisson's.
+All sections except `curve` play real recordings in real time to a real server with the default models, at the defaults
+of each mode of turn-taking. Intervals are 95 % intervals: Wilson's for shares, a bootstrap over trials for percentiles,
+Poisson's for rates.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Section = Callable[[argparse.Namespace], dict[str, Any]]
 
 
 def live(section: Callable[[Server, argparse.Namespace], Awaitable[dict[str, Any]]]) -> Section:
-    """A section that talks to a server of its own, with the default models."""
+    """Wrap a section that uses its own server with the default models."""
 
     def run(args: argparse.Namespace) -> dict[str, Any]:
         async def measured(srv: Server) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def live(section: Callable[[Server, argparse.Namespace], Awaitable[dict[str, Any
 
 
 def earlier(name: str) -> dict[str, Any]:
-    """What a section has measured before, by mode; nothing, if it was never measured."""
+    """Return earlier results of a section by mode; empty if it was never measured."""
     path = RESULTS / f"turns-{name}.json"
     found: dict[str, Any] = json.loads(path.read_text())[name] if path.is_file() else {}
     return found
@@ -64,7 +65,7 @@ SECTIONS: dict[str, Section] = {
     "voices": lambda args: voices(args.data, args.sessions),
     "full-duplex-bench": live(lambda srv, args: full_duplex_bench(srv, args.data, args.items, 20)),
 }
-# It writes a folder, and measures nothing by itself.
+# This section writes a folder, and measures nothing by itself.
 DEFAULT = tuple(name for name in SECTIONS if name != "full-duplex-bench")
 
 
@@ -80,7 +81,7 @@ def main() -> None:
     if unknown := set(wanted) - set(SECTIONS):
         parser.error(f"--sections: there is no section {', '.join(sorted(unknown))}. It takes {', '.join(SECTIONS)}")
     if "full-duplex-bench" in wanted and args.items is None:
-        parser.error("--sections full-duplex-bench needs --items FOLDER, which it writes")
+        parser.error("--sections full-duplex-bench needs --items FOLDER, the folder to write")
     for name in wanted:
         load_before = os.getloadavg()[0]
         found = (earlier(name) if name in ("barge-in", "sounds") else {}) | SECTIONS[name](args)

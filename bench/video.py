@@ -1,9 +1,8 @@
-"""Video sessions: what is read and answered without a model that sees, how soon, which frames the filters keep, and
-half an hour of frames.
+"""Video sessions without a vision model: reading and answering, delays, frame filters, and half an hour of frames.
 
     antiphon bench video [--data DIR] [--sections filters,seeing,answers,intake,long] [--minutes N]
 
-A real server with the default models, real clips, frames as JPEG over /v1/video/chat/stream.
+It uses a real server with the default models, real clips, and frames as JPEG over /v1/video/chat/stream.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from antiphon.vision.frame_filters import BlockFilter, EvsFilter
 from antiphon.vision.images import EncodedImage
 
 FRAMES_A_S = 2.0
-# Questions that the text on the pictures answers.
+# Questions that the text on the images answers.
 READABLE = {"vid-paris-signs": ("blue street sign", "company name")}
 SETTLED_S = 1.5
 INTAKE_FRAMES = 400
@@ -47,14 +46,14 @@ CONFIG = {"frame_filter": "blocks"}
 
 @dataclass
 class Clip:
-    """A clip's facts, and its frames at FRAMES_A_S: seconds, pixels."""
+    """The facts of a clip, and its frames at FRAMES_A_S: seconds, pixels."""
 
     facts: dict[str, Any]
     frames: list[tuple[float, np.ndarray]]
 
 
 def clips(data: Path) -> list[Clip]:
-    """All clips of a folder with a manifest."""
+    """Return all clips of a folder with a manifest."""
     out = []
     for line in (data / "manifest.jsonl").read_text().splitlines():
         facts = json.loads(line)
@@ -79,7 +78,7 @@ def jpeg(pixels: np.ndarray) -> bytes:
 
 
 async def shown(video: ClientVideo, frames: Iterable[tuple[float, bytes]]) -> int:
-    """Show frames, each with its second, and wait until all are taken or left out; how many were taken."""
+    """Show frames, each with its second, and wait until all are taken or dropped. Returns how many were taken."""
     count = taken = 0
     for at_s, image in frames:
         await video.show(image, at_s)
@@ -94,7 +93,7 @@ async def shown(video: ClientVideo, frames: Iterable[tuple[float, bytes]]) -> in
 
 
 async def asked(video: ClientVideo, text: str) -> tuple[str, float]:
-    """The answer, and the seconds to its first text."""
+    """Ask, and return the answer and the seconds to its first text."""
     began, first_s, words = time.perf_counter(), 0.0, ""
     async for word in video.stream(text):
         first_s = first_s or time.perf_counter() - began
@@ -103,8 +102,9 @@ async def asked(video: ClientVideo, text: str) -> tuple[str, float]:
 
 
 def filters(all_clips: list[Clip]) -> list[dict[str, Any]]:
-    """The part kept, and the events missed: an event, or a cut, is seen if a frame behind the first is kept within its
-    tolerance.
+    """Measure the share of kept frames, and the missed events.
+
+    An event or cut counts as seen if a frame other than the first is kept within its tolerance.
     """
     rows = []
     for name, kind, threshold in (
@@ -128,7 +128,7 @@ def filters(all_clips: list[Clip]) -> list[dict[str, Any]]:
 
 
 async def answers(srv: Server, all_clips: list[Clip]) -> dict[str, Any]:
-    """On-screen text, and what cannot be seen; latency with all frames read."""
+    """Ask about on-screen text, and about what cannot be seen; delays with all frames read."""
     right = read = honest = unseen = 0
     first_s: list[float] = []
     every = []
@@ -163,7 +163,7 @@ async def answers(srv: Server, all_clips: list[Clip]) -> dict[str, Any]:
 
 
 async def intake(srv: Server, all_clips: list[Clip]) -> dict[str, Any]:
-    """Frames a second the box takes in: all of a clip, as fast as they are taken, in 640 pixels of width."""
+    """Measure the frames per second that the machine takes: all of a clip, at full speed, 640 pixels wide."""
     clip = next(c for c in all_clips if c.facts["id"] == "vid-bottles")
     data = [jpeg(pixels) for _, pixels in clip.frames]
     async with Client(srv.url) as client, client.video(config=CONFIG | {"max_frames": 64}) as video:
@@ -176,7 +176,7 @@ async def intake(srv: Server, all_clips: list[Clip]) -> dict[str, Any]:
 
 
 async def long(srv: Server, all_clips: list[Clip], minutes: float) -> dict[str, Any]:
-    """Frames at 2 a second for so long, a question a minute; as fast as they are taken."""
+    """Send frames at 2 a second for some minutes of video, with a question per minute, at full speed."""
     frames = [jpeg(p) for c in all_clips for _, p in c.frames]
     rss, first_s = list[float](), list[float]()
     async with Client(srv.url) as client, client.video(config=CONFIG | {"max_memory_s": 120}) as video:
@@ -196,10 +196,11 @@ async def long(srv: Server, all_clips: list[Clip], minutes: float) -> dict[str, 
 
 
 async def seeing(questions: int = 20) -> dict[str, Any]:
-    """SmolVLM-256M's dimensions, random weights: the first token of each question, two frames between questions, that
-    are taken in as they come, against everything given anew.
+    """Measure the first token of each question with SmolVLM-256M's dimensions and random weights.
+
+    Two frames arrive between questions. Compares prefill at their arrival with prefill of everything at the question.
     """
-    # SmolVLM's text is SmolLM2's: what a question costs depends on how it is cut into tokens.
+    # SmolVLM uses SmolLM2's tokenizer. The time of a question depends on its number of tokens.
     settings = Settings(engine=EngineOptions(language_model="smollm2-135m-instruct"))
     weights = prepare(settings, store_of(settings.models), selected_models(settings, ("language",))[0])
     words, shape = Tokenizer.from_file(str(weights / "tokenizer.json")), SHAPES["SmolVLM-256M"]
@@ -211,7 +212,7 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
     reply, ever, stats = ReplyOptions(max_tokens=1), tuple(range(2 * questions)), model.engine.runner.stats
 
     async def watch(watching: Any, first: int, stop: int) -> float:
-        """Show frames; seconds that one takes."""
+        """Show frames; return the seconds per frame."""
         began = time.perf_counter()
         for k in range(first, stop):
             await watching.append_frame(VideoFrame(k, k / 2, EncodedImage(frames[k % 8])))
@@ -232,8 +233,8 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
         frame_s.append(await watch(watching, 2 * number, 2 * number + 2))
         before = stats.rows
         took_s.append(await first_s(watching))
-        # What was computed is what was new, and the row a generation had left; of the first question, the system turn
-        # too.
+        # Only new rows were computed, and the one row that a generation had left; for the first question, also the
+        # system turn.
         new = watching.session.length - (length if number else 0)
         assert stats.rows - began <= new + 1, (stats.rows - began, new)
         rows.append(stats.rows - before)
@@ -250,7 +251,7 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
         [{"question": n + 1, "as they come, s": took_s[n], "rows": rows[n], "anew, s": anew_s[n]} for n in anew_s],
     )
     found = {"first_token_s": took_s, "frame_s": percentile(frame_s, 50), "rows_computed": rows}
-    print(f"a frame takes {found['frame_s']:.2f} s when it comes")
+    print(f"prefill of a frame: {found['frame_s']:.2f} s")
     return {"eager": found | {"ratio_20_to_2": took_s[-1] / took_s[1]}, "anew": {"first_token_s": anew_s}}
 
 

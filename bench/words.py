@@ -1,7 +1,7 @@
-"""Word error rate (character error rate in scripts without spaces) with a light, documented normaliser.
+"""Word error rate (character error rate in scripts without spaces) with a light, documented normalizer.
 
-Lower case, digits spelled out (English), a few abbreviations and British spellings folded, punctuation dropped but for
-apostrophes inside words.
+It lowercases, spells out digits (English), folds a few abbreviations and British spellings, and drops punctuation
+except apostrophes inside words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNSPACED = ("zh", "ja", "ko", "yue")
 
 
 def spelled(n: int) -> str:
-    """An English number in words; digits from a million on."""
+    """Return an English number in words; from a million on, digit by digit."""
     if n < 20:
         return ONES[n]
     if n < 100:
@@ -39,7 +39,7 @@ def spelled(n: int) -> str:
 
 
 def norm(text: str, language: str = "en", *, digit_by_digit: bool = False) -> list[str]:
-    """The words (or characters) that are compared. A numeral is read as a number, or digit by digit."""
+    """Return the words (or characters) to compare. A numeral is read as a number, or digit by digit."""
     text = unicodedata.normalize("NFKC", text).lower().replace("’", "'").replace("‘", "'")
     if language == "en":
         text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
@@ -55,7 +55,7 @@ def norm(text: str, language: str = "en", *, digit_by_digit: bool = False) -> li
 
 
 def score(reference: str, heard: str, language: str = "en") -> tuple[int, int]:
-    """(errors, words of the reference). The numerals of `heard` count as numbers or digit by digit, as suits best."""
+    """Return (errors, words of the reference). Numerals of `heard` are read as numbers or digits, whichever fits."""
     a = norm(reference, language)
     readings = (norm(heard, language, digit_by_digit=one_by_one) for one_by_one in (False, True))
     return min(num_word_errors(a, b) for b in readings), len(a)

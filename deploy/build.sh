@@ -3,13 +3,14 @@
 #
 #   deploy/build.sh [options of buildah bud]
 #   deploy/build.sh lock                  writes deploy/images.lock: the images of the Dockerfile and the compose file,
-#                                         with the digests that skopeo asks their registries for. It is used where it is
-#   BASE=debootstrap deploy/build.sh      where no registry of images is reached: the base is made of Debian's packages,
-#                                         and stays as localhost/antiphon-base
+#                                         with digests that skopeo gets from their registries. Builds use the file if it
+#                                         exists
+#   BASE=debootstrap deploy/build.sh      needs no image registry: builds the base from Debian's packages, and keeps it
+#                                         as localhost/antiphon-base
 #
-# BASE: an image with Python 3.11 to 3.13; without it, that of deploy/images.lock or the Dockerfile's. TAG: the image's
-# name. BUILDAH, SKOPEO: the commands, with their global options. Settings of pip are given by
-# --volume FILE:/etc/pip.conf:ro, and stay out of the image.
+# BASE: an image with Python 3.11 to 3.13; the default is that of deploy/images.lock, or else of the Dockerfile. TAG:
+# the image's name. BUILDAH, SKOPEO: the commands, with their global options. Pass settings of pip by --volume
+# FILE:/etc/pip.conf:ro, which keeps them out of the image.
 set -eu
 cd "$(dirname "$0")/.."
 BUILDAH=${BUILDAH:-buildah}
@@ -18,7 +19,7 @@ BASE=${BASE:-}
 IMAGES=${IMAGES:-deploy/images.lock}
 named=$(sed -n 's/^ARG BASE=\(.*\)$/\1/p' deploy/Dockerfile)
 if [ "${1:-}" = lock ]; then
-    # Whole or not at all: a file that lacks an image would have it by its tag.
+    # Replaces the file only when it is complete: an image that it lacks would be used by its tag.
     {
         echo "# Written by \`deploy/build.sh lock\`; for \`docker compose --env-file\`, too."
         {
@@ -55,6 +56,6 @@ if [ "$BASE" = debootstrap ]; then
     $BUILDAH commit -q --rm "$made" "$BASE"
 fi
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
-# OCI's own format has no HEALTHCHECK.
+# The OCI format has no HEALTHCHECK.
 $BUILDAH bud --format docker --layers -f deploy/Dockerfile -t "${TAG:-antiphon:$version}" \
     ${BASE:+--build-arg "BASE=$BASE"} "$@" .

@@ -1,15 +1,15 @@
-"""Writes `requirements.lock` from `pyproject.toml`, and installs from it. Python's own library is enough for it.
+"""Writes `requirements.lock` from `pyproject.toml`, and installs from it. Needs only Python's standard library.
 
     python deploy/lock.py write [--upgrade] [--torch-index URL]    needs uv
     python deploy/lock.py install EXTRAS [--torch-index URL]       into the environment of this Python
-    python deploy/lock.py compare FOLDER                           with the packages that an environment has
+    python deploy/lock.py compare FOLDER                           with the packages of an environment
 
-The lock has one version of each package for all platforms (PLATFORMS), with the sha256 of each of its files; pip takes
-no other file. EXTRAS: those of `pyproject.toml`, separated by commas; "" for the package without extras.
+The lock has one version of each package for all platforms (PLATFORMS), with the SHA-256 of each of its files. pip
+accepts no other file. EXTRAS are extras of `pyproject.toml`, separated by commas; "" is the package without extras.
 
-torch has several builds of one version. The lock has the sums of the builds that the package index has, which need the
-packages of CUDA, and of builds for a CPU alone: that which pip takes on the machine that writes the lock, and with
-`--torch-index` those of that index. `install` installs the packages of CUDA only where the build wants them.
+torch has several builds of one version. The lock has the hashes of the builds on the package index, which need the CUDA
+packages. It also has hashes of CPU builds: the build that pip selects on the machine that writes the lock, and with
+`--torch-index` the builds of that index. `install` installs the CUDA packages only if the selected build needs them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCK, PROJECT = ROOT / "requirements.lock", ROOT / "pyproject.toml"
 OLDEST, BEFORE, MACHINES = "3.11", "3.15", ("aarch64", "x86_64")
 PLATFORMS = [f"sys_platform == 'linux' and platform_machine == '{m}' and python_version < '{BEFORE}'" for m in MACHINES]
-# What uv makes of them, on each line.
+# uv's environment markers for PLATFORMS, which it writes on each line.
 _EVERYWHERE = f"python_full_version < '{BEFORE}' and ({{}})".format(
     " or ".join(f"(platform_machine == '{m}' and sys_platform == 'linux')" for m in MACHINES)
 )
-# What a build of torch for CUDA wants besides.
+# Prefixes of the packages that only CUDA builds of torch need.
 CUDA = re.compile(r"(cuda|nvidia)-|triton\b")
 OURS, BASE = "antiphon", "base"
 HEAD = """\
@@ -47,7 +47,7 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """One package of the lock. `lines`: its lines. `extras`: those that need it; BASE: all do."""
+    """One package of the lock: its `lines`, and the `extras` that need it; BASE means all installations."""
 
     name: str
     version: str
@@ -56,12 +56,12 @@ class Locked:
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """The sums of its files, in hex."""
+        """The SHA-256 sums of its files, in hex."""
         return tuple(found for line in self.lines for found in re.findall(r"--hash=sha256:([0-9a-f]{64})(?!\S)", line))
 
 
 def read(text: str) -> dict[str, Locked]:
-    """Return the packages of a lock by their names. Raises ValueError for a line that is none of a lock."""
+    """Return the packages of a lock by name. Raises ValueError for a line that does not belong into a lock."""
     found: dict[str, Locked] = {}
     lines: list[str] = []
     for line in [*text.splitlines(), "end==0"]:
@@ -94,20 +94,20 @@ def normalized(name: str) -> str:
 
 
 def digest(project: Mapping[str, Any]) -> str:
-    """The sum of all that decides what a lock of the project has."""
+    """Return the hash of everything that determines the content of the project's lock."""
     own = project["project"]
     said = [own["requires-python"], own["dependencies"], own["optional-dependencies"], project["build-system"]]
     return hashlib.sha256(json.dumps([*said, PLATFORMS]).encode()).hexdigest()
 
 
 def selected(lock: Mapping[str, Locked], extras: Iterable[str]) -> list[Locked]:
-    """The packages of the project with these extras."""
+    """Return the packages that the project needs with these extras."""
     wanted = {BASE, *extras}
     return [package for package in lock.values() if package.extras & wanted]
 
 
 def install(extras: list[str], torch_index: str) -> None:
-    """Install what the extras need, each file checked, with no build scripts run; not antiphon itself."""
+    """Install the packages that the extras need, with each file checked and no build scripts. Omits antiphon itself."""
     everything = read(LOCK.read_text())
     if unknown := set(extras) - {extra for package in everything.values() for extra in package.extras}:
         sys.exit(f"no such extra: {', '.join(sorted(unknown))}")
@@ -117,7 +117,7 @@ def install(extras: list[str], torch_index: str) -> None:
         _pip_install([chosen_build(torch, torch_index)], *index_options(torch_index))
     _pip_install([package for package in lock.values() if not CUDA.match(package.name)])
     if torch:
-        # Another process: this one may have looked into the environment before.
+        # A new process, because this one may have cached the environment's packages.
         code = "from importlib.metadata import requires; print(*requires('torch'), sep='\\n')"
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         if any(CUDA.match(line) for line in said.splitlines()):
@@ -135,7 +135,7 @@ def _pip_install(packages: list[Locked], *options: str) -> None:
 
 
 def compare(folder: Path) -> list[str]:
-    """Say what an environment has, and the lock does not, or in another version; antiphon is not among it."""
+    """Report packages of an environment that are not in the lock, or in another version; antiphon itself is ignored."""
     lock = read(LOCK.read_text())
     paths = [str(path) for path in folder.glob("lib/python3*/site-packages")]
     found = {normalized(one.name): one.version for one in metadata.distributions(path=paths)}
@@ -148,7 +148,7 @@ def compare(folder: Path) -> list[str]:
 
 
 def write(upgrade: bool, torch_index: str) -> None:
-    """Resolve the project anew. Versions stay as they are where nothing speaks against it, or are the newest ones."""
+    """Resolve the project again. Keeps versions where possible; with an upgrade, takes the newest ones."""
     project = tomllib.loads(PROJECT.read_text())
     before = {} if upgrade or not LOCK.exists() else read(LOCK.read_text())
     everything = [*project["project"]["optional-dependencies"]]
@@ -176,7 +176,7 @@ def write(upgrade: bool, torch_index: str) -> None:
 
 
 def _resolved(project: Mapping[str, Any], extras: list[str], versions: str) -> str:
-    """What uv makes of the project with these extras, and of what builds it. `versions`: kept where they fit."""
+    """Return uv's resolution of the project, these extras and its build requirements; keeps `versions` that fit."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "build.in").write_text("\n".join(project["build-system"]["requires"]) + "\n")
         (Path(folder) / "pyproject.toml").write_text(
@@ -192,12 +192,12 @@ def _resolved(project: Mapping[str, Any], extras: list[str], versions: str) -> s
 
 
 def index_options(index: str) -> list[str]:
-    """What pip is given for an index; "": its own."""
+    """Return pip's options for an index; "" is pip's default index."""
     return ["--index-url", index] if index else []
 
 
 def found_build(version: str, index: str) -> tuple[str, str]:
-    """The version, with what says its build, and the sum of the torch that pip would take."""
+    """Return the version, including the build tag, and the hash of the torch that pip would select."""
     pip = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--ignore-installed"]
     pip += ["--only-binary", ":all:", *index_options(index), "--report", "-", f"torch=={version}"]
     (one,) = json.loads(subprocess.run(pip, stdout=subprocess.PIPE, text=True, check=True).stdout)["install"]
@@ -205,14 +205,15 @@ def found_build(version: str, index: str) -> tuple[str, str]:
 
 
 def sum_of(archive: dict[str, Any]) -> str:
-    """The SHA-256 of a file in pip's report. Before 23.1, as Debian 12 has it, pip writes it as one text."""
+    """Return the SHA-256 of a file in pip's report. pip before 23.1 (Debian 12) writes it as a single string."""
     found: str = archive["hashes"]["sha256"] if "hashes" in archive else archive["hash"].removeprefix("sha256=")
     return found
 
 
 def chosen_build(torch: Locked, index: str) -> Locked:
-    """Of torch's builds that which pip would take without sums: with them it takes one that its index has sums of, and
-    leaves a folder's build for a CPU alone. Ends the program where the lock does not have it.
+    """Return the build of torch that pip would select without hashes. Exits if the lock does not have it.
+
+    With hashes, pip would select a build of its index that the lock has, and ignore a folder's CPU build.
     """
     version, found = found_build(torch.version, index)
     if found not in torch.hashes:
@@ -223,7 +224,7 @@ def chosen_build(torch: Locked, index: str) -> Locked:
 
 
 def cpu_builds(version: str, index: str) -> set[str]:
-    """The sums of torch's builds for a CPU: that which pip takes here, and all that an index has ("": none)."""
+    """Return the hashes of torch's CPU builds: the one that pip selects here, and those of an index ("": none)."""
     found = {found_build(version, "")[1]}
     if index:
         uv = ["uv", "pip", "compile", "-q", "-", "--universal", "--no-deps", "--no-header", "--generate-hashes"]

@@ -1,11 +1,11 @@
-"""Shows a server what a clip or a camera shows, and asks about it.
+"""Shows a clip or a camera to a server, and asks questions about it.
 
     pip install av pillow websockets
     python examples/ask_what_is_seen.py clip.mp4 --ask "What does the sign say?" --ask "And five seconds ago?"
     python examples/ask_what_is_seen.py /dev/video0          # then type questions
 
-Frames are sent at --fps, of a camera in real time, of a file at once. A question may come at any time; a new one
-interrupts the answer before.
+Frames are sent at --fps; those of a camera in real time, those of a file at once. Ask a question at any time; it
+interrupts the previous answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import websockets
 
 
 def frames(source: str, fps: float) -> Iterator[tuple[float, bytes]]:
-    """Yield the seconds and the JPEG of `fps` frames a second of the source."""
+    """Yield the time in seconds and the JPEG of `fps` frames per second of the source."""
     camera = source.startswith("/dev/")
     with av.open(source, format="v4l2" if camera else None) as container:
         last = None
@@ -36,7 +36,7 @@ def frames(source: str, fps: float) -> Iterator[tuple[float, bytes]]:
 
 
 async def show(socket: websockets.ClientConnection, source: str, fps: float, begun: asyncio.Event) -> None:
-    """Send all frames, and set `begun` after the first. A server that is behind does not read, and then this waits."""
+    """Send all frames, and set `begun` after the first. Waits while the server does not read."""
     stream = frames(source, fps)
     while (frame := await asyncio.to_thread(next, stream, None)) is not None:
         seconds, image = frame
@@ -46,7 +46,7 @@ async def show(socket: websockets.ClientConnection, source: str, fps: float, beg
 
 
 async def answers(socket: websockets.ClientConnection, answered: asyncio.Queue[None]) -> None:
-    """Print answers as they are written, and put one entry into `answered` for each that is complete."""
+    """Print answers while they arrive, and put one entry into `answered` for each complete answer."""
     has_deltas = False
     async for message in socket:
         event = json.loads(message)
@@ -64,7 +64,7 @@ async def answers(socket: websockets.ClientConnection, answered: asyncio.Queue[N
 async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", help="a file, a URL, or a camera's device")
-    parser.add_argument("--ask", action="append", default=[], help="asked when all is shown; without it, what you type")
+    parser.add_argument("--ask", action="append", default=[], help="ask after all frames; without it, type questions")
     parser.add_argument("--fps", type=float, default=1.0)
     parser.add_argument("--url", default="ws://127.0.0.1:8000/v1/video/chat/stream")
     args = parser.parse_args()

@@ -1,13 +1,13 @@
-"""A conversation in full duplex: a recording plays the user, in real time, and what is answered is saved.
+"""Holds a full-duplex conversation: a recording plays the user in real time, and the answer is saved.
 
     pip install websockets
     python examples/duplex_demo.py question.wav
     python examples/duplex_demo.py question.wav --push-to-talk --url ws://HOST:8091/v1/realtime?duplex=1 --model MODEL
 
-It runs against vLLM-Omni and antiphon alike, with a native model or a cascade behind either. The recording is 16-bit
-PCM, mono, 16 kHz: `ffmpeg -i FILE -ac 1 -ar 16000 question.wav` makes one. Behind it silence is sent, as a microphone
-does, until the answer is over; with --push-to-talk the recording is committed, and nothing more is sent. The answer is
-played by the clock, and how much of it was heard is acknowledged while it plays.
+It runs against vLLM-Omni and antiphon, with a native model or a cascade. The recording is 16-bit PCM, mono, 16 kHz:
+`ffmpeg -i FILE -ac 1 -ar 16000 question.wav` makes one. After the recording it sends silence, as a microphone does,
+until the answer is over. With --push-to-talk it commits the recording, and sends no silence. It plays the answer in
+real time, and acknowledges the played part.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SESSION = {
 
 
 class Player:
-    """Plays by the clock: audio is heard from its arrival on, or from the end of what came before."""
+    """Simulates playback in real time: audio plays from its arrival, or from the end of the audio before it."""
 
     def __init__(self, out: str) -> None:
         self._file = wave.open(out, "wb")  # noqa: SIM115
         self._file.setparams((1, 2, OUT_HZ, 0, "NONE", ""))
-        # The response that is playing, its seconds so far, and when the last of them will have been heard.
+        # The current response, its seconds of audio, and when the last of them will have been played.
         self.response = ""
         self.audio_s, self.until_s = 0.0, 0.0
 
@@ -52,7 +52,7 @@ class Player:
 
     @property
     def heard_ms(self) -> int:
-        """Milliseconds of the response that were heard."""
+        """Return the milliseconds of the response that were played."""
         return round(1000 * (self.audio_s - max(0.0, self.until_s - time.monotonic())))
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Player:
 
 
 async def speak(socket: websockets.ClientConnection, pcm: bytes, push_to_talk: bool) -> None:
-    """Send the recording in real time, and then silence, or the commit."""
+    """Send the recording in real time, and then silence or the commit."""
     begun_s, step, at = time.monotonic(), int(CHUNK_S * IN_HZ) * 2, 0
     while at < len(pcm) or not push_to_talk:
         chunk = pcm[at : at + step].ljust(step, b"\0")
@@ -73,7 +73,7 @@ async def speak(socket: websockets.ClientConnection, pcm: bytes, push_to_talk: b
 
 
 async def acknowledge(socket: websockets.ClientConnection, player: Player) -> None:
-    """Say twice a second how much of the response was heard."""
+    """Report twice a second how much of the response was played."""
     while True:
         await asyncio.sleep(ACK_S)
         if player.response:
@@ -83,7 +83,7 @@ async def acknowledge(socket: websockets.ClientConnection, player: Player) -> No
 
 
 async def listen(socket: websockets.ClientConnection, player: Player, begun_s: float) -> None:
-    """Print what is said, and play it. Returns at the end of the first answer."""
+    """Print the texts, and play the audio. Returns at the end of the first answer."""
     answered = False
     async for message in socket:
         event = json.loads(message)
@@ -107,10 +107,10 @@ async def listen(socket: websockets.ClientConnection, player: Player, begun_s: f
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("file", help="what the user says: a WAV file, 16-bit, mono, 16 kHz")
+    parser.add_argument("file", help="the user's speech: a WAV file, 16-bit, mono, 16 kHz")
     parser.add_argument("--push-to-talk", action="store_true", help="commit the recording, and send no silence")
     parser.add_argument("--instructions", default="Answer in one short sentence.")
-    parser.add_argument("--max-tokens", type=int, help="the most tokens of an answer")
+    parser.add_argument("--max-tokens", type=int, help="maximum number of tokens of an answer")
     parser.add_argument("--out", default="answer.wav")
     parser.add_argument("--model", default="default")
     parser.add_argument("--url", default="ws://127.0.0.1:8000/v1/realtime?duplex=1")
@@ -133,13 +133,13 @@ async def main() -> None:
         await listen(socket, player, begun_s)
         for task in tasks:
             task.cancel()
-        # The rest is heard before the conversation is left.
+        # Plays the rest before the conversation ends.
         await asyncio.sleep(max(0.0, player.until_s - time.monotonic()))
         ack = {"played_ms": player.heard_ms, "committed_ms": player.heard_ms, "response_id": player.response}
         await socket.send(json.dumps({"type": "playback.ack"} | ack))
         await socket.send(json.dumps({"type": "session.close"}))
         async for _ in socket:
-            """Whatever still comes, until the server has closed the session."""
+            """Reads the remaining messages until the server closes the session."""
     player.close()
     print(f"{player.audio_s:.1f} s of the answer are in {args.out}")
 

@@ -1,10 +1,10 @@
-"""Speaks text while it is being written: standard input goes to /v1/audio/speech/stream, and a WAV file comes out.
+"""Speaks text while it is written: standard input goes to /v1/audio/speech/stream, and the audio to a WAV file.
 
     pip install websockets
     echo "Each sentence is spoken when it is complete." | python examples/speech_stream.py
     python examples/speech_stream.py --voice vivian --url ws://HOST:8091/v1/audio/speech/stream < story.txt
 
-It runs against vLLM-Omni and antiphon alike. Against a terminal, each line is an utterance of its own.
+It runs against vLLM-Omni and antiphon. In a terminal, each line is a separate utterance.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import wave
 
 import websockets
 
-# Where the server does not say the rate of its audio.
+# The sample rate if the server does not report one.
 RATE_HZ = 24_000
 
 
 async def write(socket: websockets.ClientConnection) -> None:
-    """Send what is typed or piped in, in the pieces in which it comes, and then that it is complete."""
+    """Send the input piece by piece as it arrives, and then its end."""
     lines = sys.stdin.isatty()
     while text := await asyncio.to_thread(sys.stdin.readline):
         await socket.send(json.dumps({"type": "input.text", "text": text}))
@@ -34,7 +34,7 @@ async def write(socket: websockets.ClientConnection) -> None:
 
 
 async def listen(socket: websockets.ClientConnection, out: str, writing: asyncio.Task[None]) -> None:
-    """Save the audio as it comes, and print each sentence. Returns when all that was written has been spoken."""
+    """Save the audio as it arrives, and print each sentence. Returns when the whole input has been spoken."""
     begun_s, first, file = time.monotonic(), True, None
     async for message in socket:
         if isinstance(message, bytes):
@@ -64,7 +64,7 @@ async def listen(socket: websockets.ClientConnection, out: str, writing: asyncio
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--voice", help="one of GET /v1/audio/voices; by default the server's first")
+    parser.add_argument("--voice", help="a voice of GET /v1/audio/voices; default: the server's first")
     parser.add_argument("--split", default="sentence", choices=("sentence", "clause", "none"))
     parser.add_argument("--out", default="speech.wav")
     parser.add_argument("--url", default="ws://127.0.0.1:8000/v1/audio/speech/stream")

@@ -1,10 +1,10 @@
-"""Runs the tests of what has changed, and of the modules that import it: `make quick`.
+"""Runs the tests of changed modules and of the modules that import them: `make quick`.
 
     python -m tests.affected [--base REVISION] [PYTEST ARGUMENTS]
 
-Changed are the files that differ from REVISION (HEAD unless given), those not yet in git included. A test module is
-affected where it changed itself, stands in the folder that mirrors a changed module's, or imports a changed module or
-one that imports a changed module. Tests marked `server`, `slow` or `heavy` are left out: `make test` runs them.
+Changed files are those that differ from REVISION (HEAD by default), including untracked files. A test module is
+affected if it changed itself, if its folder mirrors the folder of a changed module, or if it imports a changed module,
+directly or through other modules. Tests marked `server`, `slow` or `heavy` are excluded; `make test` runs them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ HOW = ("-n", "2", "--dist", "loadfile")
 
 
 def changed_files(base: str) -> list[str]:
-    """Paths, from the root of the checkout, of the files that differ from `base` or that git does not know yet."""
+    """Return the paths, from the root of the checkout, of the files that differ from `base` or are untracked."""
     commands = (["diff", "--name-only", base], ["ls-files", "--others", "--exclude-standard"])
     outputs = (subprocess.run(["git", *c], cwd=ROOT, check=True, capture_output=True, text=True) for c in commands)
     return sorted({line for output in outputs for line in output.stdout.splitlines()})
 
 
 def module_name(path: str) -> str:
-    """The name that `path` is imported by."""
+    """Return the dotted name under which `path` is imported."""
     return path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def imported(source: str) -> set[str]:
-    """The names that a module may import: of modules, and of what it takes from them."""
+    """Return the dotted names that a module may import: modules, and names within modules."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether it is no file of an environment that a test made for itself."""
+    """Return whether the file is outside the virtual environments that tests create."""
     return not any(part.startswith(".") or part == "node_modules" for part in path.relative_to(ROOT).parts)
 
 

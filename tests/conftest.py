@@ -18,17 +18,17 @@ from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
 from tests.forking import ForkedProcess, forker
 
-# The same examples on every machine, however slow it is.
+# Hypothesis runs the same examples on every machine, without deadlines.
 hypothesis_settings.register_profile(
     "antiphon", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("antiphon")
 
-# Servers of tests have the same models on every machine.
+# The tests' servers load the same models on every machine.
 os.environ.setdefault("ANTIPHON_PROFILE", "default")
-# And the same voices.
+# The tests' servers have the same voices on every machine.
 os.environ.setdefault("ANTIPHON_FALLBACK_VOICE", "off")
-# Tests begin sessions as fast as they can, on machines with more to do; those about headroom turn it on.
+# Tests open sessions in quick succession, on busy machines. Tests about headroom turn it on.
 os.environ.setdefault("ANTIPHON_HEADROOM", "false")
 
 SMALL, VOICE = "smollm2-135m-instruct", "hibari-heart"
@@ -37,11 +37,17 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
+    # Its name in the manifest.
     id: str
+    # The audio file.
     path: Path
+    # The spoken text.
     text: str
+    # Its length.
     seconds: float
+    # The manifest's kind of recording.
     kind: str
+    # ISO 639-1.
     language: str
 
     @property
@@ -62,12 +68,12 @@ def recordings() -> dict[str, Recording]:
 
 @dataclass(slots=True)
 class Process:
-    """A real `antiphon serve`."""
+    """A running process of `antiphon serve`."""
 
     url: str
     popen: ForkedProcess
     log: Path
-    # A second SIGTERM ends a drain, or a process that has given up its handler already.
+    # A second SIGTERM ends a drain, or a process that already removed its handler.
     is_leaving: bool = False
 
     @property
@@ -83,8 +89,11 @@ Serve = Callable[..., Process]
 
 
 class Servers:
-    """Starts server processes and stops them: most when the module is over that started them, since each takes up to
-    1.4 GB, those of several modules (`keep`) when all tests are."""
+    """Starts and stops server processes.
+
+    Each takes up to 1.4 GB, so most stop at the end of the module that started them. Servers that several modules share
+    (`keep`) stop at the end of all tests.
+    """
 
     def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self._paths = tmp_path_factory
@@ -92,8 +101,9 @@ class Servers:
         self._kept: list[Process] = []
 
     def start(self, *flags: str, clean: bool = True, keep: bool = False) -> Process:
-        """Start a server with these flags and wait until it is ready. `clean`: it is stopped by this, and must have
-        logged no error or traceback.
+        """Start a server with these flags and wait until it is ready.
+
+        With `clean`, the server must not have logged an error or a traceback when `stop` ends it.
         """
         log = self._paths.mktemp("serve") / "log.txt"
         if "--language-model" not in flags:
@@ -111,7 +121,7 @@ class Servers:
         raise AssertionError(f"the server did not start: {log.read_text()}")
 
     def stop(self, *, kept: bool) -> None:
-        """Stop the servers, all before any is judged: one that failed must not leave the others running."""
+        """Stop all servers, then check each, so that a failed check does not leave others running."""
         processes = [*self._started, *(self._kept if kept else ())]
         self._started.clear()
         for process in processes:
@@ -130,7 +140,7 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def started_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """The server processes of all tests."""
+    """The starter of server processes that all tests share."""
     servers = Servers(tmp_path_factory)
     yield servers
     servers.stop(kept=True)
@@ -138,20 +148,20 @@ def started_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 
 @pytest.fixture(scope="module", autouse=True)
 def stop_processes(started_processes: Servers) -> Iterator[None]:
-    """Stop the servers that a module's tests have started when the last of them is over."""
+    """Stop the servers that a module's tests started after the last of these tests."""
     yield
     started_processes.stop(kept=False)
 
 
 @pytest.fixture(scope="session")
 def serve(started_processes: Servers) -> Serve:
-    """Start servers with any flags, as `Servers.start` does."""
+    """Start servers with any flags; see `Servers.start`."""
     return started_processes.start
 
 
 @pytest.fixture(scope="session")
 def talker(serve: Serve) -> Process:
-    """A server with the small language model; `make engines` has a vLLM compute it."""
+    """A server with the small language model, which vLLM computes in `make engines`."""
     if url := os.environ.get("ANTIPHON_TEST_VLLM"):
         return serve("--engine", f"vllm:{url}", "--language-model", os.environ["ANTIPHON_TEST_VLLM_FOLDER"], keep=True)
     return serve("--language-model", SMALL, keep=True)
@@ -159,21 +169,21 @@ def talker(serve: Serve) -> Process:
 
 @pytest.fixture(scope="session")
 def speaker(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
-    """A server with the speech synthesizer. It is patient for a second: pauses are tested."""
+    """A server with the speech synthesizer. Its timeouts are short, since tests wait for them."""
     flags = ("--config-timeout-s", "2", "--idle-timeout-s", "2", "--sessions-per-key", "250")
     return serve("--synthesizer", VOICE, *flags, keep=True)
 
 
 @pytest.fixture(scope="session")
 def server(serve: Serve) -> Process:
-    """The default server most tests talk to."""
+    """The default server, which most tests use."""
     return serve(keep=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start a server: `make quick` leaves them out.
+    """Mark the tests that start a server, which `make quick` excludes.
 
-    Their modules come first, so that at the end both workers have short ones to do.
+    Their modules run first, so that both workers have short tests left at the end.
     """
     for item in items:
         if "serve" in getattr(item, "fixturenames", ()):

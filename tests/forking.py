@@ -1,8 +1,8 @@
-"""Starts server processes without importing everything anew: that takes 5 s of CPU each, and the tests start a hundred.
+"""Starts server processes by forking. Imports take 5 s of CPU time per process, and the tests start a hundred.
 
-A process that has imported what servers import, and has begun no thread, forks one for each. The fork gets its own
-arguments, environment and files and runs the module as `python -m` would; from there on it is a server like any other.
-Tests of the command line itself start `python -m antiphon`.
+A process that has imported the servers' modules and has no threads forks each server. The fork gets its own arguments,
+environment and files, and runs the module like `python -m`; from then on it is an ordinary server. Tests of the command
+line itself start `python -m antiphon`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import IO
 
-# What the servers of the tests import, in this order: the command line sets variables that OpenMP reads when loaded.
+# The imports of the tests' servers. The order matters: the command line sets variables that OpenMP reads when it loads.
 PRELOADED = (
     "antiphon.cli.main",
     "antiphon.server.run",
@@ -37,7 +37,7 @@ MAX_REQUEST_BYTES = 1 << 20
 
 
 class ForkedProcess:
-    """A process that the forker has started, with the methods of subprocess.Popen that tests use."""
+    """A process that the forker started, with the methods of subprocess.Popen that tests use."""
 
     def __init__(self, pid: int, stdout: IO[str]) -> None:
         self.pid, self.stdout = pid, stdout
@@ -73,7 +73,7 @@ class ForkedProcess:
 
 
 class Forker:
-    """The process that forks, as the tests see it."""
+    """A handle of the process that forks."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -118,7 +118,7 @@ class Forker:
 
 @cache
 def forker() -> Forker:
-    """The one of this process. It ends when this process does."""
+    """Return the forker of this process, which ends with this process."""
     return Forker()
 
 
@@ -126,7 +126,7 @@ def forker() -> Forker:
 
 
 def _serve(control: socket.socket) -> list[str] | None:
-    """Fork for each request until nobody asks any more: None. In a fork, return its arguments."""
+    """Fork for each request. Returns the arguments in a fork, and None after the last request."""
     ends, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -170,13 +170,13 @@ def _become(request: dict[str, object], stdout: int, stderr: int) -> list[str]:
     os.environ.clear()
     os.environ.update(request["env"])  # type: ignore[call-overload]
     os.chdir(str(request["cwd"]))
-    # What hides a package, or adds one, as it would when the interpreter starts.
+    # Applies code that hides or adds packages, as the interpreter would at its start.
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
     return list(request["arguments"])  # type: ignore[call-overload]
 
 
 def main() -> None:
-    """Import everything, fork for each request, and in a fork run what was asked for."""
+    """Import everything, fork for each request, and run the requested module in the fork."""
     for name in PRELOADED:
         import_module(name)
     assert threading.active_count() == 1, threading.enumerate()

@@ -1,7 +1,7 @@
-"""A transcriber and a detector that follow a script: real sessions without a model, deterministic to the sample.
+"""A scripted transcriber and detector, for real sessions without a model. They are deterministic to the sample.
 
-The audio itself carries the script. A sample's value is a word's number (x 0.001) while the word is spoken, 0 in
-silence: what is transcribed is what was in the window, so lost, doubled or misplaced audio shows as wrong words.
+The audio itself carries the script. A sample's value is the number of the spoken word (x 0.001), or 0 in silence. The
+transcript is derived from the window, so lost, repeated or misplaced audio shows as wrong words.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def text(first: int, count: int) -> str:
 
 
 def heard(pcm: Pcm) -> list[tuple[int, int, int]]:
-    """(word, first sample, end) in a window."""
+    """Return (word, first sample, end) of each word in a window."""
     numbers = np.rint(pcm * 1000).astype(int)
     edges = np.flatnonzero(np.diff(numbers)) + 1
     spans = zip([0, *edges], [*edges, len(numbers)], strict=True)
@@ -52,7 +52,11 @@ def heard(pcm: Pcm) -> list[tuple[int, int, int]]:
 
 
 class ScriptedTranscriber:
-    """`fail`: raises on windows that hold this word. `gate`: awaited before each decode. `limits`: those of tuning."""
+    """Transcribes the words that the audio encodes.
+
+    It raises for windows that contain the word `fail`, and awaits `gate` before each decode. `limits` are the limits of
+    its tuning.
+    """
 
     def __init__(
         self,
@@ -100,7 +104,7 @@ class ScriptedTranscriber:
         spans = heard(window.pcm)
         if self.fail in [n for n, *_ in spans]:
             raise ModelError("scripted failure")
-        # A word of which less than half is in the window is not recognized, as with a real model.
+        # Like a real model, it does not recognize a word of which less than half is in the window.
         whole = [s for s in spans if s[2] - s[1] >= WORD_SAMPLES // 2]
         new = [s for s in whole if s[0] not in window.prefix]
         pieces = tuple(HypothesisWord(f" w{n}", (n,), 1.0) for n, *_ in new)
@@ -149,18 +153,18 @@ class ScriptedDetector:
         return ScriptedStream()
 
 
-# Words below it are one voice, those from it on another's.
+# Words below OTHERS belong to one voice, the others to another.
 OTHERS = 200
 
 
 class ScriptedVoices:
-    """Hears by the words whose voice it is. `fails`: raises in place of that."""
+    """Recognizes speakers by the numbers of their words, or raises if `fails` is set."""
 
     profile = SpeakerProfile("scripted", 2, 0.5, (VoiceThreshold(0.1, 0.4, 0.6),))
 
     def __init__(self) -> None:
         self.fails = False
-        # Awaited before each vector, where there is one.
+        # If set, awaited before each vector.
         self.gate: anyio.Event | None = None
         self.num_embedded = 0
 

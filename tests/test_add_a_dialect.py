@@ -1,6 +1,6 @@
-"""The example of docs/add-a-dialect.md works as it is written: it is put into a copy of the package, and served.
+"""The example of docs/add-a-dialect.md works as written, in a copy of the package that is served.
 
-A block of the page that begins with `# path` is that file; the one for the table of dialects is a line of it.
+A block of the page that begins with `# path` is that file. The block for the table of dialects is a line of the table.
 """
 
 from __future__ import annotations

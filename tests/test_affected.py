@@ -1,4 +1,4 @@
-"""Which tests `make quick` runs for a change."""
+"""The tests that `make quick` selects for a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages about the code name what is there: paths, functions and classes in them exist, and the map is complete."""
+"""The paths, functions and classes that the pages about the code name exist, and the map is complete."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_LINES, MAX_COLUMNS = 250, 120
 
 CODE = re.compile(r"`([^`\n]+)`")
 FOLDER_OR_MODULE = re.compile(r"[\w./-]*(?:/|\.py|\.md)")
-# A module with names in brackets behind it: `path.py` (`name`, `Class.name`).
+# A module followed by names in brackets: `path.py` (`name`, `Class.name`).
 NAMES_OF = re.compile(r"`([\w./-]+\.py)`\s+\(((?:`[\w.]+`(?:,\s+)?)+)\)")
 CLASS = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z][A-Za-z0-9]*)+(?:\.\w+)*")
 
 
 def text_of(page: Path) -> str:
-    """The page without its code blocks."""
+    """Return the text of the page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 

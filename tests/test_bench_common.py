@@ -1,4 +1,4 @@
-"""What benchmarks share: percentiles, tables, sections that are written as they are measured, helper processes."""
+"""Shared parts of benchmarks: percentiles, tables, sections that are written one by one, helper processes."""
 
 from __future__ import annotations
 
@@ -99,4 +99,4 @@ def test_a_helper_runs_beside_until_the_end_and_its_first_line_is_read(
 
 def test_a_peer_that_is_not_set_up_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert peer("nowhere", tmp_path) is None
-    assert capsys.readouterr().out == "nowhere is not here: make peers\n"
+    assert capsys.readouterr().out == "nowhere is not installed: make peers\n"

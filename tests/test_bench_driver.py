@@ -1,4 +1,4 @@
-"""The client of the live benchmarks: what it sends, plays, drops and acknowledges, and when events count as come."""
+"""The client of the live benchmarks: what it sends, plays, drops and acknowledges, and the arrival times of events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VAD = {"type": "server_vad"}
 
 
 def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test that is run by an event loop of its own."""
+    """Decorate a test to run in a new event loop."""
 
     @functools.wraps(test)
     def run() -> None:
@@ -31,14 +31,14 @@ def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 class Wire:
-    """A link whose events the test gives, and which keeps what is sent."""
+    """A link that yields the test's events and records the messages that are sent."""
 
     def __init__(self) -> None:
         self.sent: list[Mapping[str, Any]] = []
         self.given: asyncio.Queue[dict[str, Any] | SessionEnded] = asyncio.Queue()
 
     def start(self) -> None:
-        """Nothing has to be connected."""
+        """Do nothing, since there is no connection."""
 
     async def send(self, message: Mapping[str, Any]) -> None:
         self.sent.append(message)
@@ -50,11 +50,11 @@ class Wire:
         return found
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
 
 def wired(session: Session, *events: dict[str, Any] | SessionEnded) -> Wire:
-    """Put a wire in the place of the session's link, with events that come at once."""
+    """Replace the session's link by a wire whose events arrive at once."""
     session.link = wire = Wire()  # type: ignore[assignment]
     for event in events:
         wire.given.put_nowait(event)

@@ -1,4 +1,4 @@
-"""What benchmarks ask and how they judge: questions with answers, calls of tools, and what came in a pause."""
+"""How benchmarks judge answers to questions, tool calls, and answers that begin in a pause."""
 
 from __future__ import annotations
 

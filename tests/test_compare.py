@@ -1,4 +1,4 @@
-"""Figures that `make compare` compares: which way is better, and what fell."""
+"""The figures that `make compare` compares: the better direction of each, and regressions."""
 
 from __future__ import annotations
 

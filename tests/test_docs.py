@@ -1,4 +1,4 @@
-"""Docs say what there is: every message, field, value and error code of the wire, and every command."""
+"""The docs cover every message, field, value and error code on the wire, and every command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "antiphon"
 RECORDED = ROOT / "tests" / "traces" / "recorded"
 
-# Folder or module below src/antiphon -> the pages that together describe it.
+# Folder or module below src/antiphon -> the pages that describe it together.
 SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/negotiation.py": ("index",),
     "protocols/resume.py": ("index",),
@@ -47,22 +47,22 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "server/routes/voices.py": ("speech",),
     "server/routes/transcriptions.py": ("transcriptions",),
 }
-# Names that stand in the source and never on the wire.
+# Names in the source that never appear on the wire.
 INTERNAL = {
-    # Dialects and refusals as metrics call them.
+    # Names of dialects and refusals in metrics.
     *("bridge", "minicpmo", "undecided", "unauthorized", "no_room", "first_sound", "first_token"),
-    # What a place is for.
+    # A kind of session.
     "captions",
-    # Codes of errors whose dialect sends only their message.
+    # Codes of errors of dialects that send only the message.
     *("too_large", "unexpected", "invalid_request"),
-    # The server's own words: a setting of vLLM's tuning, a default eagerness, a prefix, a way to decode text.
+    # Internal words: a setting of vLLM's tuning, a default eagerness, a prefix, an error handler for decoding text.
     *("max_tokens", "medium", "g711", "replace"),
-    # Why a bridge interrupts: nobody is told.
+    # The reason why a bridge interrupts, which is not sent.
     "client_force_listen",
-    # What a request does while a response is under way: nobody sends it.
+    # Internal choices for a request during a response, which are not sent.
     *("wait", "cut"),
 }
-# The first part of an error's `param` is no name by itself: `session.audio.input`.
+# Prefixes of an error's `param`, which are not names by themselves: `session.audio.input`.
 OLDER_PARAMS = "session.input_audio_", "session.turn_detection", "session.type", "session.include"
 NAME = re.compile(r"[a-z][a-z0-9]*(?:[._][a-z0-9]+)*")
 
@@ -83,11 +83,11 @@ def page(name: str) -> str:
 
 
 def says(text: str, name: str) -> bool:
-    """The page has this name, whole."""
+    """Return whether the page contains this name as a whole word."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
 
 
-# --- what is in the source
+# --- names in the source
 
 
 def names(tree: ast.Module) -> dict[str, int]:
@@ -151,7 +151,7 @@ def test_every_dialect_has_a_page() -> None:
     assert {name for names in SOURCES.values() for name in names} == {p.stem for p in PAGES.glob("*.md")}
 
 
-# What a client may send, on the page that says so.
+# Messages that a client may send, with the page that documents them.
 MESSAGES: dict[str, Any] = {
     "vllm-realtime": VllmMessage,
     "openai-transcription": TranscriptionMessage,
@@ -173,9 +173,9 @@ def test_every_event_of_a_client_is_documented(name: str, event: str) -> None:
     assert f"`{event}`" in page(name)
 
 
-# --- what was recorded
+# --- recorded traces
 
-# What clients and models fill in: its keys are not the server's.
+# Objects that clients and models fill in. Their keys are not the server's.
 FREE = {"parameters", "metadata", "payload", "arguments", "sha256"}
 SHARED = ("index",)
 REALTIME = ("openai-realtime", "openai-transcription", "vllm-realtime")
@@ -198,7 +198,7 @@ BY_PATH: dict[str, tuple[str, ...]] = {
 
 
 def pages_of(url: str) -> tuple[str, ...]:
-    """The pages of an endpoint."""
+    """Return the pages that document an endpoint."""
     path, query = urlsplit(url).path, parse_qs(urlsplit(url).query)
     if path == "/v1/realtime" and "duplex" in query:
         path = "/v1/duplex"
@@ -210,7 +210,7 @@ def pages_of(url: str) -> tuple[str, ...]:
 
 
 def keys(value: Any) -> Iterator[str]:
-    """All keys of a JSON value that the server chose."""
+    """Return all keys of a JSON value that the server chose."""
     if isinstance(value, list):
         for element in value:
             yield from keys(element)
@@ -222,8 +222,8 @@ def keys(value: Any) -> Iterator[str]:
 
 
 def sent(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The server's JSON of a trace, each with the URL it came from."""
-    # By socket; requests and the first socket have no number.
+    """Return the server's JSON messages in a trace, each with its URL."""
+    # URLs by socket. Requests and the first socket have no number.
     urls: dict[int | None, str] = {}
     asked = ""
     for line in lines:
@@ -241,7 +241,7 @@ def sent(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any
 @pytest.mark.parametrize("trace", sorted(file.stem for file in RECORDED.glob("*.jsonl")))
 def test_every_frame_of_the_traces_is_documented(trace: str) -> None:
     lines = [json.loads(line) for line in (RECORDED / f"{trace}.jsonl").read_text(encoding="utf-8").splitlines()]
-    # A trace has the same frames over and over.
+    # Traces contain the same frames many times.
     names = {(url, frame.get("type"), key) for url, frame in sent(lines) for key in (None, *keys(frame))}
     for url, kind, key in names:
         text = "\n".join(page(name) for name in pages_of(url))
@@ -255,7 +255,7 @@ def test_every_frame_of_the_traces_is_documented(trace: str) -> None:
 
 
 def headings(text: str) -> list[str]:
-    """The headings below the title, without those in fenced blocks."""
+    """Return the headings below the title, outside of fenced blocks."""
     outside = "".join(text.split(FENCE)[::2])
     return re.findall(r"^##+ (.+)$", outside, re.MULTILINE)
 
@@ -263,7 +263,7 @@ def headings(text: str) -> list[str]:
 @pytest.mark.parametrize("name", sorted(p.stem for p in PAGES.glob("*.md") if p.stem != "index"))
 def test_the_pages_have_one_shape(name: str) -> None:
     parts = [part for h in headings(page(name)) for part in SHAPE if h.startswith(part)]
-    # Several dialects on one page have the parts once each.
+    # If several dialects share a page, each has these parts.
     assert parts == list(SHAPE) * (len(parts) // len(SHAPE))
     assert parts
 
@@ -284,7 +284,7 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 def tracked() -> list[Path]:
-    """The repository's Markdown and Python files."""
+    """Return the Markdown and Python files that git tracks."""
     listed = subprocess.run(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("no checkout")

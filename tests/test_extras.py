@@ -1,6 +1,6 @@
-"""The package without its extras: it hears and transcribes, and says what is to be installed for the rest.
+"""Without its extras, the package transcribes, and its errors name what to install for other features.
 
-The packages are hidden from the interpreter, as `make packages` has them truly missing, in environments of their own.
+These tests hide the packages from the interpreter. `make packages` tests environments without the packages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.conftest import DATA, SMALL
 
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "docs" / "packages.md"
-# A program with the packages of some extras hidden, and the command's arguments.
+# A program that hides the packages of some extras, and runs the command with its arguments.
 COMMAND = """
 import sys
 
@@ -57,7 +57,7 @@ def test_the_extras_are_those_of_the_project() -> None:
     for extra, packages in EXTRAS.items():
         assert {distributions[name][0].lower() for name in packages} == required[extra] - {"antiphon"}, extra
     assert all(spec.extra == "" or spec.extra in EXTRAS for spec in SPECS.values())
-    # The base has none of them.
+    # The base installation has none of these packages.
     assert not {re.split(r"[\[<>=]", line)[0] for line in project["dependencies"]} & {
         name for lines in required.values() for name in lines
     }
@@ -98,12 +98,12 @@ def test_nothing_says_to_install_a_package_that_is_not_published() -> None:
 
 
 def test_the_client_alone_needs_what_its_page_says() -> None:
-    """Every other package of the base is hidden, and those of the extras."""
+    """Hides every other package of the base installation, and those of the extras."""
     (needed,) = re.findall(r"^pip install ([a-z ]+) && pip install --no-deps \.$", CLIENT.read_text(), re.MULTILINE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     base = {re.split(r"[\[<>=]", line)[0] for line in project["dependencies"]}
     assert set(needed.split()) <= base
-    # These come with httpx.
+    # httpx requires these.
     others = base - set(needed.split()) - {"anyio", "httpcore"}
     packages = [name for name, found in packages_distributions().items() if {f.lower() for f in found} & others]
     program = COMMAND.split("from antiphon.cli", 1)[0] + "import antiphon.client"

@@ -1,4 +1,4 @@
-"""The GPU benchmark's dry run: every section on tiny models, and what a failure and a second run leave."""
+"""The GPU benchmark's dry run: every section with tiny models, and the results after a failure and a second run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ ROOT = Path(__file__).parents[1]
 
 
 def measure(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run bench/gpu.sh as a user does, its results in a folder."""
+    """Run bench/gpu.sh as a user does, with results in a folder."""
     command = [str(ROOT / "bench" / "gpu.sh"), "--dry-run", "--out", str(folder), *flags]
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """The sections of gpu.json."""
+    """Return the sections of gpu.json."""
     found: dict[str, Any] = json.loads((folder / "gpu.json").read_text())["sections"]
     return found
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of one dry run of everything."""
+    """The folder with the results of one dry run of all sections."""
     folder = tmp_path_factory.mktemp("gpu")
     done = measure(folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -81,7 +81,7 @@ def test_a_second_run_measures_only_what_is_named(folder: Path) -> None:
 
 
 def sound(plan: Plan, recorder: Recorder) -> None:
-    """A section that is measured."""
+    """A section that succeeds."""
     recorder.figure("model", "first token p50", "1 session", 7.0, "ms")
 
 
@@ -92,7 +92,7 @@ def broken(plan: Plan, recorder: Recorder) -> None:
 
 
 def half_broken(plan: Plan, recorder: Recorder) -> None:
-    """A section of whose parts one fails."""
+    """A section with one part that fails."""
     with recorder.part("one"):
         raise ValueError("no such shape")
     with recorder.part("two"):
@@ -100,13 +100,13 @@ def half_broken(plan: Plan, recorder: Recorder) -> None:
 
 
 def gone(plan: Plan, recorder: Recorder) -> None:
-    """A section whose process is ended from outside."""
+    """A section whose process is killed."""
     recorder.figure("model", "first token p50", "1 session", 10.0, "ms")
     os._exit(9)
 
 
 def endless(plan: Plan, recorder: Recorder) -> None:
-    """A section that is killed at the end of its time."""
+    """A section that exceeds its time limit."""
     recorder.figure("model", "first token p50", "1 session", 11.0, "ms")
     threading.Event().wait()
 

@@ -1,4 +1,4 @@
-"""The tables of docs/gpu.md are what bench/gpu_memory.py computes, and it counts KV as the engine does."""
+"""The tables of docs/gpu.md equal the output of bench/gpu_memory.py, which counts KV like the engine."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_a_row_has_the_bytes_that_the_engine_counts() -> None:
         finally:
             engine.close()
 
-    # The engine counts its budget in whole pages of 64 rows.
+    # The engine rounds its budget to whole pages of 64 rows.
     assert asyncio.run(total(10 * page_bytes)) == 10 * page_bytes
     assert asyncio.run(total(11 * page_bytes - 1)) == 10 * page_bytes

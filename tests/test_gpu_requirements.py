@@ -1,7 +1,7 @@
-"""bench/gpu-requirements.txt and a PyTorch image are enough for the engine, the torch models and the server.
+"""A PyTorch image with bench/gpu-requirements.txt is enough for the engine, the torch models and the server.
 
-All modules of the package are imported with the oldest `transformers`, as such an image has it, and without the
-dependencies that neither brings. Those that need one of these are named here: whatever imports them does so late.
+The test imports all modules with the oldest supported `transformers`, and without the dependencies that neither the
+image nor the file has. NEED_MORE lists the modules that need one of these. Other modules import them only when needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OLDEST = ROOT / "build" / "oldest-transformers"
-# Of the dependencies, what an image with PyTorch, transformers and ONNX Runtime has.
+# The dependencies in an image with PyTorch, transformers and ONNX Runtime.
 IMAGE = {
     "accelerate",
     "anyio",
@@ -37,7 +37,7 @@ IMAGE = {
     "torch",
     "transformers",
 }
-# The other dependencies, by the names they are imported by.
+# The other dependencies, with the names under which they are imported.
 MISSING = {
     "aiortc": "aiortc",
     "av": "av",
@@ -60,7 +60,7 @@ NEED_MORE = {
     "antiphon.cli.watch",
     # Ray is an extra.
     "antiphon.cluster.ray_app",
-    # Triton comes with a build of torch for CUDA alone.
+    # Only CUDA builds of torch include Triton.
     "antiphon.engine.local.kernels.paged",
     "antiphon.transports.webrtc",
 }
@@ -81,7 +81,7 @@ for module in pkgutil.walk_packages(antiphon.__path__, "antiphon."):
 
 
 def _names(lines: list[str]) -> set[str]:
-    """The distributions that requirement lines name."""
+    """Return the distributions that requirement lines name."""
     found = (re.match(r"[A-Za-z0-9-]+", line) for line in lines)
     return {match[0] for match in found if match}
 
@@ -89,7 +89,7 @@ def _names(lines: list[str]) -> set[str]:
 def test_the_image_and_the_file_have_all_dependencies_but_these() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     carried = (ROOT / "bench" / "gpu-requirements.txt").read_text(encoding="utf-8").splitlines()
-    # What a terminal needs, no GPU's machine does.
+    # A GPU machine needs no packages for terminals.
     extras = project["optional-dependencies"]
     everything = [
         *project["dependencies"],

@@ -1,4 +1,4 @@
-"""The figures of `antiphon bench asr`: what counts as an error, a first word, and a difference."""
+"""The figures of `antiphon bench asr`: word errors, first words, and differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def final(*turns: str) -> Heard:
 
 
 def test_difference_is_paired():
-    # Two systems that err on the same clips differ in one clip alone, however much the clips differ.
+    # Two systems with errors on the same clips differ in only one clip, although the clips vary widely.
     found = difference([(9, 9), (0, 0), (5, 5), (1, 0)], [10, 10, 10, 10])
     assert found.points == pytest.approx(2.5)
     assert found.low == 0.0

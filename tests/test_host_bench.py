@@ -1,4 +1,4 @@
-"""What one more session costs the host in a step, as `antiphon bench host` counts it on tiny models: its bounds."""
+"""Limits for the host's cost per additional session in a step, which `antiphon bench host` counts on tiny models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of `make house`, on a small tree."""
+"""The figures of `make house` for a small source tree."""
 
 from __future__ import annotations
 

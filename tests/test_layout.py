@@ -1,4 +1,4 @@
-"""The layout: which room may import which, which rooms are pure, and how large files and folders may grow."""
+"""The layout: which rooms may import which, which rooms are pure, and the size limits of files and folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ BELOW_SERVER = BELOW_MODELS | {
     "store",
     "turns",
 }
-# room -> the rooms it may import besides itself. A room is a folder of the package, or a module in its root.
+# Room -> the rooms that it may import in addition to itself. A room is a folder of the package, or a module in its
+# root.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "extras": {"errors"},
@@ -71,11 +72,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "admission": {"errors"},
     "certify": {"admission", "audio", "errors"},
 }
-# The package itself and `python -m antiphon` hand on to the rooms.
+# The package itself and `python -m antiphon` only delegate to rooms.
 UNRULED = {"__init__", "__main__"}
-# Rooms whose folders must not import each other, and the folders of shared parts that all of them may.
+# Rooms whose folders must not import each other, with the shared folders that all of them may import.
 SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime"}}
-# Rooms without input, output, clocks or an event loop.
+# Rooms without I/O, clocks or an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "state_machine", "text", "turns", "vision"}
 PURE_FILES = (
     {"engine/api.py", "engine/generation.py", "engine/rows.py"}
@@ -83,8 +84,8 @@ PURE_FILES = (
     | {f"transports/{name}.py" for name in ("journal", "lifecycle")}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
-# Where anyio's threads and the event loop's default executor may be used, which no client may fill: for the server's
-# own work. The others are of a key each.
+# Code that may use anyio's threads and the event loop's default executor. They are for the server's own work, so that
+# no client can fill them. Work for clients runs in threads that each API key has to itself.
 OWN_THREADS = (
     "cli/",
     "client/",
@@ -96,7 +97,7 @@ OWN_THREADS = (
     "server/fetch.py",
     "shares/threads.py",
 )
-# Where tensors may be known.
+# Code that may import torch.
 TORCH = {"adapters", "modeling"}
 TORCH_FILES = {
     f"engine/local/{name}.py"
@@ -134,7 +135,7 @@ def imports(path: Path) -> set[str]:
 
 
 def own_imports(path: Path) -> list[tuple[str, ...]]:
-    """What it imports of this package, as paths below it."""
+    """Return the module's imports from this package, as paths below the package."""
     names = [n.split(".") for n in imports(path) if n.split(".")[0] == "antiphon"]
     return [tuple(parts[1:]) for parts in names if parts[1:] not in ([], ["__version__"])]
 
@@ -176,7 +177,7 @@ def test_loading_knows_no_adapter_by_name(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_models_know_engines_by_the_contract(path: Path) -> None:
-    """A module that makes no local engine does not name its class, and none names its sessions."""
+    """Only modules that create a local engine name its class, and no module names its sessions."""
     if room(path.relative_to(SRC).parts) == "engine":
         return
     named = {theirs[3] for theirs in named_imports(path) if theirs[:3] == ("engine", "local", "engine")}
@@ -220,7 +221,7 @@ def test_a_folder_holds_at_most_sixteen_modules() -> None:
     assert {relative(folder): count for folder, count in folders.items() if count > MAX_MODULES} == {}
 
 
-# What there may be at most of what nobody wants more of: as many as there are. A limit is only ever lowered.
+# Limits at the current values of figures that should not grow. Limits are only ever lowered.
 MAX_OF = {
     "dict[str, Any]": 11,
     "untyped maps": 168,
@@ -242,7 +243,7 @@ def is_untyped_map(node: ast.AST) -> bool:
 
 
 def map_names(tree: ast.Module) -> set[str]:
-    """The names that a module gives to untyped maps, or to unions and containers of them."""
+    """Return the names that a module gives to untyped maps, or to unions and containers of them."""
     given = [n for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign) and n.value]
     types = [n for n in given if isinstance(n.value, ast.Subscript | ast.BinOp)]
     named = [n for n in types if any(map(is_untyped_map, ast.walk(n.value)))]
@@ -262,7 +263,7 @@ def untyped_maps(tree: ast.Module, names: set[str]) -> list[str]:
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
-    """The fields of a class that has methods, and what these set of `self`."""
+    """Return the fields of a class that has methods, and the attributes of `self` that these set."""
     if not any(isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) for n in node.body):
         return set()
     fields = {n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
@@ -271,7 +272,7 @@ def attributes(node: ast.ClassDef) -> set[str]:
 
 
 def modules_imported(path: Path) -> set[str]:
-    """The package's modules that a module imports where it is imported itself."""
+    """Return the package's modules that a module imports at its own import."""
     names = {n.module or "" for n in parsed(path).body if isinstance(n, ast.ImportFrom)}
     return {name for name in names if name.split(".")[0] == "antiphon"}
 

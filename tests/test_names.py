@@ -1,4 +1,4 @@
-"""Names: one class name means one thing, commands are verbs and events are past, and what is private stays private."""
+"""Class names are unique, commands are verbs, events are in the past tense, and private names stay private."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from antiphon.events.video import VideoCommand, VideoEvent
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "antiphon"
 SOURCES = sorted(SRC.rglob("*.py"))
-# Environments of third-party clients stand among the tests once they are made.
+# Virtual environments of third-party clients are inside the tests' folders.
 TESTS = sorted(p for p in (ROOT / "tests").rglob("*.py") if not any(part.startswith(".") for part in p.parts))
 COMMANDS = (TranscriptionCommand, SpeechCommand, ConversationCommand, DuplexCommand, VideoCommand)
 EVENTS = (TranscriptionEvent, SpeechEvent, ConversationEvent, DuplexEvent, VideoEvent)
@@ -28,7 +28,7 @@ VERBS = (
     *("Acknowledge", "Append", "Ask", "BargeIn", "Cancel", "Clear", "Commit", "Configure", "Create", "Delete"),
     *("Finish", "Flush", "Hold", "Retrieve", "Signal", "Skip", "Truncate"),
 )
-# An event says what happened, or is a piece of what is made.
+# An event reports what happened, or is a piece of an output.
 PAST = ("ed", "Began", "Done", "Taken", "Ending")
 PIECES = ("Delta", "Partial", "Audio")
 
@@ -71,7 +71,7 @@ def test_an_event_is_named_in_the_past_tense(event: type) -> None:
 
 
 def private_names(tree: ast.Module) -> Iterator[str]:
-    """The private attributes, methods and functions that a module defines."""
+    """Return the private attributes, methods and functions that a module defines."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -83,7 +83,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
 
 
 def foreign_private_accesses(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and name of each `thing._name` where `thing` is not the object, or class, itself."""
+    """Yield line and name of each `thing._name` where `thing` is not the object or class itself."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")

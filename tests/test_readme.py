@@ -1,7 +1,7 @@
-"""The examples of README.md and of the pages for users run as they are written, against a real server.
+"""The examples of README.md and of the pages for users run as written, against a real server.
 
-Only the server's address is replaced. The examples of a page run in order and in one folder, because later ones use
-the files of earlier ones.
+The tests replace only the server's address. The examples of a page run in order in one folder, because later examples
+use files of earlier ones.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LANGUAGE_MODEL = "qwen2.5-coder-0.5b-instruct"
 PAGES = ("README.md", "docs/use.md", "docs/client.md", "docs/coming-from.md")
 ALL_PAGES = (*PAGES, "CONTRIBUTING.md", "docs/index.md", "docs/measured.md")
 CLIENTS = ROOT / "tests" / "clients"
-# A call in a page -> the driver in which an unmodified client makes the same call: `make clients`.
+# A call in a page -> the driver of `make clients` in which an unmodified client makes the same call.
 PROVEN = {
     "OpenAIRealtimeLLMService": "drive_pipecat.py",
     "RealtimeModel": "drive_livekit.py",
     "DuplexClient": "drive_duplex.py",
     "run": "drive_agents.py",
 }
-# What the Python examples of a page print, and files that its examples write.
+# The output of a page's Python examples, and the files that its examples write.
 PRINTED = {
     "README.md": ("", "capital of France", "\n"),
     "docs/use.md": ("ask not what your country can do for you", "three sentences", " ", "[resumed] ", ""),
@@ -50,13 +50,13 @@ WRITTEN = {
     "docs/client.md": ("story.wav", "answer.wav"),
     "docs/coming-from.md": (),
 }
-# The commands that are run. The others wait for a camera, a terminal or the end of the server.
+# The commands that the tests run. Others wait for a camera, a terminal or the end of the server.
 RUN = ("say", "transcribe", "chat", "talk")
 CURL = shutil.which("curl")
 SHELL = (
     f'antiphon() {{ {shlex.quote(sys.executable)} -m antiphon "$@"; }}; curl() {{ command curl -sS --fail "$@"; }}\n'
 )
-# A guard against an example that hangs; no example comes near it.
+# Ends an example that hangs. All examples take far less time.
 LIMIT_S = 300
 
 
@@ -65,32 +65,32 @@ def text_of(page: str) -> str:
 
 
 def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
-    """The fenced blocks in these languages: (language, code)."""
+    """Return the fenced blocks in these languages as (language, code)."""
     found = re.findall(r"^```(\w+)\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
     return [(language, code) for language, code in found if language in languages]
 
 
 def commands(code: str) -> list[str]:
-    """The command lines of a shell block, continued lines joined."""
+    """Return the command lines of a shell block, with continued lines joined."""
     return [line for line in code.replace("\\\n", " ").splitlines() if line.strip()]
 
 
 @pytest.fixture(scope="module")
 def everything(serve: Serve) -> Process:
-    """A server of the default models."""
+    """A server with the default models."""
     return serve("--language-model", LANGUAGE_MODEL, "--synthesizer", VOICE)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An empty folder that looks like the repository's root to the examples."""
+    """A folder that looks like the repository's root to the examples."""
     for name in ("docs", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
 def run(command: list[str], code: str, server: Process, folder: Path) -> str:
-    """What an example prints, with the server's address in place of the one that is written."""
+    """Return the output of an example that runs with the server's address instead of the written one."""
     done = done_with(command, code, server, folder)
     assert done.returncode == 0, f"{code}\n{done.stderr}"
     return done.stdout
@@ -110,7 +110,7 @@ def done_with(command: list[str], code: str, server: Process, folder: Path) -> s
 
 
 @pytest.mark.parametrize(
-    ("rate_hz", "channels", "seconds", "told"),
+    ("rate_hz", "channels", "seconds", "message"),
     [
         (22_050, 1, 1.0, "Invalid rate: 22050"),
         (16_000, 2, 1.0, "mono"),
@@ -118,7 +118,7 @@ def done_with(command: list[str], code: str, server: Process, folder: Path) -> s
     ],
 )
 def test_the_first_program_says_what_is_wrong_with_a_recording_and_ends(
-    rate_hz: int, channels: int, seconds: float, told: str, everything: Process, folder: Path
+    rate_hz: int, channels: int, seconds: float, message: str, everything: Process, folder: Path
 ) -> None:
     with wave.open(str(folder / "question.wav"), "wb") as file:
         file.setparams((channels, 2, rate_hz, 0, "NONE", ""))
@@ -126,7 +126,7 @@ def test_the_first_program_says_what_is_wrong_with_a_recording_and_ends(
     (code,) = [code for _, code in blocks("README.md", "python") if "intent" in code]
     done = done_with([sys.executable, "-W", "error", "-c"], code, everything, folder)
     assert done.returncode == 1
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -156,7 +156,7 @@ def name_of(call: ast.Call) -> str:
 
 
 def shape(call: ast.Call) -> dict[str, tuple[str, ...]]:
-    """The keywords of a call, each with the keys of its value where that is a dict."""
+    """Return the keywords of a call, each with the keys of its value if that is a dict."""
     return {
         keyword.arg or "**": tuple(ast.unparse(key) for key in getattr(keyword.value, "keys", []) if key)
         for keyword in call.keywords
@@ -173,7 +173,7 @@ def test_what_is_to_be_changed_is_what_the_drivers_do(diff: str) -> None:
             assert f"{key}: " in driver
         return
     if after.startswith("speech-to-speech "):
-        # The command makes this configuration of its flags.
+        # The command builds this configuration from its flags.
         driver = (CLIENTS / "drive_speech2speech.py").read_text()
         (flag,) = re.findall(r" --(\w+)", after)
         assert f"RealtimeAudioClientConfig({flag}=" in driver
@@ -205,7 +205,7 @@ def mentions(page: str, program: str) -> list[list[str]]:
 
 @cache
 def flags(command: str) -> set[str]:
-    """The flags that the help of a command names."""
+    """Return the flags in the help text of a command."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
         argument_parser().parse_args([command, "--help"])

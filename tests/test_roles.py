@@ -1,4 +1,4 @@
-"""Roles have names for the program, names for users, and other names that are accepted."""
+"""Roles have names for the program, names for users, and accepted aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: the order of their sources, their checks, and their page in the docs."""
+"""Settings: the precedence of their sources, their validation, and their page in the docs."""
 
 from __future__ import annotations
 

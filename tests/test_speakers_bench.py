@@ -1,4 +1,4 @@
-"""What `bench/turn_taking/speakers.py` counts: turns that share nothing, stretches of one speaker, intervals."""
+"""The figures of `bench/turn_taking/speakers.py`: disjoint turns, stretches of one speaker, intervals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.scripted import ScriptedDetector
 
 
 def test_turns_share_no_sample_and_there_are_as_many_of_each_length() -> None:
-    # Each sample has a value of its own.
+    # Each sample has a distinct value.
     speech = np.linspace(0.1, 0.2, 60 * SAMPLE_RATE_HZ, dtype=np.float32)
     turns = cut([speech])
     assert [turn.length_s for turn in turns[: len(FIRST_S)]] == list(FIRST_S)
@@ -46,7 +46,7 @@ def test_turns_share_no_sample_and_there_are_as_many_of_each_length() -> None:
     assert {length_s: counted.count(length_s) for length_s in LENGTHS_S} == dict.fromkeys(LENGTHS_S, MOST_TURNS)
     for turn, following in pairwise(turns):
         assert turn.pcm[-1] < following.pcm[0]
-    # A recording that ends soon gives shorter turns.
+    # A short recording yields shorter turns.
     assert [turn.length_s for turn in cut([speech[: 5 * SAMPLE_RATE_HZ]])] == [2.0, 1.0, 2.0]
 
 
@@ -70,7 +70,7 @@ def test_voices_of_a_crowd_may_be_one_speaker() -> None:
 
 
 def test_a_user_is_enrolled_with_other_speech_than_is_judged() -> None:
-    # Each sample has a value of its own.
+    # Each sample has a distinct value.
     speech = np.linspace(0.1, 0.2, 60 * SAMPLE_RATE_HZ, dtype=np.float32)
     most = int(ENROLLED_S[-1] * SAMPLE_RATE_HZ)
     for recordings, is_apart in (([speech], False), (np.split(speech, 6), True)):
@@ -78,7 +78,7 @@ def test_a_user_is_enrolled_with_other_speech_than_is_judged() -> None:
         assert apart == is_apart
         assert len(enrolled) == most
         assert enrolled.max() < min(pcm.min() for pcm in rest)
-    # With too little of it, all of it is another voice.
+    # If there is too little of the voice, all of it counts as another voice.
     enrolled, rest, _ = asyncio.run(parted([speech[: 6 * SAMPLE_RATE_HZ]], ScriptedDetector()))
     assert (len(enrolled), sum(map(len, rest))) == (0, 6 * SAMPLE_RATE_HZ)
 

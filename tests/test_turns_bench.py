@@ -1,4 +1,4 @@
-"""The fit of the end-of-turn model: its speakers are apart from those it is tested on, and its table is repeatable."""
+"""The fit of the end-of-turn model: fitted and tested speakers are disjoint, and its table can be reproduced."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def pause(length_s: float | None, complete: float = 0.5, text: str = "Yes.", spe
 
 
 def test_no_speaker_is_on_both_sides(pauses):
-    # A speaker's pauses in all recordings, and in those with a pause put in, have one name; so have those of corpora
-    # that do not tell their speakers apart.
+    # All pauses of a speaker are on the same side, also in recordings with an inserted pause. A corpus that does not
+    # distinguish its speakers is wholly on one side.
     sides = {}
     for p in pauses:
         recording = p.recording.removesuffix("+pause")
@@ -64,8 +64,8 @@ def test_the_fit_ignores_the_speakers_that_it_is_tested_on(pauses):
 
 
 def test_the_logistic_fit_finds_what_tells_ends_from_pauses():
-    told = [pause(None, 0.9) for _ in range(40)] + [pause(0.5, 0.1) for _ in range(40)]
-    weights = logistic(told, sound=True, words=False)
+    apart = [pause(None, 0.9) for _ in range(40)] + [pause(0.5, 0.1) for _ in range(40)]
+    weights = logistic(apart, sound=True, words=False)
     assert weights["sound"] > 0.5
     untold = [pause(None, c) for c in (0.1, 0.9) * 40] + [pause(0.5, c) for c in (0.1, 0.9) * 40]
     assert abs(logistic(untold, sound=True, words=False)["sound"]) < 0.05

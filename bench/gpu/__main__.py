@@ -43,7 +43,7 @@ def main() -> int:
         report = Report(args.out, dry=args.dry_run, engine=({} if args.dry_run else GPU_STEPS) | args.engine)
     except ValueError as error:
         parser.error(str(error))
-    # Ends the section under way, with all its processes, before this one.
+    # On SIGTERM, ends the current section with all its processes before this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not args.only:
         names = [name for name in names if not report.measured(name)]
@@ -51,12 +51,12 @@ def main() -> int:
 
 
 def _fields(text: str) -> dict[str, int | str]:
-    """Read fields of EngineSettings, as `kv_layout=paged,prefill_rows=512`. Raises ArgumentTypeError for others."""
+    """Parse fields of EngineSettings: `kv_layout=paged,prefill_rows=512`. Raises ArgumentTypeError for other fields."""
     found: dict[str, int | str] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         if name not in {field.name for field in dataclasses.fields(EngineSettings)}:
-            raise argparse.ArgumentTypeError(f"{name!r} is no field of EngineSettings")
+            raise argparse.ArgumentTypeError(f"{name!r} is not a field of EngineSettings")
         found[name] = int(value) if value.isdigit() else value
     return found
 

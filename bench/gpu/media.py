@@ -1,4 +1,4 @@
-"""Models that hear, speak and see: MiniCPM-o, Qwen3-Omni, and the vision-language models."""
+"""Models for audio and images: MiniCPM-o, Qwen3-Omni, and the vision-language models."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from antiphon.vision.images import EncodedImage
 
 # Units of each session, of which the first are not counted.
 UNITS, UNCOUNTED = 12, 2
-# A session that is so many units behind gets no more: all that are left of it are missed.
+# A session that is this number of units behind stops; all its remaining units are missed.
 FAR_BEHIND = 8
-# Tokens of an answer to speech, at most.
+# Maximum number of tokens of an answer to speech.
 ANSWER_TOKENS = 24
-# Frames that each video session is shown, of this size.
+# Number of frames of each video session, and their size.
 FRAMES, WIDTH, HEIGHT = 16, 640, 480
 
 
 def native(plan: Plan, recorder: Recorder) -> None:
-    """The section `minicpmo`: sessions that get a unit a second and speak in every one, to its last token.
+    """The section `minicpmo`: sessions that get a unit every second, and speak in every unit to its last token.
 
-    That is the most a unit can cost; the codes are made, but no audio of them. A unit is missed where its step is not
-    done when the next one is there.
+    This is the largest cost of a unit. The codes are generated, but no audio. A unit is missed if its step is not done
+    when the next unit arrives.
     """
     _measure_natives(plan, recorder, plan.pick([2], [32, 8, 1]))
 
 
 def room(plan: Plan, recorder: Recorder) -> None:
-    """The section `room`: more texts and sessions than the goals ask for."""
+    """The section `room`: more texts and sessions than the goals require."""
     for count in plan.pick([3], [128, 256]):
         with recorder.part(f"{count} texts"):
             asyncio.run(speech.measure_tts(plan, recorder, plan.pick("tiny", "0.6B"), [count]))
@@ -75,7 +75,7 @@ async def _measure_native(plan: Plan, recorder: Recorder, model: MiniCpmO, count
 
     async def hold(number: int) -> None:
         for unit in range(units):
-            # The sessions' units end at times of their own, spread over the second.
+            # The sessions' units are spread evenly over the second.
             due = began + (unit + 1 + number / count) * pace_s
             if time.perf_counter() - due > FAR_BEHIND * pace_s:
                 return
@@ -119,7 +119,7 @@ async def _measure_omni(plan: Plan, recorder: Recorder, model: Qwen3Omni, name: 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an answer: seconds to its first text and its first sound, and how fast the others followed."""
+    """The result of an answer: seconds to its first text and its first sound, and the rates of the rest."""
 
     text_s: float
     sound_s: float
@@ -128,9 +128,9 @@ class Answer:
 
 
 async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
-    """Ask with `heard_s` seconds of speech, and wait for text and for more than `samples` samples of sound.
+    """Ask with `heard_s` seconds of speech, and wait for text and for more than `samples` samples of audio.
 
-    Raises RuntimeError for an answer without either.
+    Raises RuntimeError for an answer without text or audio.
     """
     talk, began = await model.open(), time.perf_counter()
     asked = [Message("user", "", parts=(AudioPart(models.sound(heard_s)), "What was that?"))]
@@ -153,7 +153,7 @@ async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
 
 
 def video(plan: Plan, recorder: Recorder) -> None:
-    """The section `vision`: frames a second into the KV, from JPEG on, as a live camera's are before a question."""
+    """The section `vision`: frames per second into the KV, from JPEG on, as from a live camera before a question."""
     for size in plan.pick([models.TINY_SMOL, models.TINY_QWEN], [models.SMOL, models.QWEN]):
         with recorder.part(size), models.vision_model(size, plan.options(32)) as model:
             asyncio.run(_measure_video(plan, recorder, model, size))
@@ -170,7 +170,7 @@ async def _measure_video(plan: Plan, recorder: Recorder, model: VisionLanguageMo
 
 
 async def watch(model: VisionLanguageModel, number: int, frames: int) -> None:
-    """Show frames to a session of its own, one after another, and wait until they are in the KV."""
+    """Show frames to a new session one after another, and wait until they are in the KV."""
     stream = await model.open("Say what you see.")
     for frame in range(frames):
         await stream.append_frame(VideoFrame(frame, float(frame), EncodedImage(picture(number * frames + frame))))
@@ -180,7 +180,7 @@ async def watch(model: VisionLanguageModel, number: int, frames: int) -> None:
 
 
 def picture(number: int) -> bytes:
-    """Return a JPEG of noise over a gradient, as large as a camera's frame; no two numbers give the same."""
+    """Return a JPEG of noise over a gradient with the size of a camera's frame; different for each number."""
     noise = torch.randint(0, 40, (HEIGHT // 8, WIDTH // 8, 3), generator=torch.Generator().manual_seed(number))
     smooth = np.linspace(0, 200, WIDTH, dtype=np.uint8)[None, :, None]
     pixels = noise.numpy().astype(np.uint8).repeat(8, 0).repeat(8, 1) + smooth

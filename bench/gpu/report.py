@@ -1,4 +1,4 @@
-"""The results of the sections: gpu.json, which a later run resumes from, and the table gpu.txt."""
+"""The results of the sections: gpu.json, from which a later run resumes, and the table gpu.txt."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ Status = Literal["running", "measured", "failed", "out of time"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. `model`: whose; `measure`: what; `load`: under which; `details`: what else was counted with it."""
+    """One figure of a model."""
 
+    # The model's name.
     model: str
+    # What was measured.
     measure: str
+    # The load under which it was measured.
     load: str
+    # The figure.
     value: float
+    # Its unit.
     unit: str
+    # Further counts, only in gpu.json.
     details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What others publish, and our goal, beside the figures whose model and measure begin so and whose load is this."""
+    """A published figure, and our goal, for figures whose model starts with this, with this measure and load."""
 
     model: str
     measure: str
@@ -53,7 +59,7 @@ PUBLISHED = (
 
 
 def beside(figure: Figure) -> str:
-    """Return what is published beside a figure, or "". A load may say more behind a comma."""
+    """Return the published figure for a figure, or "". Its load may have an addition after a comma."""
     for known in PUBLISHED:
         same = figure.model.startswith(known.model) and figure.measure == known.measure
         if same and (figure.load == known.load or figure.load.startswith(known.load + ",")):
@@ -69,10 +75,10 @@ def row(figure: Figure) -> str:
 
 
 class Report:
-    """The results in a folder, which is made. Every figure is in both files as soon as it is added.
+    """The results in a folder, which is created. Every figure is in both files as soon as it is added.
 
-    `dry`: of a dry run. `engine`: the fields of EngineSettings that the figures were measured with. Raises ValueError
-    for a folder with figures of another machine or other settings, which would be mixed with these.
+    `dry` marks a dry run. `engine` has the fields of EngineSettings for all figures. Raises ValueError if the folder
+    has figures of another machine or other settings, which would be mixed with these.
     """
 
     def __init__(self, folder: Path, *, dry: bool, engine: dict[str, Any]) -> None:
@@ -91,12 +97,12 @@ class Report:
             self._document["sections"] = before["sections"]
 
     def measured(self, section: str) -> bool:
-        """Return whether a section was measured to its end, in this run or before."""
+        """Return whether a section was measured completely, in this run or before."""
         found: bool = self._document["sections"].get(section, {}).get("status") == "measured"
         return found
 
     def begin(self, section: str) -> None:
-        """Begin a section anew: its figures of an earlier run are dropped."""
+        """Start a section, and drop its figures of an earlier run."""
         self._document["sections"][section] = {"status": "running", "date": time.strftime("%Y-%m-%d %H:%M:%S")}
         self._document["sections"][section]["figures"] = []
         if not self._headed:
@@ -111,7 +117,7 @@ class Report:
         return f"# {where}{'; a dry run: its figures say nothing' if self.dry else ''}"
 
     def add(self, section: str, figure: Figure) -> None:
-        """Add a figure to the section. One that is not a finite number is written as null."""
+        """Add a figure to the section. A value that is not finite is written as null."""
         kept = asdict(figure) | {"value": figure.value if math.isfinite(figure.value) else None}
         if published := beside(figure):
             kept["beside"] = published
@@ -120,13 +126,13 @@ class Report:
         self._write()
 
     def note(self, section: str, text: str) -> None:
-        """Add what a section says besides its figures, such as the reason why it has none."""
+        """Add a remark of a section, such as the reason why it has no figures."""
         self._document["sections"][section].setdefault("notes", []).append(text)
         self.say(text)
         self._write()
 
     def end(self, section: str, status: Status, took_s: float, error: str = "") -> None:
-        """End a section. `error`: why it was not measured to its end."""
+        """End a section. `error` is the reason if it was not measured completely."""
         self._document["sections"][section] |= {"status": status, "took_s": round(took_s, 1)}
         if error:
             self._document["sections"][section]["error"] = error
@@ -141,7 +147,7 @@ class Report:
             file.write(line + "\n")
 
     def _write(self) -> None:
-        """Replace gpu.json as a whole, so that it can be read whenever the machine goes away."""
+        """Replace gpu.json atomically, so that it is always readable, even if the machine disappears."""
         new = self._json.with_suffix(".json.new")
         new.write_text(
             json.dumps(self._document, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
@@ -150,7 +156,7 @@ class Report:
 
 
 def accelerator() -> dict[str, Any]:
-    """Return the GPU's name, memory and driver; nothing is started on it. Without one, `gpu` is None."""
+    """Return the GPU's name, memory and driver, without using the GPU. If there is no GPU, `gpu` is None."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout

@@ -1,10 +1,10 @@
-"""A client of /v1/audio/speech/stream in a process of its own: several texts at once, each over its own connection.
+"""A client of /v1/audio/speech/stream in a separate process: several texts at once, each over its own connection.
 
     python -m bench.gpu.speech_client URL TEXTS RATE FRAMES...
 
-Says the texts once for each FRAMES, the most frames of codes that a text then has. RATE 0: all at the same moment; else
-that many begin in a second, at random times (Poisson). Prints a line of JSON: for each text and time the seconds to its
-first sound and to its last, and the seconds of sound. It knows nothing of the server but its protocol.
+It speaks the texts once for each FRAMES, the limit of code frames of a text. With RATE 0, all start at the same moment;
+otherwise RATE texts per second start at random times (Poisson). It prints a line of JSON with, for each text and round,
+the seconds to its first and last sound, and its seconds of audio. It uses only the protocol of the server.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import websockets
 TEXT = "Good morning, and welcome back: here is the news of the day, as far as we know it."
 CONFIG = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
 RATE_HZ, SAMPLE_BYTES = 24_000, 2
-# Of the text that each connection says before it is measured.
+# Frames of the text with which each connection is warmed up.
 WARM_FRAMES = 4
 
 
 async def say(socket: Any, frames: int) -> dict[str, float]:
-    """Say one text, at most so many frames of codes of it, and wait for all of its sound.
+    """Speak one text, with at most `frames` frames of codes, and wait for all of its audio.
 
-    Raises RuntimeError for an error of the server's.
+    Raises RuntimeError for an error of the server.
     """
     await socket.send(json.dumps(CONFIG | {"max_new_tokens": frames}))
     first_s, num_bytes, began = 0.0, 0, time.perf_counter()
@@ -50,7 +50,7 @@ async def say(socket: Any, frames: int) -> dict[str, float]:
 
 
 async def main(url: str, texts: int, rate: float, *rounds: int) -> list[dict[str, float]]:
-    """Open the connections, warm each, and say all texts, once for each of `rounds`; `rate` a second, 0 for at once."""
+    """Open and warm up connections, and speak all texts once for each of `rounds`, `rate` per second (0: at once)."""
     drawn = random.Random(1)
     begins_s = [0.0, *itertools.accumulate(drawn.expovariate(rate) if rate else 0.0 for _ in range(texts - 1))]
 

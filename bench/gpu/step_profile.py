@@ -1,9 +1,8 @@
-"""One step of each model under torch.profiler, and what it has to move against the memory's bandwidth.
+"""One step of each model under torch.profiler, and the data that it has to move, compared with the memory's bandwidth.
 
-A step is what the model is counted in: a token, a frame of codes, a partial transcript, a unit of audio, a picture, for
-all sessions at once. Its host time is what the wall clock says without the profiler. What it has to move is computed:
-the weights of its decoders as often as they run, and the KV of the language model; encoders, vocoders and shorter KV
-come on top of that.
+A step is the model's unit of work for all sessions at once: a token, a frame of codes, a partial transcript, a unit of
+audio, an image. Its host time is the wall-clock time without the profiler. The data to move is computed: the weights of
+its decoders for each run of them, and the KV of the language model. Encoders, vocoders and shorter KV are not included.
 """
 
 from __future__ import annotations
@@ -30,32 +29,34 @@ from antiphon.contracts import Message, ReplyOptions, Unit, Urgency, VoiceOption
 
 # Calls of the CUDA runtime that wait for the device.
 SYNCHRONISATIONS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
-# Of one direction of a copy: more than any cache holds.
+# Bytes of one direction of a copy, more than any cache holds.
 COPY_BYTES = 2 << 30
-# For the KV of each model.
+# Memory for the KV of each model, in GB.
 ROOM_GB = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What is profiled of one model.
+    """A model to profile."""
 
-    `run`: takes so many steps. `load`: with how many sessions and rows. `step`: the name of a step. `steps`: how many
-    are taken; the profiler needs 50 us for each operator in them. `moved_bytes`: what a step has to read.
-    """
-
+    # The model's name.
     model: str
+    # Its sessions and rows, for the table.
     load: str
+    # The name of a step.
     step: str
+    # Number of steps; the profiler needs 50 us for each operator in them.
     steps: int
+    # Takes this number of steps.
     run: Callable[[int], Awaitable[None]]
+    # The data that a step has to read.
     moved_bytes: int
 
 
 def weight_bytes(module: torch.nn.Module) -> int:
     """Return the bytes of a module's weights that one row needs.
 
-    That is without tables of embeddings, of which a row is read, and of experts only those that one row is sent to.
+    This excludes embedding tables, of which only a row is read, and experts to which the row is not routed.
     """
     tables = {id(m.weight) for m in module.modules() if isinstance(m, torch.nn.Embedding)}
     config = getattr(module, "config", None)
@@ -76,7 +77,7 @@ def profile(plan: Plan, recorder: Recorder) -> None:
 
 
 def measured_bandwidth(plan: Plan) -> float:
-    """Return bytes a second of a copy within the device's memory, read and written: the median of five."""
+    """Return the bytes per second, read and written, of a copy within the device's memory: the median of five."""
     size = plan.pick(16 << 20, COPY_BYTES)
     source = torch.zeros(size, dtype=torch.uint8, device=plan.device)
     target, took = torch.empty_like(source), []
@@ -114,9 +115,9 @@ async def _profile(
 
 
 async def counts_of(plan: Plan, profiled: Profiled, steps: int) -> dict[str, tuple[float, str]]:
-    """Return what the profiler counts in so many steps, by measure, with its unit."""
+    """Return the profiler's counts for `steps` steps, by measure, with their units."""
     activities = [ProfilerActivity.CPU] + ([] if plan.dry else [ProfilerActivity.CUDA])
-    # The engines' threads are others than this one.
+    # The engines' threads are other threads than this one.
     all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(activities=activities, experimental_config=all_threads, acc_events=True) as found:
         await profiled.run(steps)
@@ -175,7 +176,7 @@ async def _tts(plan: Plan) -> AsyncIterator[Profiled]:
             await together(texts, lambda number: say(number, steps))
 
         predictor = model.parts.code_predictor
-        # The predictor's decoder runs once for each code behind the first.
+        # The predictor's decoder runs once for each code after the first.
         passes = len(predictor.lm_head)
         moved = weight_bytes(model.parts.decoder) + passes * weight_bytes(predictor.model)
         yield Profiled(f"Qwen3-TTS {size}", f"{texts} texts", "frame", 8, run, moved + weight_bytes(predictor.lm_head))
@@ -245,7 +246,7 @@ async def _video(plan: Plan) -> AsyncIterator[Profiled]:
         yield Profiled(size, "1 session", "picture", 4, run, weight_bytes(model.family.decoder))
 
 
-# By a name for notes: what opens a model and yields what is profiled of it.
+# By a name for notes: the function that opens a model and yields what to profile.
 MODELS: dict[str, Callable[[Plan], AbstractAsyncContextManager[Profiled]]] = {
     "tts": _tts,
     "minicpmo": _native,

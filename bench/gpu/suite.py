@@ -1,7 +1,7 @@
-"""Runs the sections one after another, each in a process of its own, and gives each its share of the time.
+"""Runs the sections one after another, each in a separate process, and gives each its share of the time.
 
-A section's process ends with all it holds on the GPU. One that fails, or is killed at the end of its time, leaves the
-figures that it had measured, and the next one begins.
+A section's process ends with everything it holds on the GPU. If a section fails or exceeds its time, its figures so far
+are kept, and the next section begins.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from antiphon.engine.api import EngineSettings
 
 T = TypeVar("T")
 
-# A section with less than this is not begun.
+# A section with less time than this is not started.
 LEAST_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section. `run`: its function, as "module:function". `share`: of the suite's time. `help`: one line."""
+    """One section: its function `run` ("module:function"), its `share` of the suite's time, and one line of `help`."""
 
     run: str
     share: float
@@ -41,9 +41,9 @@ class Section:
 
 
 SECTIONS: dict[str, Section] = {
-    "check": Section("bench.gpu.speech:check", 40, "what is replayed as graphs gives what it gives without"),
+    "check": Section("bench.gpu.speech:check", 40, "replayed graphs give the same results as without graphs"),
     "tts": Section("bench.gpu.speech:tts", 90, "Qwen3-TTS over the socket: first sound, real-time factor"),
-    "minicpmo": Section("bench.gpu.media:native", 75, "MiniCPM-o 4.5: units paced one a second, missed ones counted"),
+    "minicpmo": Section("bench.gpu.media:native", 75, "MiniCPM-o 4.5: one unit per second, missed units counted"),
     "asr": Section("bench.gpu.speech:asr", 100, "Qwen3-ASR: live streams held"),
     "profile": Section("bench.gpu.step_profile:profile", 60, "kernels, host time and synchronisations of a step"),
     "lm": Section("bench.gpu.language:engine", 80, "a Qwen3-8B on the engine: tokens a second, first token"),
@@ -51,15 +51,15 @@ SECTIONS: dict[str, Section] = {
     "vision": Section("bench.gpu.media:video", 45, "SmolVLM, Qwen2.5-VL: frames a second"),
     "room": Section("bench.gpu.media:room", 80, "128 and 256 texts, 48 and 64 sessions of MiniCPM-o"),
     "agreement": Section("bench.gpu.language:agreement", 30, "the same tokens on the GPU as on the CPU"),
-    "vllm": Section("bench.gpu.language:vllm", 50, "the same through vLLM, where it is installed"),
+    "vllm": Section("bench.gpu.language:vllm", 50, "the same with vLLM, if it is installed"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a section is given.
+    """The parameters of a section.
 
-    `dry`: tiny models, for which a figure says nothing. `seconds`: until it is killed. `engine`: keywords of
+    With `dry`, models are tiny and figures meaningless. The section is killed after `seconds`. `engine` has keywords of
     EngineSettings for all engines.
     """
 
@@ -73,7 +73,7 @@ class Plan:
         return self.pick("cpu", "cuda")
 
     def pick(self, dry: T, real: T) -> T:
-        """Return what is for a dry run, or what is for a real one."""
+        """Return the value for a dry run, or the value for a real one."""
         return dry if self.dry else real
 
     def options(self, kv_gb: int) -> EngineModelOptions:
@@ -86,25 +86,25 @@ class Plan:
 
 
 class Recorder:
-    """Sends what a section measures to the suite, as it is measured. `failures`: of its parts."""
+    """Sends figures to the suite when they are measured. `failures` has the errors of parts."""
 
     def __init__(self, send: Callable[[Any], None]) -> None:
         self._send = send
         self.failures: list[str] = []
 
     def figure(self, model: str, measure: str, load: str, value: float, unit: str, **details: Any) -> None:
-        """Record one figure; see Figure. `details` go into gpu.json only."""
+        """Record one figure; see Figure. `details` are only in gpu.json."""
         self._send(Figure(model, measure, load, float(value), unit, details))
 
     def note(self, text: str) -> None:
-        """Record what has to be said besides the figures."""
+        """Record a remark."""
         self._send(text)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Measure one part of a section: what it raises is noted, and fails the section when the others are done.
+        """Measure one part of a section. Its exception is noted, and fails the section when the other parts are done.
 
-        Afterwards the device's memory is free again for the next part.
+        Afterwards the device's memory is free for the next part.
         """
         try:
             yield
@@ -117,18 +117,19 @@ class Recorder:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number of things as the loads of the table have it."""
+    """Format a number of things for the loads of the table."""
     return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def run(names: list[str], report: Report, *, minutes: float, sections: Mapping[str, Section]) -> bool:
-    """Measure these sections, and return whether all were measured to their ends.
+    """Measure these sections, and return whether all were measured completely.
 
-    What is left of the time is divided among the sections that are left, by their shares: what one does not use, the
-    others have. Waits for all of them.
+    The remaining time is divided among the remaining sections by their shares, so unused time goes to the others. Waits
+    for all of them.
     """
     context = multiprocessing.get_context("forkserver")
-    # Imported once, in the process that the sections' processes are forked from; what fails there fails in its section.
+    # Imported once, in the process from which the sections' processes are forked. An import error also appears in its
+    # section.
     context.set_forkserver_preload(["torch", *{section.run.split(":")[0] for section in sections.values()}])
     until, whole = time.monotonic() + minutes * 60, True
     for number, name in enumerate(names):
@@ -144,7 +145,7 @@ def run(names: list[str], report: Report, *, minutes: float, sections: Mapping[s
 
 
 def _measure(name: str, section: Section, report: Report, plan: Plan, context: Any) -> bool:
-    """Run one section to its end or that of its time; False where it was not measured to its end."""
+    """Run one section until its end or its time limit. Returns False if it was not measured completely."""
     began = time.monotonic()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(section.run, plan, theirs), name=name)
@@ -187,9 +188,9 @@ def _kill(process: Any) -> None:
 
 
 def _child(target: str, plan: Plan, connection: Connection) -> None:
-    """Run a section in its process: figures and notes go to the connection, and at last a tuple of the error or None.
+    """Run a section in its process. Sends figures and notes over the connection, and last a tuple of the error or None.
 
-    The process leads a group of its own, so that a server that it starts is ended with it.
+    The process leads its own process group, so that a server that it starts is ended with it.
     """
     os.setsid()
     module, function = target.split(":")

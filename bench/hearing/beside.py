@@ -1,4 +1,4 @@
-"""Captions clip by clip, each in a session of its own, alone on the machine and beside a process that takes a core."""
+"""Captions clip by clip, each in a new session, alone on the machine and next to a process that takes a core."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SESSION = english(STREAMS_ENDPOINT_MS)
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """A process beside the server that computes without a pause."""
+    """Run a process that computes without a pause next to the server."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -35,7 +35,7 @@ def busy() -> Iterator[None]:
 
 
 class Caller:
-    """Plays clips in an order of its own, a new session for each; a refused one comes back as Retry-After asks."""
+    """Plays clips in its own order, with a new session for each. If refused, it returns as Retry-After asks."""
 
     def __init__(self, srv: Server, clips: Sequence[Clip], number: int) -> None:
         self._server = srv
@@ -60,7 +60,7 @@ class Caller:
 
 
 async def played(srv: Server, clips: Sequence[Clip], seconds: float) -> list[Caller]:
-    """CALLERS that have called for `seconds`, or until each has played every clip once."""
+    """Run CALLERS callers for `seconds`, or until each has played every clip once."""
     callers = [Caller(srv, clips, number) for number in range(CALLERS)]
     until_s = time.monotonic() + seconds
     await asyncio.gather(*(caller.call(until_s) for caller in callers))
@@ -68,7 +68,7 @@ async def played(srv: Server, clips: Sequence[Clip], seconds: float) -> list[Cal
 
 
 def figures(callers: Sequence[Caller], files: dict[str, FileText]) -> dict[str, Any]:
-    """Refusals, delays, and word errors beside those of whole files."""
+    """Return refusals, delays, and word errors, including those of whole files."""
     pairs = [pair for caller in callers for pair in caller.heard]
     found: list[Reading] = [r for clip, heard in pairs for r in readings([clip], {clip.id: heard}, files)]
     waits_s = [wait_s for caller in callers for wait_s in caller.waits_s]
@@ -77,7 +77,7 @@ def figures(callers: Sequence[Caller], files: dict[str, FileText]) -> dict[str, 
 
 
 async def beside(srv: Server, clips: Sequence[Clip], seconds: float) -> dict[str, Any]:
-    """The same, alone and beside a busy process. The server has to admit by its headroom."""
+    """Measure alone and next to a busy process. The server has to admit by its headroom."""
     runs = {"alone": await played(srv, clips, seconds)}
     with busy():
         runs["beside a busy process"] = await played(srv, clips, seconds)

@@ -24,13 +24,13 @@ from antiphon.audio.pcm import to_pcm16
 
 TRANSCRIPTION = "/v1/realtime?intent=transcription"
 CHUNK_S = 0.032
-# Silence after a clip: what is heard in it is still the clip's.
+# Silence after a clip. Text heard in it still belongs to the clip.
 TRAIL_S = 2.5
-# What is heard up to this before a clip's first sample is the clip's: padding reaches back into the silence.
+# Text heard up to this time before a clip's first sample belongs to the clip, since padding extends into the silence.
 PADDING_MS = 500
-# Faster than real time, this much audio may wait in the server before more is sent.
+# Above real time, most audio that may wait in the server before more is sent, in seconds.
 MAX_BACKLOG_S = 1.0
-# The longest wait for the transcripts that are due when everything was sent.
+# Longest wait for the remaining transcripts after everything was sent, in seconds.
 PATIENCE_S = 60.0
 FILES_AT_ONCE = 2
 FILE_TIMEOUT_S = 600.0
@@ -38,38 +38,39 @@ FILE_TIMEOUT_S = 600.0
 
 @dataclass(slots=True)
 class Heard:
-    """What came back for one clip. Times are in seconds since its first sample was sent.
+    """The result of one clip. Times are in seconds since its first sample was sent."""
 
-    - `zero`: when that was, by the monotonic clock. `from_ms`: the clip's place in the session's audio.
-    - `turns`: for each turn that ended, its joined deltas and its final.
-    - `failures`: error events, and turns whose transcript failed.
-    """
-
+    # The monotonic time at which the first sample was sent.
     zero: float = 0.0
+    # The clip's place in the session's audio.
     from_ms: float = 0.0
+    # Deltas with their times.
     deltas: list[tuple[float, str]] = field(default_factory=list)
+    # Finals with their times.
     finals: list[tuple[float, str]] = field(default_factory=list)
+    # For each ended turn, its joined deltas and its final.
     turns: list[tuple[str, str]] = field(default_factory=list)
+    # Error events, and turns whose transcript failed.
     failures: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """The finals, joined."""
+        """The joined finals."""
         return " ".join(t for _, t in self.finals if t)
 
     @property
     def shown(self) -> str:
-        """The deltas, joined: what a client that shows them has on its screen at the end."""
+        """The joined deltas: the text that a client which shows them has on its screen at the end."""
         return " ".join(joined for joined, _ in self.turns if joined)
 
 
 class Listener(Session):
-    """One live transcription, played to, of the OpenAI dialect.
+    """Plays audio to one live transcription of the OpenAI dialect.
 
     - `session`: fields of `session.audio.input`.
-    - `speed`: how many times faster than real time audio is sent. Above 1 the client also waits whenever the server has
-      more than a second of audio waiting, so that nothing overflows. Times then mean nothing, and deltas come from
-      fewer partials than in real time.
+    - `speed`: sending speed relative to real time. Above 1, the client also waits whenever the server has more than a
+      second of audio waiting, so that nothing overflows. Times are then meaningless, and deltas come from fewer
+      partials than in real time.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class Listener(Session):
         self._of_item: dict[str, Heard] = {}
         self._open: set[str] = set()
         self._sent_s = 0.0
-        # Is cleared while too much audio waits. It is looked after beside the sending: a session whose client falls
-        # silent for more than half a second takes that for the end of a turn.
+        # Cleared while too much audio waits. A separate task watches it, because a session takes a gap of more than
+        # half a second in sending for the end of a turn.
         self._may_send = asyncio.Event()
         self._may_send.set()
 
@@ -97,7 +98,7 @@ class Listener(Session):
 
     async def _watch_backlog(self) -> None:
         while True:
-            # A server that does not answer in time is asked again.
+            # Tries again if the server does not reply in time.
             with suppress(OSError):
                 if await self._backlog_s() > MAX_BACKLOG_S:
                     self._may_send.clear()
@@ -109,15 +110,13 @@ class Listener(Session):
         return await asyncio.to_thread(self._server.metric, "antiphon_backlog_seconds")
 
     def begin(self) -> Heard:
-        """Begin a new clip: what is heard of the audio sent from now on is its own. Returns what will hold it."""
+        """Start a new clip, to which transcripts of later audio belong. Returns its record."""
         self.heard = Heard(zero=time.monotonic(), from_ms=self._sent_s * 1000)
         self._clips.append(self.heard)
         return self.heard
 
     async def play(self, pcm: Pcm, silence_s: float = 0.0) -> None:
-        """Send 16 kHz audio and silence at the client's speed: a chunk goes out when its last sample would have been
-        recorded.
-        """
+        """Send 16 kHz audio and silence at the client's speed, each chunk when its last sample has been recorded."""
         wire = on_wire(np.concatenate((pcm, np.zeros(int(silence_s * SAMPLE_RATE_HZ), np.float32))))
         step = int(self._chunk_s * WIRE_HZ) * 2
         begun = time.monotonic()
@@ -134,7 +133,7 @@ class Listener(Session):
             await asyncio.sleep(0.02)
 
     async def drained(self) -> None:
-        """Wait until every turn that began has its transcript, for a minute at most."""
+        """Wait until every turn that began has its transcript, for at most a minute."""
         end = time.monotonic() + PATIENCE_S
         await self.caught_up()
         await asyncio.sleep(0.5)
@@ -145,7 +144,7 @@ class Listener(Session):
         item = event.get("item_id", "")
         name = event["type"].removeprefix("conversation.item.input_audio_transcription.")
         if name == "input_audio_buffer.speech_started":
-            # A transcript belongs to the clip that it was heard in, however late it comes.
+            # A transcript belongs to the clip of its audio, however late it arrives.
             at_ms = event["audio_start_ms"] + PADDING_MS
             self._of_item[item] = next(c for c in reversed(self._clips) if c.from_ms <= at_ms)
             self._open.add(item)
@@ -174,15 +173,16 @@ async def play_clips(srv: Server, clips: Sequence[Clip], **options: Any) -> dict
 
 
 async def play_shared(srv: Server, clips: Sequence[Clip], streams: int, **options: Any) -> dict[str, Heard]:
-    """Play clips over this number of sessions at once, each clip over one of them."""
+    """Play clips over this number of concurrent sessions, each clip over one of them."""
     parts = await asyncio.gather(*(play_clips(srv, clips[k::streams], **options) for k in range(streams)))
     return {name: heard for part in parts for name, heard in part.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """The transcript of a whole file. `words`: each with its start and end in seconds, where they were asked for.
-    `segments`: the same of segments.
+    """The transcript of a whole file.
+
+    `words` and `segments` have start and end in seconds, if they were requested.
     """
 
     text: str
@@ -192,7 +192,7 @@ class FileText:
 
 
 def wav(pcm: Pcm) -> bytes:
-    """16 kHz audio as a WAV file of 16 bits."""
+    """Return 16 kHz audio as a 16-bit WAV file."""
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(1)
@@ -205,7 +205,7 @@ def wav(pcm: Pcm) -> bytes:
 async def transcribe_file(
     http: httpx.AsyncClient, pcm: Pcm, *, language: str = "", word_times: bool = False
 ) -> FileText:
-    """Have the server transcribe 16 kHz audio as a file. Raises httpx.HTTPStatusError where it refuses."""
+    """Let the server transcribe 16 kHz audio as a file. Raises httpx.HTTPStatusError if it refuses."""
     form: dict[str, Any] = {"model": "default", "response_format": "verbose_json"}
     form["timestamp_granularities[]"] = ["segment", "word"] if word_times else ["segment"]
     if language:
@@ -224,7 +224,7 @@ async def transcribe_file(
 async def whole_files(
     srv: Server, clips: Sequence[Clip], *, tell_language: bool = True, word_times: bool = False
 ) -> dict[str, FileText]:
-    """Have the server transcribe each clip as a file, two at a time. `tell_language`: say which language it is."""
+    """Let the server transcribe each clip as a file, two at a time. `tell_language` passes the language."""
     places = asyncio.Semaphore(FILES_AT_ONCE)
 
     async def one(clip: Clip) -> FileText:

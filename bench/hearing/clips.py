@@ -1,4 +1,4 @@
-"""The recordings that benchmarks play, and what is known of them: a folder with a manifest.jsonl, a row for each."""
+"""The recordings of the benchmarks and facts about them: a folder with a manifest.jsonl, a row for each recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.common import HERE
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
 
-# The kind of clips that tools/evalmix.py makes of read sentences.
+# The kind of the clips that tools/evalmix.py makes from read sentences.
 PAUSE = "pause"
 QUIETEST_DBFS = -45.0
 DATA = HERE.parent / "tests" / "data"
@@ -27,41 +27,49 @@ DATA = HERE.parent / "tests" / "data"
 
 @dataclass(slots=True)
 class Clip:
-    """One recording. `text` is what is said, empty where nobody knows or speaks; `language` is ISO 639-1.
+    """One recording of a folder with a manifest."""
 
-    `speech_start` and `speech_end` are the true bounds of the speech, in seconds of the clip; `active_dbfs` is its
-    level. `terms` are words that are said, if no more is known. `label` is what a sound is, and `speaker` the name of
-    a voice within the set. `pcm` is empty until `loaded` reads it: float32, mono, 16 kHz.
-    """
-
+    # Its name, unique within the folder.
     id: str
+    # The audio file.
     path: Path
+    # Its length.
     seconds: float
+    # The spoken text; empty if it is unknown or nobody speaks.
     text: str
+    # ISO 639-1.
     language: str
+    # The manifest's kind of recording, such as `asr_read`.
     kind: str
+    # True start of the speech, in seconds.
     speech_start: float
+    # True end of the speech, in seconds.
     speech_end: float
+    # Level of the speech, in dB of full scale.
     active_dbfs: float = 0.0
+    # Words that are said, if the full text is unknown.
     terms: tuple[str, ...] = ()
+    # What a sound is.
     label: str = ""
+    # The voice's name within the set.
     speaker: str = ""
+    # float32, mono, 16 kHz; empty until `loaded` reads it.
     pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 def with_data(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The command line with the folder of recordings."""
+    """Return the command line with the folder of recordings."""
     parser.add_argument("--data", type=Path, default=DATA, help="folder with a manifest.jsonl")
     return parser
 
 
 def rows_of(data: Path) -> list[dict[str, Any]]:
-    """The rows of a folder's manifest."""
+    """Return the rows of a folder's manifest."""
     return [json.loads(line) for line in (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def clip_of(row: dict[str, Any], data: Path) -> Clip:
-    """The clip of a manifest's row, without its samples."""
+    """Return the clip of a manifest's row, without its samples."""
     return Clip(
         row["id"],
         data / row["path"],
@@ -79,12 +87,12 @@ def clip_of(row: dict[str, Any], data: Path) -> Clip:
 
 
 def read_manifest(data: Path) -> list[Clip]:
-    """The audio clips of a folder, in the manifest's order, without their samples."""
+    """Return the audio clips of a folder in the manifest's order, without their samples."""
     return [clip_of(row, data) for row in rows_of(data) if row["path"].endswith((".flac", ".wav"))]
 
 
 def loaded(clips: Iterable[Clip]) -> list[Clip]:
-    """Read the samples of the clips that have none yet, and return all of them."""
+    """Read the samples of clips that have none yet, and return all clips."""
     out = list(clips)
     for clip in out:
         if not len(clip.pcm):
@@ -93,7 +101,7 @@ def loaded(clips: Iterable[Clip]) -> list[Clip]:
 
 
 def spread(clips: Sequence[Clip], most: int) -> list[Clip]:
-    """Return at most `most` clips, evenly spread over their ids; all of them where `most` is 0."""
+    """Return at most `most` clips, evenly spread over their ids; all of them if `most` is 0."""
     ordered = sorted(clips, key=lambda c: c.id)
     if not most or len(ordered) <= most:
         return ordered
@@ -101,9 +109,9 @@ def spread(clips: Sequence[Clip], most: int) -> list[Clip]:
 
 
 def mixed(data: Path, kind: str, num_clips: int, *options: str) -> list[tuple[dict[str, Any], Clip]]:
-    """Clips that the data's tools/evalmix.py makes out of this number of recordings, with the rows that describe them.
+    """Let the data's tools/evalmix.py make clips out of this number of recordings, with the rows that describe them.
 
-    The tool needs ffmpeg. Returns none, and says why, without them.
+    The tool needs ffmpeg. Without them, prints the reason and returns no clips.
     """
     tool = data / "tools" / "evalmix.py"
     if not tool.is_file() or not shutil.which("ffmpeg"):
@@ -117,12 +125,12 @@ def mixed(data: Path, kind: str, num_clips: int, *options: str) -> list[tuple[di
 
 
 def with_pauses(data: Path, num_clips: int) -> list[Clip]:
-    """Sentences with a pause of 0.3, 0.5 or 0.8 s put between two words, three of each recording."""
+    """Return sentences with a pause of 0.3, 0.5 or 0.8 s inserted between two words, three of each recording."""
     return [clip for _, clip in mixed(data, PAUSE, num_clips, "--hold", "0.3,0.5,0.8")]
 
 
 def whole_turns(data: Path) -> list[Clip]:
-    """Read and spoken English of 2 to 7 s, whose bounds of speech are known; forty or more, spread over all."""
+    """Return read and spoken English of 2 to 7 s with known bounds of speech; forty or more, evenly spread."""
     clips = [
         c
         for c in read_manifest(data)
@@ -130,8 +138,8 @@ def whole_turns(data: Path) -> list[Clip]:
         and c.text
         and c.kind.startswith("asr_")
         and 2 < c.seconds < 7
-        # The bounds of speech are by energy, with a floor at -62 dBFS: of a recording near it they are wrong by half a
-        # second.
+        # The bounds of speech are detected by energy, with a floor at -62 dBFS. For a recording near that level, they
+        # are off by half a second.
         and c.active_dbfs > QUIETEST_DBFS
     ]
     return loaded(sorted(clips, key=lambda c: c.id)[:: max(1, len(clips) // 40)])

@@ -1,4 +1,4 @@
-"""Figures of what was heard: word errors, paired differences, delays. Pure: it knows no server and no files."""
+"""Figures of transcripts: word errors, paired differences, delays. Pure: uses no server and no files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.hearing.client import FileText, Heard
 from bench.hearing.clips import Clip
 
 RESAMPLES = 10_000
-# The first words of a clip are shown when one of so many words at its beginning is.
+# First words count as shown when one of the first FIRST_WORDS words of the clip is.
 FIRST_WORDS = 3
 
 
@@ -30,10 +30,10 @@ class Difference:
 
 
 def difference(errors: Sequence[tuple[int, int]], num_words: Sequence[int]) -> Difference:
-    """The rate of the first kind of errors minus that of the second, in percent of all words.
+    """Return the first error rate minus the second, in percent of all words.
 
-    errors: of each clip, of both kinds. The interval is that of a bootstrap over clips, which takes the two together;
-    of one clip it has no width.
+    `errors` has both counts of each clip. The interval comes from a bootstrap over clips, which draws both counts
+    together. For a single clip it has no width.
     """
     more = np.array([a - b for a, b in errors], np.float64)
     words = np.array(num_words, np.float64)
@@ -45,17 +45,23 @@ def difference(errors: Sequence[tuple[int, int]], num_words: Sequence[int]) -> D
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One clip and what was made of it: `live` its finals, `shown` its deltas, `file` its whole file."""
+    """One clip and its transcripts."""
 
+    # The clip.
     clip: Clip
+    # The joined finals of the live session.
     live: str
+    # The joined deltas of the live session.
     shown: str
+    # The transcript of the whole file.
     file: str
+    # Number of turns of the live session.
     num_turns: int
+    # Error events, and turns whose transcript failed.
     failures: tuple[str, ...] = ()
 
     def errors(self, which: str) -> int:
-        """Errors in words, or in characters where the language's script has no spaces."""
+        """Return errors in words, or in characters if the language's script has no spaces."""
         return wer.score(self.clip.text, getattr(self, which), self.clip.language)[0]
 
     @property
@@ -64,7 +70,7 @@ class Reading:
 
 
 def readings(clips: Sequence[Clip], heard: dict[str, Heard], files: dict[str, FileText]) -> list[Reading]:
-    """Put together what was made of each clip."""
+    """Combine the transcripts of each clip."""
     return [
         Reading(c, h.text, h.shown, files[c.id].text, len(h.finals), tuple(h.failures))
         for c in clips
@@ -73,7 +79,7 @@ def readings(clips: Sequence[Clip], heard: dict[str, Heard], files: dict[str, Fi
 
 
 def errors_row(found: Sequence[Reading]) -> dict[str, Any]:
-    """The error rates of some clips in percent, and their paired differences. Differences are (points, low, high)."""
+    """Return the error rates of clips in percent, and their paired differences as (points, low, high)."""
     num_words = [r.num_words for r in found]
     errors = {which: [r.errors(which) for r in found] for which in ("live", "shown", "file")}
     row: dict[str, Any] = {"clips": len(found), "words": sum(num_words)}
@@ -87,12 +93,12 @@ def errors_row(found: Sequence[Reading]) -> dict[str, Any]:
 
 
 def cells(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as it is printed: its differences are (points, low, high)."""
+    """Format a row for printing; its differences are (points, low, high)."""
     return {key: str(Difference(*value)) if isinstance(value, tuple) else value for key, value in row.items()}
 
 
 def rate(pairs: Iterable[tuple[Clip, str]]) -> float:
-    """Word error rate (character error rate in scripts without spaces) over clips, in percent."""
+    """Return the word error rate (character error rate in scripts without spaces) over clips, in percent."""
     errors = total = 0
     for clip, text in pairs:
         e, n = wer.score(clip.text, text, clip.language)
@@ -101,20 +107,20 @@ def rate(pairs: Iterable[tuple[Clip, str]]) -> float:
 
 
 def shown_words(clip: Clip, heard: Heard) -> list[tuple[str, float]]:
-    """The normalised words that deltas brought, with the time of each."""
+    """Return the normalized words of the deltas, with the time of each."""
     return [(w, t) for t, text in heard.deltas for w in wer.norm(text, clip.language)]
 
 
 def matches(these: Sequence[str], those: Sequence[str]) -> list[tuple[int, int]]:
-    """Places of words that the two have in common, in order."""
+    """Return the positions of words that both have in common, in order."""
     match = difflib.SequenceMatcher(None, these, those, autojunk=False)
     return [(a + k, b + k) for a, b, size in match.get_matching_blocks() for k in range(size)]
 
 
 def first_words_s(clip: Clip, heard: Heard) -> float | None:
-    """Seconds from the speech's true beginning to the first delta with one of the clip's first three words.
+    """Return the seconds from the true start of speech to the first delta with one of the clip's first three words.
 
-    None where none of them was shown. What is shown and was not said does not count.
+    None if none of them was shown. Words that were not said do not count.
     """
     sent = shown_words(clip, heard)
     said = wer.norm(clip.text, clip.language)
@@ -125,7 +131,7 @@ def first_words_s(clip: Clip, heard: Heard) -> float | None:
 
 
 def word_delays(clip: Clip, heard: Heard, spoken: Sequence[tuple[str, float, float]]) -> list[float]:
-    """Seconds from the end of each word, as the whole file's transcript places it, to the delta that brought it."""
+    """Return the seconds from the end of each word, by the whole file's transcript, to the delta that contains it."""
     sent = shown_words(clip, heard)
     theirs = [(w, end) for word, _, end in spoken for w in wer.norm(word, clip.language)]
     return [sent[b][1] - theirs[a][1] for a, b in matches([w for w, _ in theirs], [w for w, _ in sent])]

@@ -1,4 +1,4 @@
-"""Files as people post them: quiet speech, cues behind pauses, and the time that a second without speech takes."""
+"""Files as people upload them: quiet speech, cues after pauses, and the time to decode a second without speech."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from antiphon.sessions.transcription.file_speech import MAX_PAUSE_S
 PAUSES_S = (0.2, 0.5, 1.0, 1.6, 3.0, 8.0, 20.0, 45.0)
 PEAKS_DB = (-3, -20, -30, -42)
 LANGUAGES = ("en", "de", "ja", "zh", "")
-# Of the sounds without speech, this many of each kind.
+# Number of sounds without speech of each kind.
 SOUNDS, SOUND_S = 6, 1.0
 EDGE = 0.03
 
 
 def at_peak(clip: Clip, peak_db: float) -> Clip:
-    """The clip at this peak level in dBFS, in the steps of 16 bits that a recorder would write."""
+    """Return the clip at this peak level in dBFS, in the 16-bit steps of a recorder."""
     pcm = clip.pcm / np.abs(clip.pcm).max() * 10 ** (peak_db / 20)
     return replace(clip, id=f"{clip.id} {peak_db}", pcm=np.round(pcm * 32768).astype(np.float32) / 32768)
 
 
 async def levels(srv: Server, clips: Sequence[Clip], *, speed: float) -> dict[str, Any]:
-    """Word errors of the same clips at several levels, as whole files and live."""
+    """Return word errors of the same clips at several levels, as whole files and live."""
     rows = {}
     for peak_db in PEAKS_DB:
         quiet = [at_peak(clip, peak_db) for clip in clips]
@@ -51,8 +51,9 @@ async def levels(srv: Server, clips: Sequence[Clip], *, speed: float) -> dict[st
 
 
 def with_pauses(clips: Sequence[Pcm], minutes: float) -> tuple[Pcm, list[tuple[float, float]]]:
-    """Return `minutes` of clips in turn, with pauses of PAUSES_S between them, shuffled, and where each clip lies in
-    seconds. Equal for equal clips.
+    """Return `minutes` of clips with shuffled pauses of PAUSES_S between them, and each clip's place in seconds.
+
+    The result is the same for the same clips.
     """
     chooser, pieces, spans, end = random.Random(3), list[Pcm](), list[tuple[float, float]](), 0
     pauses: list[float] = []
@@ -68,8 +69,9 @@ def with_pauses(clips: Sequence[Pcm], minutes: float) -> tuple[Pcm, list[tuple[f
 
 
 def cues_off_s(cues_s: Sequence[float], spans: Sequence[tuple[float, float]]) -> list[float]:
-    """Return for each clip the seconds from its start to the nearest cue's, `cues_s`. Only clips behind a pause of
-    MAX_PAUSE_S count: another may be part of the cue before it.
+    """Return for each clip the seconds from its start to the start of the nearest cue, `cues_s`.
+
+    Only clips after a pause of MAX_PAUSE_S count, because others may be part of the cue before.
     """
     ends = [0.0, *(end for _, end in spans)]
     starts = [start for (start, _), end in zip(spans, ends, strict=False) if start - end >= MAX_PAUSE_S]
@@ -77,7 +79,7 @@ def cues_off_s(cues_s: Sequence[float], spans: Sequence[tuple[float, float]]) ->
 
 
 async def cues(srv: Server, clips: Sequence[Clip], minutes: float) -> dict[str, Any]:
-    """How far segments begin from their speech in one file with pauses of 0.2 to 45 s."""
+    """Measure the distance of segments from the start of their speech, in one file with pauses of 0.2 to 45 s."""
     loud = [np.flatnonzero(np.abs(clip.pcm) > EDGE) for clip in clips]
     pcm, spans = with_pauses([c.pcm[at[0] : at[-1]] for c, at in zip(clips, loud, strict=True)], minutes)
     async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
@@ -89,7 +91,7 @@ async def cues(srv: Server, clips: Sequence[Clip], minutes: float) -> dict[str, 
 
 
 async def no_speech(srv: Server, sounds: Sequence[Clip]) -> dict[str, Any]:
-    """The longest time that one second without speech takes, by the language that is asked for."""
+    """Measure the longest time to decode one second without speech, by requested language."""
     rows: dict[str, Any] = {}
     async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
         for language in LANGUAGES:

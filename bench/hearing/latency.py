@@ -1,4 +1,4 @@
-"""How soon words come: one stream by endpoint silence, and many streams at once. Always in real time."""
+"""Delays of words: one stream by endpoint silence, and many concurrent streams. Always in real time."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from antiphon.client.link import SessionEnded
 ENDPOINTS_MS = {"default (200 ms)": 200, "500 ms": 500}
 STREAMS_ENDPOINT_MS = 500
 GAP_S = 1.5
-# No more streams are tried once finals come this late.
+# Delay of finals after which no larger number of streams is tried.
 TOO_LATE_S = 6.0
 
 
 def english(silence_ms: int) -> dict[str, Any]:
-    """A session whose user speaks English, and whose turns end after this silence."""
+    """Return a session with English speech whose turns end after this silence."""
     return {"transcription": {"language": "en"}, "turn_detection": {"silence_duration_ms": silence_ms}}
 
 
 def delays_row(clips: Sequence[Clip], heard: Sequence[Heard]) -> dict[str, float]:
-    """First words from the speech's beginning, finals from its end, in seconds."""
+    """Return first words from the start of speech, and finals from its end, in seconds."""
     pairs = list(zip(clips, heard, strict=True))
     first = [s for c, h in pairs if (s := first_words_s(c, h)) is not None]
     final = [h.finals[-1][0] - c.speech_end for c, h in pairs if h.finals]
@@ -46,7 +46,7 @@ def delays_row(clips: Sequence[Clip], heard: Sequence[Heard]) -> dict[str, float
 
 
 def latency_row(clips: Sequence[Clip], heard: dict[str, Heard], files: dict[str, FileText]) -> dict[str, float]:
-    """Delays and errors of one stream."""
+    """Return delays and errors of one stream."""
     words = [d for c in clips for d in word_delays(c, heard[c.id], files[c.id].words)]
     turns = [t for c in clips for t in heard[c.id].turns]
     changed = sum(wer.norm(a, "en") != wer.norm(b, "en") for a, b in turns)
@@ -62,7 +62,7 @@ def latency_row(clips: Sequence[Clip], heard: dict[str, Heard], files: dict[str,
 
 
 async def latency(srv: Server, clips: list[Clip], files: dict[str, FileText]) -> dict[str, Any]:
-    """One stream, at the default endpoint and at half a second."""
+    """Measure one stream, with the default endpoint and with half a second."""
     rows = {}
     for name, silence_ms in ENDPOINTS_MS.items():
         before = srv.cpu_s()
@@ -76,7 +76,7 @@ async def latency(srv: Server, clips: list[Clip], files: dict[str, FileText]) ->
 
 
 async def talk_for(srv: Server, clips: list[Clip], number: int, count: int, seconds: float) -> list[tuple[Clip, Heard]]:
-    """One of `count` streams: clips in an order of its own for `seconds`, beginning at a time of its own."""
+    """Run one of `count` streams: clips in its own order for `seconds`, starting at its own time."""
     heard: list[tuple[Clip, Heard]] = []
     order = random.Random(number).sample(clips, len(clips))
     await asyncio.sleep(number * 2.0 / count)
@@ -90,7 +90,7 @@ async def talk_for(srv: Server, clips: list[Clip], number: int, count: int, seco
                 await listener.play(clip.pcm, GAP_S)
             await listener.drained()
         except SessionEnded as ended:
-            # A server that is too busy may end a session: that is a result.
+            # An overloaded server may end a session, which is a result.
             heard[-1][1].failures.append(str(ended))
     return heard
 
@@ -98,7 +98,7 @@ async def talk_for(srv: Server, clips: list[Clip], number: int, count: int, seco
 async def streams(
     srv: Server, clips: list[Clip], files: dict[str, FileText], counts: Sequence[int], seconds: float
 ) -> dict[str, Any]:
-    """First words, finals and errors at each number of streams at once, each for `seconds`."""
+    """Measure first words, finals and errors for each number of concurrent streams, for `seconds` each."""
     rows: dict[str, Any] = {}
     for count in counts:
         before, began = srv.cpu_s(), time.monotonic()
@@ -124,7 +124,7 @@ async def streams(
 
 
 def plot(document: dict[str, Any], folder: Path) -> None:
-    """Write asr-streams.png: first words and finals against streams."""
+    """Write asr-streams.png: first words and finals by number of streams."""
     import matplotlib
 
     matplotlib.use("Agg")

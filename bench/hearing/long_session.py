@@ -1,4 +1,4 @@
-"""An hour in one session: what it holds and costs as it grows."""
+"""One session of an hour: its memory and CPU time as it grows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from antiphon.audio.pcm import to_pcm16
 
 
 async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[str, Any]:
-    """Feed one session as fast as the server takes it, and look at memory and CPU time minute by minute."""
+    """Feed one session at the server's speed, and record memory and CPU time for each minute."""
     marks, sent_s, num_finals = await feed(srv, clips, minutes * 60)
     sixth = max(1, len(marks) // 6)
     first, last = marks[:sixth], marks[-sixth:]
@@ -36,7 +36,7 @@ async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[s
 
 
 async def feed(srv: Server, clips: list[Clip], seconds: float) -> tuple[list[dict[str, float]], float, int]:
-    """Send clips in any order with gaps of noise; returns a mark for each minute, the seconds sent, the finals."""
+    """Send clips in random order with gaps of noise. Returns a mark for each minute, the seconds sent, and finals."""
     chooser, noise = random.Random(1), np.random.default_rng(1)
     marks: list[dict[str, float]] = []
     session = {"transcription": {"language": "en"}, "format": {"type": "audio/pcm", "rate": SAMPLE_RATE_HZ}}
@@ -50,7 +50,7 @@ async def feed(srv: Server, clips: list[Clip], seconds: float) -> tuple[list[dic
             for at in range(0, len(wire), 2 * SAMPLE_RATE_HZ):
                 await listener.append(wire[at : at + 2 * SAMPLE_RATE_HZ])
             sent_s += len(wire) / 2 / SAMPLE_RATE_HZ
-            # Wait until the session has caught up, so that a minute's cost is its own.
+            # Waits until the session has caught up, so that each minute's cost is its own.
             await listener.caught_up()
             if sent_s >= next_mark_s:
                 now_s = srv.cpu_s()

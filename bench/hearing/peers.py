@@ -1,4 +1,4 @@
-"""Other programs on the same clips and weights: RealtimeSTT live, faster-whisper on whole files."""
+"""Other programs with the same clips and weights: RealtimeSTT live, faster-whisper for whole files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THREADS = 2
 
 
 def peers(clips: list[Clip], model: Path) -> dict[str, Any]:
-    """Run each peer that is set up (`make peers`) on the clips. model: the folder of the loaded Whisper."""
+    """Run each installed peer (`make peers`) on the clips. `model` is the folder of the loaded Whisper."""
     rows = {FILES: whole_files_row(clips, model)}
     listing = [{"id": c.id, "path": str(c.path), "seconds": c.seconds} for c in clips]
     with tempfile.TemporaryDirectory() as folder:
@@ -28,7 +28,7 @@ def peers(clips: list[Clip], model: Path) -> dict[str, Any]:
 
 
 def whole_files_row(clips: list[Clip], model: Path) -> dict[str, Any]:
-    """The faster-whisper package in this process, with its own defaults and the language told."""
+    """Run the faster-whisper package in this process, with its defaults and the given language."""
     import faster_whisper
 
     whisper = faster_whisper.WhisperModel(str(model), device="cpu", compute_type="int8", cpu_threads=THREADS)
@@ -41,7 +41,7 @@ def whole_files_row(clips: list[Clip], model: Path) -> dict[str, Any]:
 
 
 def peer_row(clips: list[Clip], result: dict[str, Any]) -> dict[str, Any]:
-    """A live peer's figures. Its partials are rewritten as it goes on; each is taken for what it shows."""
+    """Return a live peer's figures. It rewrites its partials; each counts as the text that it shows."""
     by_id = {c["id"]: c for c in result["clips"]}
     final, onset, texts = [], [], []
     for clip in clips:
@@ -64,7 +64,7 @@ def peer_row(clips: list[Clip], result: dict[str, Any]) -> dict[str, Any]:
 
 
 def ratios(ours: dict[str, float], rows: dict[str, Any]) -> None:
-    """Print the peers beside antiphon, and what each takes relative to it."""
+    """Print the peers next to antiphon, and their figures relative to it."""
     out: list[tuple[Any, ...]] = [("antiphon", *(ours[k] for k in KEYS))]
     for name, row in rows.items():
         out.append((name, *(row.get(k, "-") for k in KEYS)))

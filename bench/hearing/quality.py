@@ -1,4 +1,4 @@
-"""Word errors live, shown and of whole files: by kind of recording, and by language told or detected."""
+"""Word errors of live finals, of shown text and of whole files: by kind of recording, by language given or detected."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FAST_NOTE = ", faster than real time: shown words are not those of a live client
 
 
 async def hear(srv: Server, clips: Sequence[Clip], *, speed: float, session: dict[str, Any]) -> dict[str, Heard]:
-    """Play clips of one language live, over four sessions at once. session: fields of `session.audio.input`."""
+    """Play clips of one language live, over four concurrent sessions. `session` has fields of `session.audio.input`."""
     return await play_shared(srv, clips, min(STREAMS, len(clips)), session=session, speed=speed, chunk_s=0.1)
 
 
 async def read_clips(srv: Server, clips: Sequence[Clip], *, speed: float, tell_language: bool = True) -> list[Reading]:
-    """Have the server transcribe clips live and as files. A session hears one language, which it may be told."""
+    """Let the server transcribe clips live and as files. A session hears one language, which may be given."""
     files = await whole_files(srv, clips, tell_language=tell_language)
     found: list[Reading] = []
     for language in dict.fromkeys(c.language for c in clips):
@@ -33,7 +33,7 @@ async def read_clips(srv: Server, clips: Sequence[Clip], *, speed: float, tell_l
 
 
 def keep(found: Sequence[Reading], section: str, path: Path | None) -> None:
-    """Append what was made of each clip to a file of JSON lines, for reading."""
+    """Append the transcripts of each clip to a file of JSON lines, for reading."""
     if path is None:
         return
     with path.open("a", encoding="utf-8") as file:
@@ -45,7 +45,7 @@ def keep(found: Sequence[Reading], section: str, path: Path | None) -> None:
 
 
 async def quality(srv: Server, clips: list[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
-    """Errors by kind of recording and language, each session told its language."""
+    """Measure errors by kind of recording and language, with the language given to each session."""
     found = await read_clips(srv, clips, speed=speed)
     keep(found, "quality", transcripts)
     rows = {}
@@ -62,7 +62,7 @@ async def quality(srv: Server, clips: list[Clip], *, speed: float, transcripts: 
 
 
 async def languages(srv: Server, clips: list[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
-    """Errors by language, the language told and detected; characters in place of words in ja, zh and ko."""
+    """Measure errors by language, given and detected; in characters instead of words for ja, zh and ko."""
     rows = {}
     for name, tell in (("told", True), ("detected", False)):
         found = await read_clips(srv, clips, speed=speed, tell_language=tell)

@@ -1,7 +1,7 @@
-"""One attack, in a process of its own: python -m bench.hostile CLASS URL KEY [--beside URL] [--quick]
+"""One attack, in a separate process: python -m bench.hostile CLASS URL KEY [--beside URL] [--quick]
 
-Attacks until its standard input ends, once at least, and then prints one JSON object: `tried` and `outcomes` (see
-bench.hostile.client.Target). It prints a line `attacking` once the class's payloads are made.
+It attacks at least once, and until its standard input ends. Then it prints one JSON object with `tried` and `outcomes`
+(see bench.hostile.client.Target). It prints a line `attacking` when the class's payloads are ready.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ CLASSES: dict[str, Callable[[Target], Awaitable[None]]] = {
     "fetches": bodies.fetches,
     **{f"model-{name}": bodies.chats for name in model_server.CLASSES},
 }
-# Seconds between two rounds of one class, so that a round of refusals does not measure the attacker's own speed.
+# Seconds between two rounds of a class, so that a round of refusals does not measure the attacker's own speed.
 PAUSE_S = 0.05
 
 
 async def attack(name: str, target: Target) -> None:
-    """Attack in rounds until standard input ends; the round under way is cut off then."""
+    """Attack in rounds until standard input ends, which cancels the current round."""
     stop = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     while not stop.done():
         one = asyncio.ensure_future(CLASSES[name](target))
@@ -52,7 +52,7 @@ async def attack(name: str, target: Target) -> None:
         one.cancel()
         ended = await asyncio.gather(one, return_exceptions=True)
         if isinstance(ended[0], Exception) and not stop.done():
-            # A server that hangs or closes what it should not ends the round, which is a result and no failure.
+            # If the server hangs or closes unexpectedly, the round ends. That is a result, not a failure.
             target.outcomes[f"the attack's {type(ended[0]).__name__}"] += 1
             traceback.print_exception(ended[0])
         await asyncio.wait([stop], timeout=PAUSE_S)
@@ -63,10 +63,10 @@ def main() -> None:
     parser.add_argument("name", choices=CLASSES)
     parser.add_argument("url")
     parser.add_argument("key")
-    parser.add_argument("--beside", default="", help="URL of what stands beside the server, for classes that need it")
+    parser.add_argument("--beside", default="", help="URL of an extra server, for classes that need one")
     parser.add_argument("--quick", action="store_true", help="small numbers")
     args = parser.parse_args()
-    # An attacker has a machine of its own: this one's cores are the server's.
+    # Lowest priority: a real attacker has another machine, while here the cores are the server's.
     os.nice(10)
     target = Target(args.url, args.key, args.quick, args.beside)
     print("attacking", flush=True)

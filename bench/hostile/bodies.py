@@ -1,5 +1,6 @@
-"""Attacks with what a request carries: bodies, files, texts, JSON, offers, images, schemas, URLs; and by way of a
-model's server that misbehaves.
+"""Attacks with the content of requests: bodies, files, texts, JSON, offers, images, schemas, URLs.
+
+Some attacks use a hostile model server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from PIL import Image
 FORM = "multipart/form-data; boundary=B"
 CHAT, FILES = "/v1/chat/completions", "/v1/audio/transcriptions"
 MB = 1 << 20
-# Seconds until a client leaves that has asked for a schema, or that had a bad model's server answer.
+# Seconds until a client disconnects that requested a schema, or an answer of the hostile model server.
 LEAVES_SCHEMA_S, LEAVES_MODEL_S = 3.0, 20.0
 MODEL_CHATS = 4
 
@@ -40,7 +41,7 @@ async def endless(head: bytes, num_bytes: int) -> AsyncIterator[bytes]:
 
 
 async def bodies(target: Target) -> None:
-    """Bodies without a length that do not end, and form fields in a charset that costs quadratic time."""
+    """Send endless bodies without a length, and form fields in a charset that takes quadratic time."""
     most = (4 if target.quick else 256) * MB
     async with target.client() as client:
         for path, head, kind in (
@@ -57,7 +58,7 @@ async def bodies(target: Target) -> None:
 
 
 def silence(hours: float) -> bytes:
-    """Silence as FLAC: a few kilobytes an hour."""
+    """Return silence as FLAC, a few kilobytes per hour."""
     out = io.BytesIO()
     with av.open(out, "w", format="flac") as container:
         stream = container.add_stream("flac", rate=8000, layout="mono")
@@ -71,7 +72,7 @@ def silence(hours: float) -> bytes:
 
 
 async def files(target: Target) -> None:
-    """Eight hours of silence in a small file, four at once, and senders that leave before the answer."""
+    """Send eight hours of silence in a small file, four at once, with clients that disconnect before the answer."""
     data = silence(0.02 if target.quick else 8)
     form = {"data": {"model": "default"}, "files": {"file": ("a.flac", data)}}
     async with target.client() as client:
@@ -84,7 +85,7 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 async def text(target: Target) -> None:
-    """Words of megabytes for the tokenizer: chat, instructions, items, a transcriber's prompt."""
+    """Send words of several megabytes to the tokenizer: chat, instructions, items, a transcriber's prompt."""
     word = "a" * ((256 << 10) if target.quick else 3 * MB)
     async with target.client() as client:
         await target.request(client, "POST", CHAT, json=chat(messages=[{"role": "user", "content": word}]))
@@ -96,7 +97,7 @@ async def text(target: Target) -> None:
 
 
 async def json_documents(target: Target) -> None:
-    """JSON that is deep, wide or odd, and fields that cost: schemas, logit_bias, tools."""
+    """Send JSON that is deep, wide or odd, and expensive fields: schemas, logit_bias, tools."""
     deep = 200_000
     documents = [
         b"[" * deep + b"]" * deep,
@@ -127,7 +128,7 @@ async def json_documents(target: Target) -> None:
 
 
 async def offer() -> str:
-    """A whole WebRTC offer, as a browser makes it."""
+    """Return a complete WebRTC offer, as from a browser."""
     peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     peer.addTrack(AudioStreamTrack())
     peer.createDataChannel("oai-events")
@@ -138,7 +139,7 @@ async def offer() -> str:
 
 
 async def sdp(target: Target) -> None:
-    """Offers with thousands of candidates or formats, cut ones, and calls that nobody joins."""
+    """Send offers with thousands of candidates or formats, truncated ones, and calls that are never joined."""
     whole = await offer()
     at = whole.index("a=ice-ufrag")
     candidate = "a=candidate:1 1 udp 2130706431 192.0.2.2 1000 typ host\r\n"
@@ -163,14 +164,14 @@ async def sdp(target: Target) -> None:
 
 
 def picture(side: int, kind: str) -> str:
-    """One colour, as a data URI: a few kilobytes that decode to side x side pixels."""
+    """Return a single-colour image as a data URI: a few kilobytes that decode to side x side pixels."""
     out = io.BytesIO()
     Image.new("RGBA" if kind == "png" else "RGB", (side, side)).save(out, kind)
     return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 async def images(target: Target) -> None:
-    """Small files of tens of millions of pixels: in chat, as items of a conversation, as frames of video."""
+    """Send small files of tens of millions of pixels: in chat, as items of a conversation, as frames of video."""
     sides = (1000,) if target.quick else (6300, 2880, 9000)
     pictures = [picture(side, kind) for side in sides for kind in ("png", "webp")]
 
@@ -194,12 +195,12 @@ async def images(target: Target) -> None:
 
 
 def intersection(letters: str) -> dict[str, Any]:
-    """A schema of text that has all these letters: the intersection of its patterns is exponential in their number."""
+    """Return a schema of text with all these letters. The intersection of its patterns grows exponentially."""
     return {"allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in letters]}
 
 
 def hidden(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same intersection, whose patterns stand behind references: they are counted by nothing but the library."""
+    """Return the same intersection with patterns behind references, which only the library resolves."""
     patterns = {f"p{i}": inner for i, inner in enumerate(schema["allOf"])}
     return {"$defs": patterns, "allOf": [{"$ref": f"#/$defs/{name}"} for name in patterns]}
 
@@ -209,9 +210,9 @@ def as_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 async def schemas(target: Target) -> None:
-    """Six requests with different intersections of patterns, whose clients leave after 3 s; once.
+    """Send six requests with different intersections of patterns, whose clients disconnect after 3 s; once.
 
-    One shows its patterns, and five have them behind references.
+    One has plain patterns, and five have them behind references.
     """
     draw = random.Random(target.tried)
     number = 14 if target.quick else 20
@@ -223,12 +224,12 @@ async def schemas(target: Target) -> None:
             for each in wanted
         )
         await asyncio.gather(*asked)
-    # What they leave behind is what is measured.
+    # Their effect after they disconnect is measured.
     await hold()
 
 
 async def fetches(target: Target) -> None:
-    """Thirty-two voices at once, whose files come a byte at a time and do not end."""
+    """Request thirty-two voices at once whose files arrive a byte at a time, without end."""
 
     async def one(number: int) -> None:
         body = {
@@ -244,7 +245,7 @@ async def fetches(target: Target) -> None:
 
 
 async def chats(target: Target) -> None:
-    """Four chats at once, each with a tool, whose answers are streamed."""
+    """Send four chats at once, each with a tool and a streamed answer."""
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     body = chat(max_tokens=1000, tools=[tool], stream=True)
 

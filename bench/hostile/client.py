@@ -1,4 +1,4 @@
-"""What the classes of attack share: a target, the names of its answers, and sockets that note what they are told."""
+"""Shared parts of the classes of attack: a target, the names of its replies, and sockets that count errors."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ import httpx
 import websockets
 from websockets.asyncio.client import ClientConnection
 
-# What a client that is attacked back would wait for an answer.
+# Time limit for replies.
 PATIENCE_S = 60.0
 SERVED, NO_ANSWER, LOST = "served", "no answer", "connection lost"
 
 
 @dataclass(slots=True)
 class Target:
-    """The server, the attacker's key, and what came back.
+    """The server, the attacker's key, and the replies."""
 
-    `beside`: the URL of what stands beside the server, for classes that need something there. `outcomes` counts
-    answers by name: "served", "413 file_too_long" for HTTP, an error event's code, "closed 1009" for
-    a socket, "no answer" after PATIENCE_S, "connection lost". `tried`: inputs sent. `quick`: small numbers, for trying.
-    """
-
+    # Address of the server.
     url: str
+    # The attacker's key.
     key: str
+    # Selects small numbers, for a trial run.
     quick: bool = False
+    # URL of an extra server, for classes that need one.
     beside: str = ""
+    # Replies by name: "served"; "413 file_too_long" for HTTP; an error event's code; "closed 1009" for a socket; "no
+    # answer" after PATIENCE_S; "connection lost".
     outcomes: Counter[str] = field(default_factory=Counter)
+    # Number of inputs sent.
     tried: int = 0
 
     @property
@@ -45,12 +47,12 @@ class Target:
         return self.url.replace("http", "ws", 1)
 
     def client(self) -> httpx.AsyncClient:
-        """Return an HTTP client with the attacker's key and any number of connections."""
+        """Return an HTTP client with the attacker's key and an unlimited number of connections."""
         limits = httpx.Limits(max_connections=None)
         return httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=PATIENCE_S, limits=limits)
 
     async def request(self, client: httpx.AsyncClient, method: str, path: str, **options: Any) -> httpx.Response | None:
-        """Send one request and count its answer; None where there was none."""
+        """Send one request and count its reply. Returns None if there was none."""
         self.tried += 1
         try:
             answer = await client.request(method, path, **options)
@@ -58,15 +60,17 @@ class Target:
             self.outcomes[NO_ANSWER] += 1
             return None
         except httpx.TransportError:
-            # A body that is refused while it is sent may reset the connection before the answer is read.
+            # If a body is refused while it is sent, the connection may be reset before the reply is read.
             self.outcomes[LOST] += 1
             return None
         self.outcomes[named(answer)] += 1
         return answer
 
     async def raw(self, first: str, *headers: str, body: bytes = b"", leaves: bool = False) -> bytes:
-        """Send a request to the letter, on a connection of its own and without a key, and count its answer by status.
-        Return the answer with its head; empty where none came. `leaves`: the client goes before it is answered.
+        """Send the exact bytes of a request on a new connection without a key, and count the reply by status.
+
+        Returns the reply including its head; empty if there was none. With `leaves`, the client disconnects before the
+        reply.
         """
         self.tried += 1
         address = urlsplit(self.url)
@@ -89,9 +93,9 @@ class Target:
 
     @asynccontextmanager
     async def socket(self, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[ClientConnection | None]:
-        """A WebSocket, dropped without a close when the block ends. None where its upgrade was refused, or timed out.
+        """Yield a WebSocket that is dropped without a close at the end. None if its upgrade was refused, or timed out.
 
-        A connection that the server ends within the block ends the block; `note_errors` counts it by its close code.
+        If the server ends the connection, the block ends; `note_errors` counts it by its close code.
         """
         self.tried += 1
         try:
@@ -121,9 +125,7 @@ class Target:
     async def send_all(
         self, messages: Iterable[str | dict[str, Any]], patience_s: float | None, path: str = "/v1/realtime"
     ) -> None:
-        """Send messages over a socket of their own, and count the errors that come until `patience_s` after the last,
-        or until the server closes.
-        """
+        """Send messages over a new socket. Counts errors until `patience_s` after the last, or until it is closed."""
         async with self.socket(path) as socket:
             if socket is None:
                 return
@@ -135,7 +137,7 @@ class Target:
             noting.cancel()
 
     async def note_errors(self, connection: ClientConnection) -> None:
-        """Read until the server closes, and count each error event by its code, and the close by its own."""
+        """Read until the server closes. Counts each error event by its code, and the close by its own code."""
         with suppress(websockets.ConnectionClosed):
             while True:
                 text = await connection.recv()
@@ -146,12 +148,12 @@ class Target:
 
 
 def named(answer: httpx.Response) -> str:
-    """An answer's name: "served", or its status and the code of its error."""
+    """Return the name of a reply: "served", or its status and the code of its error."""
     return SERVED if answer.status_code < 400 else f"{answer.status_code} {code_of(answer.content)}".strip()
 
 
 def code_of(body: bytes | None) -> str:
-    """The code of an error's body; empty where it has none, as a plain 500 has not."""
+    """Return the code in an error's body; empty if it has none, as for a plain 500."""
     try:
         return error_code(json.loads(body or b""))
     except ValueError:
@@ -159,7 +161,7 @@ def code_of(body: bytes | None) -> str:
 
 
 def error_code(document: Any) -> str:
-    """The code, or else the type, of an error in any of the shapes that the dialects give it."""
+    """Return the code, or else the type, of an error in any dialect's format."""
     error = document.get("error", document) if isinstance(document, dict) else {}
     if not isinstance(error, dict):
         return str(document.get("code") or "error")
@@ -167,5 +169,5 @@ def error_code(document: Any) -> str:
 
 
 async def hold() -> None:
-    """Wait until the attack is stopped."""
+    """Wait until the attack is cancelled."""
     await asyncio.Event().wait()

@@ -1,7 +1,7 @@
-"""`antiphon` whose small voice takes the samples of a voice that clones: python -m bench.hostile.cloning serve ...
+"""`antiphon` whose small voice accepts the samples of a cloning voice: python -m bench.hostile.cloning serve ...
 
-It fetches, decodes and bounds them as with any such voice, and speaks with its own: a model that clones needs tens of
-seconds for a sentence on the cores of a benchmark.
+It fetches, decodes and limits the samples like any cloning voice, but speaks with its own voice. A cloning model takes
+tens of seconds for a sentence on a benchmark's cores.
 """
 
 from __future__ import annotations

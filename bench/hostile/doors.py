@@ -1,12 +1,12 @@
-"""Attacks on a door: what it hides by other spellings of its path, and requests without a key that it passes on."""
+"""Attacks on a door: hidden paths in other spellings, and requests without a key that it forwards."""
 
 from __future__ import annotations
 
 from bench.hostile.client import Target
 
-# Opens `/internal/` at the host behind the door: the attacker has got hold of it.
+# The key of `/internal/` at the host behind the door, which the attacker has obtained.
 INTERNAL_KEY = "of-the-supervisor"
-# What only a host's metrics, and its list of hosts, have in them.
+# Strings that occur only in a host's metrics, and in its list of hosts.
 HIDDEN = {"metrics": b"antiphon_event_loop_lag", "internal/hosts": b'"draining"'}
 SPELLINGS = (
     *("/{}", "//{}", "/./{}", "/x/../{}", "/x/..%2f{}", "/x/%2e%2e/{}", "/x/.%2e/{}", "/x/%252e%252e/{}", "/%2f{}"),
@@ -21,12 +21,12 @@ SPELLINGS = (
     *("/;/{}", "/x/..;/{}", "/{}/", "/{}/.", "/{}%00", "/{}%20", "/{};x", "/{}?x=/../", "/{}%3f", "\\{}", "/x\\..\\{}"),
     *("http://127.0.0.1/{}", "http://host/x/../{}", "*/{}", "{}"),
 )
-# Of the first letter of a path: written in other ways.
+# Encodings of the first letter of a path.
 LETTERS = ("%{:02x}", "%25{:02x}", "%u00{:02x}", "%c1%{:02x}")
 
 
 def spellings(path: str) -> list[str]:
-    """Ways to write a path in a request's first line, which some server or other reads as that path."""
+    """Return spellings of a path in a request line that some servers read as that path."""
     first, rest = ord(path[0]), path[1:]
     return [spelling.format(path) for spelling in SPELLINGS] + [
         *(f"/{letter.format(first)}{rest}" for letter in LETTERS),
@@ -37,7 +37,7 @@ def spellings(path: str) -> list[str]:
 
 
 async def paths(target: Target) -> None:
-    """Every spelling of what a host hides, without a key and with the internal one. What is had counts as a leak."""
+    """Request every spelling of a host's hidden paths, without a key and with the internal one. Counts leaks."""
     for path, mark in HIDDEN.items():
         for spelling in spellings(path):
             for key in ("", INTERNAL_KEY):
@@ -55,7 +55,7 @@ CHUNKS = b"5\r\nhello\r\n0\r\n\r\n"
 
 
 async def bodies(target: Target) -> None:
-    """Requests without a key whose bodies, lengths and paths a door has to read as a host does."""
+    """Send requests without a key whose bodies, lengths and paths a door must read like a host."""
     for method in ("GET", "HEAD", "OPTIONS", "DELETE", "PUT"):
         for path in ("/v1/models", "/", "/web/x"):
             first = f"{method} {path} HTTP/1.1"
@@ -64,7 +64,7 @@ async def bodies(target: Target) -> None:
             await target.raw(first, "Content-Length: 5", CHUNKED, body=CHUNKS)
             await target.raw(first, "Content-Length: 0")
             await target.raw(first, "Content-Length: 5", "Expect: 100-continue", body=b"hello")
-    # A body that is cut off, and heads that a client library does not take.
+    # A truncated body, and heads that a client library would refuse.
     await target.raw("GET /v1/models HTTP/1.1", "Content-Length: 50", body=b"hello", leaves=True)
     await target.raw("POST /v1/chat/completions HTTP/1.1", "Content-Length: 50", body=b"hello", leaves=True)
     await target.raw(f"GET /{'a' * 70_000} HTTP/1.1")

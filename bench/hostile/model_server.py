@@ -1,8 +1,8 @@
-"""What a bad model's server does to everybody else's server: for `antiphon bench attack`.
+"""A hostile model server, for `antiphon bench attack`.
 
     python -m bench.hostile.model_server CLASS [--quick]
 
-is such a server: it prints its URL, and gives every request for an answer that of the class.
+It prints its URL, and replies to every request with the answer of the class.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ END = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\
 
 
 async def calls(size: int) -> Parts:
-    """Calls without arguments, with long names, and never an end."""
+    """Calls without arguments, with long names, without end."""
     yield PLAIN
     number = 0
     while True:
@@ -49,7 +49,7 @@ async def calls(size: int) -> Parts:
 
 
 async def single_bytes(size: int) -> Parts:
-    """A long line, and behind it chunks of one byte."""
+    """A long line, followed by chunks of one byte."""
     yield HEAD + b"transfer-encoding: chunked\r\n\r\n"
     line = b"data: " + b"x" * (900_000 // size)
     yield b"%x\r\n" % len(line) + line + b"\r\n"
@@ -58,13 +58,13 @@ async def single_bytes(size: int) -> Parts:
 
 
 async def gzip_events(size: int) -> Parts:
-    """25 MB of lines of one event in some 30 kB."""
+    """25 MB of lines of one event, compressed to about 30 kB."""
     yield GZIP
     yield gzip.compress(b"data: x\n" * (3_200_000 // size))
 
 
 async def gzip_line_breaks(size: int) -> Parts:
-    """64 MB of line breaks in 65 kB, again and again."""
+    """64 MB of line breaks, compressed to 65 kB, repeatedly."""
     yield GZIP
     member = gzip.compress(b"\n" * ((64 << 20) // size))
     for _ in range(4):
@@ -72,21 +72,21 @@ async def gzip_line_breaks(size: int) -> Parts:
 
 
 async def line_breaks(size: int) -> Parts:
-    """Line breaks, not compressed, and never an end."""
+    """Uncompressed line breaks, without end."""
     yield PLAIN
     while True:
         yield b"\n" * (1 << 16)
 
 
 async def comments(size: int) -> Parts:
-    """Comments, which say nothing, and never an end."""
+    """Comments of server-sent events, without end."""
     yield PLAIN
     while True:
         yield b": hello\n" * (1 << 13)
 
 
 async def empty_events(size: int) -> Parts:
-    """Events that say nothing, and never an end."""
+    """Events without content, without end."""
     yield PLAIN
     while True:
         yield b"data: {}\n\n" * (1 << 12)
@@ -101,7 +101,7 @@ async def written_calls(size: int) -> Parts:
 
 
 async def braces(size: int) -> Parts:
-    """What might become a call, one space after the other."""
+    """Possible beginnings of a call, one space after the other."""
     yield PLAIN
     yield prose("{")
     for _ in range(80 // size or 1):
@@ -110,21 +110,21 @@ async def braces(size: int) -> Parts:
 
 
 async def brackets(size: int) -> Parts:
-    """Half a megabyte of what might begin calls, in one event."""
+    """Half a megabyte of possible beginnings of calls, in one event."""
     yield PLAIN
     yield prose("[" * (500_000 // size))
     yield END
 
 
 async def thoughts(size: int) -> Parts:
-    """Thoughts without a word, in one event."""
+    """Thoughts without words, in one event."""
     yield PLAIN
     yield prose("<think></think>" * (60_000 // size) + "Yes.")
     yield END
 
 
 async def pieces_of_a_call(size: int) -> Parts:
-    """The arguments of a second call, a character at a time, while the first one is open."""
+    """The arguments of a second call, character by character, while the first one is open."""
     yield PLAIN
     yield event({"tool_calls": [call(0, "add"), call(1, "add")]})
     more = event({"tool_calls": [{"index": 1, "function": {"arguments": "x"}}]})
@@ -134,7 +134,7 @@ async def pieces_of_a_call(size: int) -> Parts:
 
 
 async def numbers(size: int) -> Parts:
-    """Events of a megabyte of numbers in a field that may have any type."""
+    """Events with a megabyte of numbers in a field of any type."""
     yield PLAIN
     many = b'data: {"choices": [], "usage": [' + b"1," * (500_000 // size) + b"1]}\n\n"
     for _ in range(20):
@@ -143,7 +143,7 @@ async def numbers(size: int) -> Parts:
 
 
 async def cookies(size: int) -> Parts:
-    """Cookies: as many as the head of an answer holds."""
+    """The most cookies that a response head can hold."""
     yield HEAD + b"".join(b"set-cookie: c%d=x; path=/\r\n" % n for n in range(2500 // size)) + b"\r\n"
     yield prose("Yes.") + END
 
@@ -167,7 +167,7 @@ CLASSES: dict[str, Callable[[int], Parts]] = {
 
 
 async def serve(name: str, size: int) -> None:
-    """Be the server. `size`: by which the class's numbers are divided."""
+    """Run the server. `size` divides the class's numbers."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):

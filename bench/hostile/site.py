@@ -1,6 +1,6 @@
 """A site of audio files, for `antiphon bench attack`: python -m bench.hostile.site
 
-Prints its URL. `/sound` is a file of two bytes; any other is one that comes a byte a second and does not end.
+It prints its URL. `/sound` is a file of two bytes. Any other file arrives a byte per second, without end.
 """
 
 from __future__ import annotations

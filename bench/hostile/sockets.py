@@ -1,4 +1,4 @@
-"""Attacks with connections and sessions: not reading, not writing, too many, at once, with wrong types, as another."""
+"""Attacks with connections and sessions: not reading, not writing, too many, at once, wrong types, other keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def name_of(answer: dict[str, Any]) -> str:
 
 
 async def unread(target: Target) -> None:
-    """Small events whose answers are large, from a client that reads none of them."""
+    """Send small events with large replies, from a client that does not read."""
     size, count = (100 << 10, 20) if target.quick else (5 << 20, 250)
     async with target.socket(max_queue=1) as socket:
         if socket is None:
@@ -44,13 +44,13 @@ async def unread(target: Target) -> None:
                 target.outcomes["not read any more"] += 1
                 break
         target.outcomes["asked and not read"] += 1
-        # Until the server gives up on the client.
+        # Waits until the server closes the connection.
         await socket.wait_closed()
         target.outcomes[f"closed {socket.close_code}"] += 1
 
 
 async def silent(target: Target) -> None:
-    """Connections that never send a byte, and have no key."""
+    """Open connections that never send a byte, and have no key."""
     parts = urlsplit(target.url)
     writers = []
     for _ in range(50 if target.quick else 1000):
@@ -70,10 +70,10 @@ async def silent(target: Target) -> None:
 
 
 async def resume(at: Target, target: Target, session: tuple[str, str], seq: int) -> None:
-    """Resume a session at a host from an event on, and count the answer by its name."""
+    """Resume a session at a host from an event on, and count the reply by its name."""
     session_id, token = session
     ask = {"type": "session.resume", "session_id": session_id, "resume_token": token}
-    # The other host counts what it is sent by itself.
+    # The other host counts its own replies.
     target.tried += at is not target
     async with at.socket(f"/v1/realtime?resume={session_id}") as socket:
         if socket is not None:
@@ -82,7 +82,7 @@ async def resume(at: Target, target: Target, session: tuple[str, str], seq: int)
 
 
 async def resumes(target: Target) -> None:
-    """Sessions that are resumed over and over, half of them by two sockets at once."""
+    """Resume sessions repeatedly, half of them from two sockets at once."""
 
     async def one(twice: bool) -> None:
         async with target.socket("/v1/realtime?resume=1") as socket:
@@ -98,7 +98,7 @@ async def resumes(target: Target) -> None:
 
 
 async def storms(target: Target) -> None:
-    """Two hundred connections at once that resume twenty sessions, at the host that has them and at another one."""
+    """Resume twenty sessions from two hundred connections at once, at their host and at another one."""
     many, at_once = (4, 4) if target.quick else (20, 10)
     at = (target, replace(target, url=target.beside))
     async with AsyncExitStack() as stack:
@@ -107,7 +107,7 @@ async def storms(target: Target) -> None:
             socket = await stack.enter_async_context(target.socket("/v1/realtime?resume=1"))
             if socket is not None:
                 created = await read(socket)
-                # Another host finds a session by what is stored of it.
+                # Another host finds a session by its stored row.
                 await socket.send('{"type":"session.update","session":{"type":"realtime","instructions":"Be brief."}}')
                 await read(socket)
                 sessions.append((created["session"]["id"], created["resume_token"]))
@@ -116,7 +116,7 @@ async def storms(target: Target) -> None:
 
 
 async def first_frames(target: Target) -> None:
-    """Sockets of sessions that begin with a first frame, which never comes."""
+    """Open sockets of sessions that begin with a first frame, and never send it."""
     async with AsyncExitStack() as stack:
         for n in range(16 if target.quick else 300):
             socket = await stack.enter_async_context(target.socket(DOORS[n % len(DOORS)]))
@@ -126,7 +126,7 @@ async def first_frames(target: Target) -> None:
 
 
 async def answers(target: Target) -> None:
-    """One session that asks for hundreds of answers beside its conversation, all at once."""
+    """Request hundreds of answers outside of the conversation in one session, all at once."""
     content = [{"type": "input_text", "text": "Count to a thousand."}]
     message = {"type": "message", "role": "user", "content": content}
     response = {"conversation": "none", "output_modalities": ["text"], "input": [message], "max_output_tokens": 500}
@@ -135,9 +135,9 @@ async def answers(target: Target) -> None:
 
 
 async def types(target: Target) -> None:
-    """Recorded frames of every dialect with fields of the wrong type, out of range, missing or renamed.
+    """Send recorded frames of every dialect with fields of the wrong type, out of range, missing or renamed.
 
-    A connection that is closed is counted by its code (1011: the session failed), and opened anew.
+    A closed connection is counted by its code (1011: the session failed), and reopened.
     """
     for number, (path, frames) in enumerate(recorded_frames().items()):
         draw = random.Random(number)
@@ -146,7 +146,7 @@ async def types(target: Target) -> None:
 
 
 async def two_keys(target: Target) -> None:
-    """A key that tries the doors of another: its voices, sessions, calls, and its prompts in the KV."""
+    """Try to use another key's voices, sessions, calls, and prompts in the KV."""
     guess = {"role": "user", "content": "The vault code of the branch in Zurich is 7 3 9 1."}
     async with target.client() as client:
         for method, path in (
@@ -170,7 +170,7 @@ async def two_keys(target: Target) -> None:
 
 
 async def idle(target: Target) -> None:
-    """Sessions that are opened and never used: what one holds, and whom it slows."""
+    """Open sessions without using them. Measures the memory of one, and the delay of others."""
     async with AsyncExitStack() as stack:
         for _ in range(20 if target.quick else 900):
             socket = await stack.enter_async_context(target.socket())

@@ -1,7 +1,7 @@
-"""What each class of attack is made against, where that is not a plain server: its flags, a door, a site beside it.
+"""The setup for classes of attack that need more than a plain server: flags, a door, an extra server.
 
-A class that needs another server beside antiphon, such as a model's server that misbehaves, is a row of STAGES with a
-`beside`, which starts that server and has flags that lead to it.
+A class that needs an extra server, such as a hostile model server, is a row of STAGES with a `beside`. That starts the
+server, and has the flags that refer to it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from bench.common import HERE, beside, server
 from bench.hostile import model_server
 from bench.hostile.doors import INTERNAL_KEY
 
-# What the bystander asks for: an answer in a conversation, one in a chat, a sentence, or one in the voice of a file.
+# Requests of the bystander: an answer in a conversation, an answer in a chat, a sentence, or a sentence in a cloned
+# voice.
 Asks = Literal["conversation", "chat", "speech", "clone"]
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What stands beside the server: its URL, and the server's flags for it."""
+    """An extra server: its URL, and the flags of antiphon that refer to it."""
 
     url: str = ""
     flags: tuple[str, ...] = ()
@@ -42,14 +43,14 @@ def nothing(quick: bool) -> Iterator[Beside]:
 
 @contextmanager
 def site(quick: bool) -> Iterator[Beside]:
-    """A site of audio files, from which the server may fetch."""
+    """Run a site of audio files from which the server may fetch."""
     with beside("bench.hostile.site") as (url, _):
         yield Beside(url, ("--fetch-from", urlsplit(url).netloc))
 
 
 @contextmanager
 def bad_model(name: str, quick: bool) -> Iterator[Beside]:
-    """A language model's server that answers as this class of bench.hostile.model_server."""
+    """Run a language model server that answers as this class of bench.hostile.model_server."""
     with beside("bench.hostile.model_server", name, *(["--quick"] if quick else [])) as (url, _):
         yield Beside(url, ("--language-model", f"{url}#bad"))
 
@@ -58,7 +59,7 @@ def bad_model(name: str, quick: bool) -> Iterator[Beside]:
 def attacker(
     name: str, url: str, key: str, beside: str = "", *, quick: bool = False, log: IO[str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """One class of attack while the block runs. What came of it is in the yielded dict afterwards."""
+    """Run one class of attack during the block. Afterwards, the yielded dict has its results."""
     command = [sys.executable, "-m", "bench.hostile", name, url, key, "--beside", beside]
     command += ["--quick"] if quick else []
     process = subprocess.Popen(
@@ -76,15 +77,19 @@ def attacker(
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`flags`: of the server. `module`: what is started in place of `antiphon`. `has_door`: a door is attacked, and the
-    bystander comes by it too. `has_second_host`: another host of the same store stands beside.
-    """
+    """The setup of a class."""
 
+    # Requests of the bystander.
     asks: Asks = "conversation"
+    # Flags of the server.
     flags: tuple[str, ...] = ()
+    # The module to start instead of `antiphon`.
     module: str = "antiphon"
+    # Whether a door is attacked, through which the bystander connects too.
     has_door: bool = False
+    # Whether another host of the same store runs.
     has_second_host: bool = False
+    # Starts an extra server; takes `quick`.
     beside: Callable[[bool], AbstractContextManager[Beside]] = nothing
 
 
@@ -102,9 +107,7 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A stage that is set up. `url`: what is attacked. `beside`: what else a class asks. `processes`: those of the
-    product, without their children.
-    """
+    """A running stage: its attacked address, an extra one, and the product's processes without their children."""
 
     url: str
     beside: str
@@ -115,7 +118,7 @@ class Staged:
         return self.url.replace("http", "ws", 1)
 
     def rss_mb(self) -> float:
-        """The memory of the product's processes and of those that they have started."""
+        """Return the memory of the product's processes and their children."""
         return sum(process.memory_info().rss for process in self._all()) / 1e6
 
     def num_fds(self) -> int:
@@ -126,7 +129,7 @@ class Staged:
         return [each for process in living for each in (process, *process.children(recursive=True))]
 
     def kill(self) -> None:
-        """End all at once."""
+        """End all processes at once."""
         for process in self._all():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -138,7 +141,7 @@ class Staged:
 
 @contextmanager
 def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = False) -> Iterator[Staged]:
-    """Set up the stage of a class, with these flags of every host, until the block is over. `quick`: small numbers."""
+    """Set up the stage of a class, with these flags for every host, during the block. `quick` selects small numbers."""
     stage = STAGES.get(name, PLAIN)
     with ExitStack() as stack:
         other = stack.enter_context(stage.beside(quick))
@@ -160,5 +163,5 @@ def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = Fal
         try:
             yield found
         finally:
-            # All is measured, and what still computes for the attacker would not end by itself in time.
+            # Killed, since work that remains for the attacker would not end in time.
             found.kill()

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Usage: setup.sh PEER      (PEER: realtimestt | speech_to_speech | xllamacpp | piper | pocketsphinx)
-# Makes .venv-PEER beside this script from PEER/requirements.txt. Running it
-# again does nothing unless that file has changed. PYTHON picks the interpreter
+# Creates .venv-PEER next to this script from PEER/requirements.txt. A second run
+# does nothing unless that file has changed. PYTHON picks the interpreter
 # (Python 3.11; default python3).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,9 +18,8 @@ fi
 
 rm -f "$venv/.done"
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
-# The list is the whole set of packages, each with its version, so --no-deps
-# keeps the peer's own metadata from adding torchaudio, PyAudio or CUDA
-# libraries.
+# The list has all packages with their versions. --no-deps keeps the peer's
+# metadata from adding torchaudio, PyAudio or CUDA libraries.
 "$venv/bin/pip" install --quiet --no-deps -r "$req"
 grep -q "^torch==" "$req" || { printf '%s\n' "$sum" > "$venv/.done"; echo "$venv is ready"; exit 0; }
 "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)' || {

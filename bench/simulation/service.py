@@ -1,8 +1,8 @@
-"""A service of many hosts on a virtual clock: callers come, are placed, refused, moved and lost.
+"""A service of many hosts on a virtual clock: callers arrive, are placed, refused, moved and lost.
 
-Each host decides by the very code that runs for real (`admission.headroom.Headroom`), doors choose by theirs
-(`cluster.door.hosts.Hosts`), and the number of hosts follows `cluster.autoscaling.Autoscaler`. What is made up is what
-the callers do, how long a host takes to start, and that nothing takes any time in between but what is said here.
+Each host uses the real code for its decisions (`admission.headroom.Headroom`), and so do doors
+(`cluster.door.hosts.Hosts`). The number of hosts follows `cluster.autoscaling.Autoscaler`. Only the callers' behaviour
+and the start-up time of hosts are simulated. Nothing else takes time, except where it is stated here.
 """
 
 from __future__ import annotations
@@ -20,31 +20,40 @@ from antiphon.errors import Refused
 from antiphon.store.sessions import Host
 
 KIND: Kind = "conversation"
-# A caller that was refused everywhere comes again after what it was told, up to twice as long, so many times.
+# A caller that every host refused tries again after Retry-After, up to twice as long, for this number of tries.
 COMES_AGAIN = 3
-# A session whose host is gone is taken up within so many seconds, or is lost. Its client tries again after up to these.
+# A session whose host failed is lost unless it is taken up within GRACE_S. Its client tries again after each of
+# RESUME_BACKOFF_S, in seconds.
 GRACE_S, RESUME_BACKOFF_S = 120.0, (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-# How often loads are looked at by whoever scales.
+# Interval of the autoscaler, in seconds.
 SCALE_EVERY_S = 5.0
 
 
 def certificate_of(sessions: int) -> Certificate:
-    """A certificate for so many conversations."""
+    """Return a certificate for this number of conversations."""
     kinds = {KIND: CertifiedKind(sessions, Objective(2.0, ""), ())}
     return Certificate(1, "", {}, (), {}, kinds, mixed=1.0)
 
 
 @dataclass(slots=True, eq=False)
 class SimHost:
-    """One host. `busy_until_s`: the prefills of sessions that it has taken up go one after another."""
+    """One host. It takes up sessions one after another."""
 
+    # Its address, which identifies it.
     url: str
+    # The number of its zone.
     zone: int
+    # Decides which sessions it admits.
     headroom: Headroom
+    # Number of its sessions, as `headroom` takes it.
     held: dict[Kind, int] = field(default_factory=lambda: {KIND: 0})
+    # Ids of its sessions.
     sessions: set[int] = field(default_factory=set)
+    # Whether it runs.
     is_up: bool = True
+    # Whether it releases its sessions before it stops.
     is_draining: bool = False
+    # When its prefills of taken-up sessions end.
     busy_until_s: float = 0.0
 
     @property
@@ -54,7 +63,7 @@ class SimHost:
         return load
 
     def admit(self, session: int, now_s: float, *, resumes: bool = False) -> bool:
-        """Take a session in, unless there is no headroom for it."""
+        """Admit a session, unless there is no headroom."""
         if not self.is_up or self.is_draining:
             return False
         try:
@@ -72,19 +81,29 @@ class SimHost:
 
 @dataclass(slots=True)
 class Counts:
-    """What became of callers. `most_load`: of any host at any time. `away_s`: how long those were away that moved."""
+    """The outcomes of callers, and the changes of hosts."""
 
+    # Callers that arrived.
     came: int = 0
+    # Callers that were admitted, at once or later.
     taken: int = 0
+    # Callers that were refused at their first try.
     refused_once: int = 0
+    # Callers that gave up.
     turned_away: int = 0
+    # Sessions that no host took up in time.
     lost: int = 0
+    # The highest load of any host at any time.
     most_load: float = 0.0
+    # The interruption of each moved session, in seconds.
     away_s: list[float] = field(default_factory=list)
     # (time, hosts, sessions, largest load, spread of loads)
     trace: list[tuple[float, int, int, float, float]] = field(default_factory=list)
+    # Hosts that were started.
     ups: int = 0
+    # Hosts that were stopped.
     downs: int = 0
+    # Changes of direction in the number of hosts.
     reversals: int = 0
 
 
@@ -92,12 +111,13 @@ Rate = Callable[[float], float]
 
 
 class Service:
-    """The service. `places`: conversations that a host is certified for. `rate`: of callers, a second, by the time.
+    """The service.
 
-    `policy`: `random`, `two` (the emptier of two at random), `least` (the emptiest), or `doors` (so many doors, each of
-    which knows only its own sessions). `tries`: hosts that are asked before a caller is refused. `talk_s`: how long a
-    session lasts, on average; exponential. `start_s`: how long a host takes to start. `prefill_s`: the work to take up
-    one session that another host had.
+    `places` is the certified number of conversations of a host. `rate` is the number of callers per second, by time.
+    `policy` is `random`, `two` (the emptier of two random hosts), `least` (the emptiest host), or `doors` (this number
+    of doors, each of which knows only its own sessions). `tries` is the number of hosts asked before a caller is
+    refused. `talk_s` is the mean duration of a session, exponentially distributed. `start_s` is the start-up time of a
+    host. `prefill_s` is the work of taking up one session from another host.
     """
 
     def __init__(
@@ -145,7 +165,7 @@ class Service:
         heapq.heappush(self._events, (self.now_s + seconds, next(self._numbers), act))
 
     def run(self, until_s: float) -> Counts:
-        """Let it go on until a time."""
+        """Run the simulation up to a time."""
         while self._events and self._events[0][0] <= until_s:
             self.now_s, _, act = heapq.heappop(self._events)
             act()
@@ -155,7 +175,7 @@ class Service:
     # --- callers ------------------------------------------------------------------------------------------------------
 
     def _arrive(self) -> None:
-        """A caller comes, where the rate of now says so (thinning of the largest rate)."""
+        """Let a caller arrive if the current rate says so (thinning of the largest rate)."""
         self._after(self.random.expovariate(self._most_rate), self._arrive)
         if self.random.random() * self._most_rate < self._rate(self.now_s):
             self.counts.came += 1
@@ -170,7 +190,7 @@ class Service:
                 return
         self.counts.refused_once += attempt == 0
         if attempt < self._comes_again:
-            # As Retry-After says, and up to twice that: a herd spreads.
+            # Waits for Retry-After, up to twice that, so that callers do not return all at once.
             self._after(10.0 * self.random.uniform(1.0, 2.0), lambda: self._ask(session, attempt + 1))
         else:
             self.counts.turned_away += 1
@@ -178,7 +198,7 @@ class Service:
     def _took(self, session: int, host: SimHost, door: Hosts | None) -> None:
         self._at[session] = host
         if door:
-            # The door counts it as its own until it is over.
+            # The door counts the session until its end.
             counted = door.session_at(host.url)
             counted.__enter__()
             self._left[session] = lambda: counted.__exit__(None, None, None)
@@ -193,7 +213,7 @@ class Service:
     # --- placing ------------------------------------------------------------------------------------------------------
 
     def _in_order(self) -> list[tuple[SimHost, Hosts | None]]:
-        """The hosts that a caller is led to, in order, and the door that it comes by."""
+        """Return the hosts that a caller is offered, in order, and the caller's door."""
         up = [h for h in self.hosts if h.is_up and not h.is_draining] if self._policy != "doors" else []
         tries = min(self._tries, len(up))
         match self._policy:
@@ -226,7 +246,7 @@ class Service:
         self.hosts.append(SimHost(f"http://{number}", number % 3, Headroom(self._certificate, self._places)))
 
     def _look(self) -> None:
-        """Look at all loads, and start or stop hosts."""
+        """Read all loads, and start or stop hosts."""
         up = [host for host in self.hosts if host.is_up and not host.is_draining]
         loads = [host.load for host in up]
         num = sum(host.held[KIND] for host in self.hosts)
@@ -256,7 +276,7 @@ class Service:
         self._add_host()
 
     def _move_all(self, host: SimHost) -> None:
-        """A host that drains gives its sessions away, a few each second."""
+        """Let a draining host release its sessions, a few each second."""
         for index, session in enumerate(list(host.sessions)):
             self._after(index / 10, lambda one=session: self._away(one, host))
         self._after(len(host.sessions) / 10 + 1.0, lambda: self._gone(host))
@@ -267,7 +287,7 @@ class Service:
             self.hosts.remove(host)
 
     def lose_zone(self, zone: int, noticed_s: float) -> int:
-        """All hosts of a zone are gone at once; returns how many sessions they had. Their clients notice by then."""
+        """Remove all hosts of a zone at once. Returns the number of their sessions. Clients notice after a delay."""
         hosts, num = [h for h in self.hosts if h.zone == zone], 0
         for host in hosts:
             self._gone(host)
@@ -278,7 +298,7 @@ class Service:
         return num
 
     def _away(self, session: int, host: SimHost) -> None:
-        """A session leaves its host, and is taken up by another one."""
+        """Move a session from its host to another one."""
         if self._at.get(session) is host:
             host.leave(session)
             self._left.pop(session, lambda: None)()
@@ -287,7 +307,7 @@ class Service:
 
     def _resume(self, session: int, since_s: float, attempt: int) -> None:
         if session not in self._at:
-            # The caller has hung up.
+            # The caller hung up meanwhile.
             return
         for host, door in self._in_order():
             if host.admit(session, self.now_s, resumes=True):

@@ -1,1 +1,1 @@
-"""The pauses of real speech, the fit of the end-of-turn model to them, and what it is worth on unknown speakers."""
+"""The pauses of real speech, the end-of-turn model fitted to them, and its figures for unknown speakers."""

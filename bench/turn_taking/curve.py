@@ -1,6 +1,6 @@
 """The section `curve` of `antiphon bench turns`: false cut-offs against waiting, by eagerness.
 
-It replays the pauses that pauses.py found, on speakers that were never fitted, and needs no audio.
+It replays the pauses that pauses.py found, of speakers that the model was not fitted to. It needs no audio.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from bench.common import table
 from bench.turn_taking.pauses import Pause, read
 from bench.turn_taking.replay import WORDS_MS, at_eagerness, is_fitted, outcome, renamed, turn_detector_alone
 
-# Of these no kind is a turn of a conversation: somebody reads a page, or ten sentences that have nothing to do with
-# each other, and a listener could take the floor at many of their pauses.
+# None of these kinds are turns of a conversation. Somebody reads a page, or ten unrelated sentences, and a listener
+# could take the floor at many of their pauses.
 MONOLOGUES = ("longform", "asr_8k_native", "asr_spontaneous_min")
 EAGERNESS = ("low", "medium", "high", "auto")
 
 
 def curve(words_ms: float = WORDS_MS) -> dict[str, Any]:
-    """What each eagerness does, beside Smart Turn alone ("as today"), in each group of pauses."""
+    """Return the outcome of each eagerness, and of Smart Turn alone ("as today"), in each group of pauses."""
     tested = renamed([p for p in read() if not is_fitted(p.speaker)])
 
     def is_dialogue(pause: Pause) -> bool:

@@ -1,13 +1,12 @@
-"""`python -m bench.turn_taking.enrolled`: whether turns of other voices are told from those of a user who is enrolled.
+"""Measures whether turns of other voices are distinguished from those of an enrolled user.
 
     python -m bench.turn_taking.enrolled [--data DIR]
 
-A user is enrolled with 5 and with 10 s of speech, as the server hears it in an uploaded recording: from recordings that
-their turns are not of where they have as many, else from the beginning of the same one. Their turns, and those of all
-other voices, are judged each by itself, in the quiet and in a noise 10 dB below the speech. The voices are parted in
-two halves at random: thresholds are chosen on one half and measured on the other, both ways, with the users and the
-others of that half alone. The thresholds of all voices together are printed: they are the ones for an adapter's
-profile.
+A user is enrolled with 5 and with 10 s of speech, as the server extracts it from an uploaded recording. It comes from
+other recordings than the user's turns if there is enough of them, else from the beginning of the same one. The user's
+turns, and those of all other voices, are judged one by one, in quiet and in noise 10 dB below the speech. The voices
+are split into two random halves. Thresholds are chosen on one half and measured on the other, both ways, with only that
+half's users and others. It prints the thresholds of all voices together, which are those for an adapter's profile.
 """
 
 from __future__ import annotations
@@ -49,24 +48,27 @@ from antiphon.turns.voices.enrolment import enrolment_takes, speech_of
 from antiphon.turns.voices.primary_speaker import PrimarySpeaker, TurnSpeaker
 
 Key = tuple[str, str, str]
-# No threshold below which a turn is another's is higher: recordings of one speaker in this data are alike in their
-# microphone and room, which an upload and a session are not.
+# Upper limit of the threshold below which a turn is another's. Recordings of one speaker in this data share microphone
+# and room, unlike an upload and a session.
 HIGHEST = 0.4
-# A user is enrolled with so much speech.
+# Seconds of speech with which a user is enrolled.
 ENROLLED_S = (5.0, 10.0)
-# Turns of each length that a user has at most, and another voice.
+# Most turns of each length of a user, and of another voice.
 MOST_OWN, MOST_OTHER = 12, 4
 NOISES = ("quiet", "10 dB")
-# The data names one speaker for these recordings of a LibriVox collection, which has many readers. Similarities of 10 s
-# of two of them are 0.22 to 0.53 (and 0.79 once), those of two parts of one 0.66 to 0.90. So each counts as a voice of
-# its own, and none as another voice than the others.
+# The data names one speaker for these recordings of a LibriVox collection with many readers. Similarities of 10 s of
+# two of them are 0.22 to 0.53 (and 0.79 once), and those of two parts of one are 0.66 to 0.90. Therefore each counts as
+# a separate voice, but none as a different voice from the others.
 READERS_UNKNOWN = "Les Fleurs du mal"
 
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """One voice. `enrolled`: the vectors of its takes by the seconds of speech; empty for a voice that is nobody's
-    user. `apart`: they are from other recordings than the turns. `turns`: by noise, each with its vector.
+    """One voice.
+
+    `enrolled` has the vectors of its takes by the seconds of speech; it is empty for a voice that is not a user.
+    `apart` means that they are from other recordings than the turns. `turns` has the turns by noise, each with its
+    vector.
     """
 
     voice: Voice
@@ -76,15 +78,16 @@ class Speaker:
 
 
 async def heard(pcm: Pcm, detector: VoiceActivityDetector) -> Pcm:
-    """What is speech of a recording, as the server finds it."""
+    """Return the speech in a recording, as the server detects it."""
     stream = detector.open()
     padded = np.pad(pcm, (0, -len(pcm) % detector.frame_samples))
     return speech_of(padded, await stream.feed(padded), detector.frame_samples)
 
 
 async def parted(recordings: Sequence[Pcm], detector: VoiceActivityDetector) -> tuple[Pcm, list[Pcm], bool]:
-    """The speech to enrol a user with, at most the longest of ENROLLED_S, what is left for their turns, and whether
-    those are other recordings. At most half of several recordings are used up.
+    """Return the speech to enrol a user with, the rest for the turns, and whether those are other recordings.
+
+    The speech is at most the longest of ENROLLED_S, and takes at most half of several recordings.
     """
     most, least = (int(seconds * SAMPLE_RATE_HZ) for seconds in (ENROLLED_S[-1], ENROLLED_S[0]))
     speech, num_used = np.zeros(0, np.float32), 0
@@ -103,7 +106,7 @@ async def parted(recordings: Sequence[Pcm], detector: VoiceActivityDetector) -> 
 
 
 def by_reader(found: Mapping[Key, list[Pcm]]) -> Iterator[tuple[Key, list[Pcm]]]:
-    """The recordings of each speaker, of READERS_UNKNOWN one by one."""
+    """Return the recordings of each speaker; each of READERS_UNKNOWN counts as a separate speaker."""
     for (name, corpus, language), recordings in found.items():
         if corpus == READERS_UNKNOWN:
             yield from (((f"{name}-{k}", corpus, language), [pcm]) for k, pcm in enumerate(recordings))
@@ -112,7 +115,7 @@ def by_reader(found: Mapping[Key, list[Pcm]]) -> Iterator[tuple[Key, list[Pcm]]]
 
 
 async def read_speakers(encoder: SpeakerModel, detector: VoiceActivityDetector, data: Path) -> list[Speaker]:
-    """All voices of the data with their vectors. Takes minutes."""
+    """Return all voices of the data with their vectors. Takes minutes."""
     chance, found = np.random.default_rng(SEED), list[Speaker]()
     noises = read_noises(data)
     for (name, corpus, language), recordings in by_reader(read_recordings(data)):
@@ -121,7 +124,7 @@ async def read_speakers(encoder: SpeakerModel, detector: VoiceActivityDetector, 
             continue
         speech, rest, apart = await parted(whole, detector)
         turns = cut(rest, MOST_OWN if len(speech) else MOST_OTHER)
-        # None of them is learned from.
+        # The server learns from none of these turns.
         turns = turns[len(FIRST_S) :] or turns
         noise = noises[chance.integers(len(noises))]
         noisy = [replace(turn, pcm=with_noise(turn.pcm, noise, chance)) for turn in turns]
@@ -139,14 +142,14 @@ async def read_speakers(encoder: SpeakerModel, detector: VoiceActivityDetector, 
 
 
 def others_of(user: Speaker, half: Sequence[Speaker]) -> list[Speaker]:
-    """The voices that are certainly of another speaker."""
+    """Return the voices that are certainly of another speaker."""
     unknown = user.voice.corpus == READERS_UNKNOWN
     others = [other for other in half if not may_be_same(user.voice, other.voice)]
     return [other for other in others if not (unknown and other.voice.corpus == READERS_UNKNOWN)]
 
 
 def least_of_each(speaker: Speaker, noise: str) -> list[Turn]:
-    """The turns of another voice that count: MOST_OTHER of each length."""
+    """Return the turns of another voice that count: MOST_OTHER of each length."""
     by_length = defaultdict[float, list[Turn]](list)
     for turn in speaker.turns[noise]:
         by_length[turn.length_s].append(turn)
@@ -154,8 +157,10 @@ def least_of_each(speaker: Speaker, noise: str) -> list[Turn]:
 
 
 def calibrated(half: Sequence[Speaker]) -> tuple[VoiceThreshold, ...]:
-    """Thresholds of the similarity to the nearest take, for each length of a turn: below the first are LOST of the
-    users' own turns, from the second on MISTAKEN of others', in the quiet and in noise together.
+    """Return thresholds of the similarity to the nearest take, for each length of a turn.
+
+    Below the first threshold are LOST of the users' own turns, and above the second MISTAKEN of others' turns, in quiet
+    and in noise together.
     """
     own, others = defaultdict[float, list[float]](list), defaultdict[float, list[float]](list)
     shared = defaultdict[float, list[float]](list)
@@ -179,7 +184,7 @@ def calibrated(half: Sequence[Speaker]) -> tuple[VoiceThreshold, ...]:
 
 
 def judged(half: Sequence[Speaker], profile: SpeakerProfile) -> list[tuple[bool, Outcome]]:
-    """What is decided about each turn, and whether its user was enrolled from other recordings."""
+    """Return the decision about each turn, and whether its user was enrolled from other recordings."""
     out = list[tuple[bool, Outcome]]()
     for user in half:
         for seconds, takes in user.enrolled.items():
@@ -195,7 +200,7 @@ def judged(half: Sequence[Speaker], profile: SpeakerProfile) -> list[tuple[bool,
 
 
 def figures(outcomes: Sequence[tuple[bool, Outcome]]) -> list[dict[str, Any]]:
-    """A row for each reference, noise and length."""
+    """Return a row for each reference, noise and length."""
     rows = list[dict[str, Any]]()
     enrolled = [f"{seconds:.0f} s" for seconds in ENROLLED_S]
     recordings = {"other": (True,), "any": (True, False)}
@@ -208,7 +213,7 @@ def figures(outcomes: Sequence[tuple[bool, Outcome]]) -> list[dict[str, Any]]:
 
 
 async def measure(models: LoadedModels, data: Path) -> dict[str, Any]:
-    """All figures, and the thresholds of each half and of all voices."""
+    """Return all figures, and the thresholds of each half and of all voices."""
     speakers = await read_speakers(models.speaker_model, models.required_vad, data)
     order = np.random.default_rng(SEED).permutation(len(speakers))
     halves = [[speakers[k] for k in sorted(order[number::2])] for number in (0, 1)]

@@ -1,4 +1,4 @@
-"""What the live sections of `antiphon bench turns` compute from what they saw. Pure: no clock, no server, no files."""
+"""Computes the figures of the live sections of `antiphon bench turns`. Pure: uses no clock, server or files."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from bench.common import percentile
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
-# The normal quantile of a two-sided interval of 95 %.
+# The normal quantile of a two-sided 95 % interval.
 Z = 1.96
 DRAWS = 2000
 FRAME_S = 0.01
-# A voice is there where this many of so many frames in a row are loud.
+# A voice is present where LOUD_FRAMES of OF_FRAMES consecutive frames are loud.
 LOUD_FRAMES, OF_FRAMES = 6, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An event that tells the client what to do with the answer it plays. `at`: when it came, in seconds."""
+    """An event with an action for the answer that the client plays. `at` is its time of arrival, in seconds."""
 
     at: float
     kind: Literal["ducked", "unducked", "interrupted"]
 
 
 def silent_from(marks: Sequence[Mark], onset: float) -> float | None:
-    """When the client was silent because of speech that began at `onset`: at once, where it was ducked by then and
-    stayed so; else at the first event that says so. None if there is none.
+    """Return when the client became silent because of speech that began at `onset`.
+
+    This is at once if it was ducked by then and stayed ducked, else at the first event that silences it. None if there
+    is none.
     """
     before = [mark for mark in marks if mark.at <= onset]
     if before and before[-1].kind != "unducked":
@@ -39,12 +41,12 @@ def silent_from(marks: Sequence[Mark], onset: float) -> float | None:
 
 
 def interrupted_at(marks: Sequence[Mark], since: float) -> float | None:
-    """When it was decided that the speech ends the answer; None if it was not."""
+    """Return when the server decided that the speech ends the answer; None if it did not."""
     return next((mark.at for mark in marks if mark.at >= since and mark.kind == "interrupted"), None)
 
 
 def ducks_without_interruption(marks: Sequence[Mark]) -> int:
-    """How often the answer was ducked and then went on, or was still ducked at the end."""
+    """Return how often the answer was ducked and then resumed, or was still ducked at the end."""
     following = [mark.kind for mark in marks[1:]] + ["end"]
     return sum(
         mark.kind == "ducked" and after != "interrupted"
@@ -53,27 +55,29 @@ def ducks_without_interruption(marks: Sequence[Mark]) -> int:
 
 
 def frame_levels_db(pcm: Pcm) -> Pcm:
-    """The level of each 10 ms, in dB of full scale."""
+    """Return the level of each 10 ms, in dB of full scale."""
     size = round(FRAME_S * SAMPLE_RATE_HZ)
     frames = pcm[: len(pcm) // size * size].reshape(-1, size)
     return np.asarray(10 * np.log10((frames.astype(np.float64) ** 2).mean(1) + 1e-12), np.float32)
 
 
 def active_level_db(pcm: Pcm) -> float:
-    """The level of the active speech, as the data's tools/evalmix.py has it, in dB of full scale."""
+    """Return the level of the active speech, defined as in the data's tools/evalmix.py, in dB of full scale."""
     levels = frame_levels_db(pcm)
     loud = levels[levels > np.percentile(levels, 95) - 20]
     return float(10 * np.log10((10 ** (loud / 10)).mean()))
 
 
 def at_level(pcm: Pcm, level_db: float) -> Pcm:
-    """The recording with its active part at this level, in dB of full scale."""
+    """Return the recording with its active part at this level, in dB of full scale."""
     return np.asarray(np.clip(pcm * 10 ** ((level_db - active_level_db(pcm)) / 20), -1, 1), np.float32)
 
 
 def voice_onset_s(pcm: Pcm, below_db: float = 15.0) -> float:
-    """Where the voice begins: the first 10 ms within `below_db` of the level of the recording's speech that are not
-    alone. A breath, a click or the noise of the room is fainter or shorter. In seconds; 0 where nothing is loud.
+    """Return where the voice begins, in seconds; 0 if nothing is loud.
+
+    This is the first 10 ms within `below_db` of the level of the recording's speech that are not isolated. A breath, a
+    click or the noise of the room is quieter or shorter.
     """
     loud = frame_levels_db(pcm) > active_level_db(pcm) - below_db
     for at in np.flatnonzero(loud):
@@ -83,7 +87,7 @@ def voice_onset_s(pcm: Pcm, below_db: float = 15.0) -> float:
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:
-    """The 95 % interval of a share, by Wilson's score; (0, 1) of no trials."""
+    """Return the 95 % interval of a share, by Wilson's score; (0, 1) without trials."""
     if not trials:
         return 0.0, 1.0
     share, extra = hits / trials, Z**2 / trials
@@ -93,7 +97,7 @@ def wilson(hits: int, trials: int) -> tuple[float, float]:
 
 
 def rate_interval(events: int, minutes: float) -> tuple[float, float]:
-    """The 95 % interval of a rate of independent events, by Byar's approximation of Poisson's; events a minute."""
+    """Return the 95 % interval of a rate of independent events per minute, by Byar's approximation for Poisson."""
     if not minutes:
         return 0.0, math.inf
 
@@ -106,7 +110,7 @@ def rate_interval(events: int, minutes: float) -> tuple[float, float]:
 def bootstrap(
     values: Sequence[float], statistic: Callable[[Sequence[float]], float], seed: int = 7
 ) -> tuple[float, float]:
-    """The 95 % interval of a statistic, by drawing the values with replacement; (nan, nan) of no values."""
+    """Return the 95 % interval of a statistic, by resampling the values; (nan, nan) without values."""
     if not values:
         return math.nan, math.nan
     chance = np.random.default_rng(seed)
@@ -116,7 +120,7 @@ def bootstrap(
 
 
 def delays(values_s: Sequence[float], unit: Literal["ms", "s"] = "ms") -> dict[str, object]:
-    """p50 and p95 of delays in seconds, each with its interval, in `unit`."""
+    """Return p50 and p95 of delays in seconds, each with its interval, in `unit`."""
     scale, digits = (1000, 0) if unit == "ms" else (1, 2)
 
     def p95(values: Sequence[float]) -> float:
@@ -137,7 +141,7 @@ def delays(values_s: Sequence[float], unit: Literal["ms", "s"] = "ms") -> dict[s
 
 
 def share(hits: int, trials: int) -> dict[str, object]:
-    """A share in percent with its interval."""
+    """Return a share in percent with its interval."""
     return {
         "of": trials,
         "count": hits,

@@ -1,10 +1,10 @@
-"""Fits the end-of-turn model to the pauses that were found, and writes its table.
+"""Fits the end-of-turn model to the pauses of pauses.py, and writes its table.
 
     python -m bench.turn_taking.fit
 
-It needs no audio and no models: bench/results/turns-pauses.json has all it takes, and gives the same table on every
+It needs no audio and no models. bench/results/turns-pauses.json is its only input, and gives the same table on every
 machine. Only speakers of `replay.is_fitted` count. The pauses of a recording weigh at most as much as MAX_PAUSES
-pauses, so that no long reading outweighs the conversations.
+pauses, so that long readings do not outweigh the conversations.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurn
 
 TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "end_of_turn_table.py"
 MAX_PAUSES = 10.0
-# What a weight is before anything is measured, as mean and standard deviation. The recordings have few fillers and
-# hardly any dictation, so these stay near what is said here.
+# Prior of the weights, as mean and standard deviation. The recordings have few fillers and hardly any dictation, so
+# these weights stay close to the prior.
 PRIOR: Mapping[str, tuple[float, float]] = {
     "bias": (0.0, 10.0),
     "sound": (0.5, 1.0),
@@ -37,24 +37,25 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "dictating": (-1.5, 1.0),
     "complete": (2.0, 1.0),
 }
-# By eagerness: the longest median wait, and the longest 95th percentile, at the true ends of turns, in seconds. The
-# threshold is the highest that keeps to both on the speakers that are fitted.
+# By eagerness: the largest median wait, and the largest 95th percentile, at the true ends of turns, in seconds. The
+# threshold is the highest that keeps to both for the fitted speakers.
 WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.6, 2.0)}
 KINDS = {"sound and words": (True, True), "sound": (True, False), "words": (False, True), "nothing": (False, False)}
 
 
 def weights_of(pauses: Sequence[Pause]) -> np.ndarray:
-    """The weight of each pause."""
+    """Return the weight of each pause."""
     counts = Counter(p.recording for p in pauses if p.length_s is not None)
     return np.array([1.0 if p.length_s is None else min(1.0, MAX_PAUSES / counts[p.recording]) for p in pauses])
 
 
 def logistic(pauses: Sequence[Pause], *, sound: bool = True, words: bool = True) -> dict[str, float]:
-    """The most likely weights by name, given the prior, by Newton's method. Without words, or without sound, the
-    pauses count as if those were not known.
+    """Return the most likely weights by name, given the prior, by Newton's method.
+
+    Without words, or without sound, these features of the pauses count as unknown.
     """
     rows = [features(evidence_of(p, sound=sound, words=words)) for p in pauses]
-    # A pause without a transcript has no features of words.
+    # A pause without a transcript has no word features.
     kept = [i for i, r in enumerate(rows) if not words or "stop" in r]
     names = [n for n in PRIOR if any(n in rows[i] for i in kept)]
     x = np.array([[rows[i][n] for n in names] for i in kept])
@@ -72,7 +73,7 @@ def logistic(pauses: Sequence[Pause], *, sound: bool = True, words: bool = True)
         gradient = x.T @ (weight * (y - p)) - precision * (w - mean)
         hessian = (x * (weight * p * (1 - p))[:, None]).T @ x + np.diag(precision)
         step = np.linalg.solve(hessian, gradient)
-        # A whole step may overshoot far from the optimum.
+        # A full step may overshoot far from the optimum.
         while loss(w + step) > loss(w) and np.abs(step).max() > 1e-9:
             step = step / 2
         w = w + step
@@ -80,13 +81,13 @@ def logistic(pauses: Sequence[Pause], *, sound: bool = True, words: bool = True)
 
 
 def excess_s(pause: Pause) -> float:
-    """Seconds beyond MIN_SILENCE_MS, to the middle of the frame in which the pause ended."""
+    """Return the seconds beyond MIN_SILENCE_MS, to the middle of the frame in which the pause ended."""
     assert pause.length_s is not None
     return max(0.0, pause.length_s - MIN_SILENCE_MS / 1000) + 0.016
 
 
 def log_normal(pauses: Sequence[Pause]) -> tuple[float, float]:
-    """The median in seconds, and the standard deviation of the logarithm, of the excess of pauses inside turns."""
+    """Return the median in seconds, and the logarithm's standard deviation, of the excess of pauses inside turns."""
     z, weight = np.log([excess_s(p) for p in pauses]), weights_of(pauses)
     location = np.average(z, weights=weight)
     spread = np.sqrt(np.average((z - location) ** 2, weights=weight))
@@ -94,8 +95,9 @@ def log_normal(pauses: Sequence[Pause]) -> tuple[float, float]:
 
 
 def shrinkage(inner: Sequence[Pause]) -> float:
-    """How many pauses of a speaker weigh as much as what is known of all: the variance of the logarithms within
-    speakers over that between speakers.
+    """Return how many pauses of a speaker weigh as much as the prior of all speakers.
+
+    This is the variance of the logarithms within speakers divided by that between speakers.
     """
     by_speaker: dict[str, list[float]] = {}
     for p in inner:
@@ -107,7 +109,7 @@ def shrinkage(inner: Sequence[Pause]) -> float:
 
 
 def fit(pauses: Sequence[Pause]) -> dict[str, Any]:
-    """The fitted numbers by their names in the table, from the pauses of the speakers that are fitted."""
+    """Return the fitted numbers by their names in the table, from the pauses of the fitted speakers."""
     pauses = [p for p in pauses if is_fitted(p.speaker)]
     inner = [p for p in pauses if p.length_s is not None and not p.mixed]
     median_s, spread = log_normal(inner)
@@ -121,7 +123,7 @@ def fit(pauses: Sequence[Pause]) -> dict[str, Any]:
 
 
 def thresholds(pauses: Sequence[Pause], numbers: Mapping[str, Any]) -> dict[str, float]:
-    """The probability at which a turn is ended, by eagerness, in steps of 0.01."""
+    """Return the probability at which a turn ends, by eagerness, in steps of 0.01."""
     table = EndOfTurnTable(numbers["LOGISTIC"], numbers["PAUSE_MEDIAN_S"], numbers["PAUSE_SPREAD"])
     pauses = renamed(pauses)
     ends = [p for p in pauses if p.length_s is None]
@@ -139,7 +141,7 @@ def thresholds(pauses: Sequence[Pause], numbers: Mapping[str, Any]) -> dict[str,
 
 
 def text_of(numbers: dict[str, Any], num_pauses: int, num_ends: int) -> str:
-    """The source of the table's module."""
+    """Return the source of the table's module."""
 
     def rows(name: str) -> str:
         return "".join(f'    "{k}": {_literal(v)},\n' for k, v in numbers[name].items())
@@ -147,23 +149,23 @@ def text_of(numbers: dict[str, Any], num_pauses: int, num_ends: int) -> str:
     return f'''"""The numbers of `end_of_turn.py`, made by `python -m bench.turn_taking.fit`; do not edit.
 
 Fitted to {num_pauses} pauses inside turns and {num_ends} ends of turns in recordings
-(bench/results/turns-pauses.json), of the speakers of one side of a split by speaker. The weights have a prior, which
-decides where there are few examples (bench/turn_taking/fit.py, PRIOR). What the model is worth on the other speakers
-is measured by `antiphon bench turns`.
+(bench/results/turns-pauses.json), of the speakers on one side of a split by speaker. The weights have a prior, which
+decides if examples are few (bench/turn_taking/fit.py, PRIOR). `antiphon bench turns` measures the model on the other
+speakers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# By what is known of a pause: the weight of each feature in the logit of the probability that the turn is over.
+# By the available evidence: the weight of each feature in the logit of the probability that the turn is over.
 LOGISTIC: Mapping[str, Mapping[str, float]] = {{
 {rows("LOGISTIC")}}}
 # Of the pauses inside turns that last 0.2 s: the median of the seconds beyond, and the standard deviation of the
-# natural logarithm of that.
+# natural logarithm of these seconds.
 PAUSE_MEDIAN_S = {numbers["PAUSE_MEDIAN_S"]}
 PAUSE_SPREAD = {numbers["PAUSE_SPREAD"]}
-# So many pauses of a speaker weigh as much as what is known of all speakers.
+# The number of a speaker's pauses that weigh as much as the prior from all speakers.
 SPEAKER_SHRINKAGE = {numbers["SPEAKER_SHRINKAGE"]}
 # By eagerness: the probability that the turn is over at which it is ended.
 THRESHOLDS: Mapping[str, float] = {{

@@ -1,20 +1,20 @@
-"""Finds the pauses of recordings as the server sees them, and writes what it would know in each of them.
+"""Finds the pauses of recordings as the server sees them, and writes what the server knows in each of them.
 
     python -m bench.turn_taking.pauses DATA
 
-DATA is a folder with a manifest.jsonl. Every pause of at least 0.2 s is one row of bench/results/turns-pauses.json:
-the length of the pause, what Smart Turn judges of it, the transcript of the turn so far, and the speaker. A pause is
-either inside a turn, so that the speaker goes on, or the end of it. The file is added to: recordings that it has are
-left out, so an interrupted run goes on.
+DATA is a folder with a manifest.jsonl. Every pause of at least 0.2 s is one row of bench/results/turns-pauses.json: its
+length, the judgement of Smart Turn, the transcript of the turn so far, and the speaker. A pause is either inside a
+turn, after which the speaker continues, or the end of it. Recordings that are already in the file are skipped, so an
+interrupted run can continue.
 
-The voice activity detector, the segmenter, Smart Turn and Whisper are the server's own, with its thresholds. A
-recording is followed by 3 s of noise like that of its quietest place.
+The VAD, the segmenter, Smart Turn and Whisper are the server's own, with its thresholds. A recording is followed by 3 s
+of noise like that of its quietest part.
 
 - Real pauses: those in recordings of one speaker, and those of the AMI meetings in which nobody else speaks before
-  the same speaker goes on.
-- Mixed-in pauses: 0.3 to 3 s of the recording's own noise, put into its deepest gap between two words.
-- Ends: the ends of recordings that end with a whole sentence. Where the text has marks, the last one has to end a
-  sentence. Corpora of whole sentences have none.
+  the same speaker continues.
+- Inserted pauses: 0.3 to 3 s of the recording's own noise, inserted into its deepest gap between two words.
+- Ends: the ends of recordings that end with a complete sentence. If the text has punctuation, the last mark has to end
+  a sentence. Corpora of complete sentences have none.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from antiphon.store.registry import MODELS
 from antiphon.turns.segmenter import Segmenter
 
 PAUSES = RESULTS / "turns-pauses.json"
-# As `semantic_vad` with such patience that no pause ends a turn.
+# Like `semantic_vad`, but so patient that no pause ends a turn.
 VAD = ServerVad(silence_duration_ms=60_000)
 JUDGE_AFTER_S, JUDGE_AGAIN_S, TAIL_S = 0.2, 0.6, 3.0
 NOISE_BELOW_DB = 40.0
-# What is kept of a transcript: its last characters.
+# Number of characters kept from the end of a transcript.
 MAX_CHARS = 160
 ENDS_SENTENCE = (".", "?", "!", "»", "」", "。", "？")
-# Corpora of whole sentences whose texts have no marks.
+# Corpora of complete sentences whose texts have no punctuation.
 WHOLE_SENTENCES = {
     "AISHELL-1", "AMI", "Common Voice ja", "CosyVoice asset", "FLEURS", "FunASR asset", "LibriSpeech test-clean",
     "LibriSpeech test-other", "MFA tests", "Picovoice barista", "Picovoice cheetah", "Picovoice leopard",
@@ -71,50 +71,58 @@ MIXED_KINDS = ("asr_8k_native", "asr_multilang", "asr_nonnative", "asr_read", "a
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """One pause of at least 0.2 s.
+    """One pause of at least 0.2 s."""
 
-    - `recording`, `at_s`: where it is; seconds of the recording.
-    - `speaker`: whose speech it is. Speakers who may be the same person, because a corpus does not tell, are one.
-    - `mixed`: it was put into the recording.
-    - `length_s`: its length in seconds; None: it is the end of the turn.
-    - `complete`: the probability by Smart Turn, when the pause had lasted 0.2 s; `complete_later`: the same at 0.6 s,
-      None for a shorter pause.
-    - `text`: the last characters of the turn's transcript, as Whisper has it from the audio up to 0.2 s of the pause;
-      `num_words`: the number of words in all of it.
-    """
-
+    # The id of the recording.
     recording: str
+    # Its start, in seconds of the recording.
     at_s: float
+    # The speaker. Speakers who may be the same person, because a corpus does not distinguish them, are one.
     speaker: str
+    # The corpus of the recording.
     corpus: str
+    # The manifest's kind of recording.
     kind: str
+    # ISO 639-1.
     language: str
+    # Whether the pause was inserted into the recording.
     mixed: bool
+    # Its length in seconds; None if it is the end of the turn.
     length_s: float | None
+    # Probability of a complete turn by Smart Turn, after 0.2 s of the pause.
     complete: float
+    # The same after 0.6 s; None for a shorter pause.
     complete_later: float | None
+    # The last characters of the turn's transcript, by Whisper from the audio up to 0.2 s of the pause.
     text: str
+    # Number of words in the whole transcript.
     num_words: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Audio of one speaker. `pcm`: float32, mono, 16 kHz. `whole`: what is said in it is complete at its end.
-    `inserted`: the bounds of the pause that was put in, in samples; None: its own pauses count.
-    """
+    """Audio of one speaker."""
 
+    # Its name.
     id: str
+    # As in `Pause`.
     speaker: str
+    # Its corpus.
     corpus: str
+    # The manifest's kind of recording.
     kind: str
+    # ISO 639-1.
     language: str
+    # float32, mono, 16 kHz.
     pcm: Pcm
+    # Whether its text is complete at its end.
     whole: bool
+    # Bounds of the inserted pause, in samples; None if its own pauses count.
     inserted: tuple[int, int] | None = None
 
 
 def speaker_of(row: dict[str, Any]) -> str:
-    """The speaker of a manifest's row; one name for all speakers of a corpus that does not tell them apart."""
+    """Return the speaker of a manifest's row; one name for all speakers of a corpus that does not distinguish them."""
     corpus, language = row.get("corpus", ""), row.get("language", "")
     if corpus == "FLEURS":
         return f"fleurs-{language}"
@@ -124,14 +132,15 @@ def speaker_of(row: dict[str, Any]) -> str:
 
 
 def is_whole(row: dict[str, Any]) -> bool:
-    """Whether the recording ends where its speaker's sentence does."""
+    """Return whether the recording ends with a complete sentence of its speaker."""
     text = (row.get("text") or "").rstrip(" \"'”)")
     return row.get("corpus") in WHOLE_SENTENCES or text.endswith(ENDS_SENTENCE)
 
 
 def noise_like(pcm: Pcm, num_samples: int, seed: str) -> Pcm:
-    """Noise with the spectrum and level of the quietest 60 ms of the audio, and at least NOISE_BELOW_DB below its loud
-    pieces: a clip that is cut close to its words has no quiet place.
+    """Return noise with the spectrum and level of the quietest 60 ms of the audio.
+
+    It is at least NOISE_BELOW_DB below the loud pieces, since a clip that is cut close to its words has no quiet part.
     """
     size = SAMPLE_RATE_HZ * 60 // 1000
     inner = pcm[800:-800] if len(pcm) > SAMPLE_RATE_HZ else pcm
@@ -149,8 +158,9 @@ def noise_like(pcm: Pcm, num_samples: int, seed: str) -> Pcm:
 
 
 def deepest_gap(pcm: Pcm) -> int | None:
-    """The middle of the longest quiet stretch of at least 60 ms inside the middle three fifths of the audio, in
-    samples; None where there is none. Stretches of 0.2 s and more are real pauses, and left alone.
+    """Return the middle of the longest quiet stretch, of 60 ms or more, in the middle three fifths, in samples.
+
+    None if there is none. Stretches of 0.2 s and more are real pauses, and are left alone.
     """
     size = SAMPLE_RATE_HZ // 100
     level = frame_levels_db(pcm)
@@ -166,7 +176,7 @@ def deepest_gap(pcm: Pcm) -> int | None:
 
 
 def with_pause(recording: Recording) -> Recording | None:
-    """The recording with a pause in its deepest gap, of a length between 0.3 and 3 s that its id decides."""
+    """Return the recording with a pause in its deepest gap. Its id determines the length, between 0.3 and 3 s."""
     at = deepest_gap(recording.pcm)
     if at is None:
         return None
@@ -178,7 +188,7 @@ def with_pause(recording: Recording) -> Recording | None:
 
 
 def own_turns(row: dict[str, Any], pcm: Pcm) -> Iterator[Recording]:
-    """The stretches of a meeting in which one speaker has the floor and nobody else speaks."""
+    """Return the stretches of a meeting in which one speaker has the floor and nobody else speaks."""
     segments = sorted((s[0], s[1], s[2]) for s in row["rttm"])
     runs: list[list[Any]] = []
     for start, end, speaker in segments:
@@ -199,7 +209,7 @@ def own_turns(row: dict[str, Any], pcm: Pcm) -> Iterator[Recording]:
 
 
 def recordings(data: Path) -> Iterator[Recording]:
-    """The recordings of one speaker each, the real ones first, then those with a pause put in."""
+    """Return the recordings of one speaker each, the real ones first, then those with an inserted pause."""
     rows = [row for row in rows_of(data) if row["kind"] in KINDS]
 
     def one(row: dict[str, Any]) -> Recording:
@@ -233,12 +243,12 @@ class Listener:
         self.decode_s: list[float] = []
 
     def close(self) -> None:
-        """Close the lanes."""
+        """Close the lanes of the models."""
         for lane in (self.vad.lane, self.turn_detector.lane, self.transcriber.lane):
             lane.close()
 
     async def pauses(self, recording: Recording) -> list[Pause]:
-        """The pauses of one recording, in order."""
+        """Return the pauses of one recording, in order."""
         tail = noise_like(recording.pcm, int(TAIL_S * SAMPLE_RATE_HZ), recording.id)
         pcm = np.concatenate((recording.pcm, tail))
         probabilities = await self.vad.open().feed(pcm)
@@ -285,7 +295,7 @@ class Listener:
                 again = True
                 later = await self.turn_detector.complete(window.pcm)
                 pause = replace(pause, complete_later=round(later, 4))
-        # A pause that has not ended is the end of the turn.
+        # A pause without an end is the end of the turn.
         if pause is not None and recording.whole and not recording.inserted:
             found.append(pause)
         return found
@@ -298,7 +308,7 @@ class Listener:
 
 
 def write(path: Path, seen: Sequence[str], found: Sequence[Pause], decode_s: Sequence[float]) -> None:
-    """Write the rows, one on a line."""
+    """Write the rows, one per line."""
     rows = ",\n".join(json.dumps(asdict(p), ensure_ascii=False) for p in found)
     median = round(float(np.median(decode_s)), 3) if decode_s else None
     head = f'"decode_s": {json.dumps(median)},\n"recordings": {json.dumps(list(seen))}'
@@ -306,12 +316,12 @@ def write(path: Path, seen: Sequence[str], found: Sequence[Pause], decode_s: Seq
 
 
 def read(path: Path = PAUSES) -> list[Pause]:
-    """The pauses that were found."""
+    """Return the pauses of the file."""
     return [Pause(**row) for row in json.loads(path.read_text(encoding="utf-8"))["pauses"]]
 
 
 async def find(data: Path, path: Path, seen: list[str], found: list[Pause]) -> None:
-    """Add the pauses of the recordings that were not seen."""
+    """Add the pauses of recordings that are not in the file yet."""
     listener = Listener()
     try:
         for recording in recordings(data):

@@ -1,7 +1,7 @@
-"""Plays the pauses that were found against rules that end turns, and counts. Pure: it knows no audio and no models.
+"""Replays the recorded pauses against rules that end turns, and counts. Pure: uses no audio and no models.
 
-A rule says for a pause after which silence it would end the turn. In a pause inside a turn that is a false cut-off if
-the pause lasts as long; at the end of a turn it is the wait.
+For a pause, a rule returns the silence after which it ends the turn. In a pause inside a turn, that is a false cut-off
+if the pause lasts that long. At the end of a turn, it is the wait.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from antiphon.turns.end_of_turn import (
     silence_for,
 )
 
-# The silence at which the turn detector's judgement is there: it is asked at 0.224 s, a frame's end, and takes 30 ms.
+# The silence at which the turn detector's judgement is available: it starts at 0.224 s, a frame's end, and takes 30 ms.
 JUDGED_MS = 256
-# The silence at which the transcript is there: its decoding begins at 0.128 s and takes 0.25 s for ten seconds of audio
-# (Whisper base on a core of its own).
+# The silence at which the transcript is available: its decoding starts at 0.128 s and takes 0.25 s for ten seconds of
+# audio (Whisper base on its own core).
 WORDS_MS = 400
 RESAMPLES = 2000
 Rule = Callable[[Pause], float]
-# Decides which speakers are fitted. Of the first numbers, this is the first that gives each side at least two fifths of
-# the real pauses and of the ends; no score was looked at.
+# Selects the fitted speakers. Of the lowest numbers, this is the first that gives each side at least two fifths of the
+# real pauses and of the ends; no score was looked at.
 SPLIT = 1
 
 
 def is_fitted(speaker: str) -> bool:
-    """Whether the pauses of a speaker are fitted to; those of the others only test the fit."""
+    """Return whether the model is fitted to a speaker's pauses. Those of the others only test the fit."""
     return hashlib.sha256(f"{SPLIT} {speaker}".encode()).digest()[0] % 2 == 0
 
 
 def evidence_of(pause: Pause, *, sound: bool = True, words: bool = True) -> PauseEvidence:
-    """What a server knows in the pause, or less."""
+    """Return what a server knows in the pause, or less."""
     return PauseEvidence(pause.complete if sound else None, pause.text if words else "", pause.language)
 
 
 def turn_detector_alone(threshold: float, complete_ms: float = 300, patience_ms: float = 4000) -> Rule:
-    """A turn that sounds complete ends after `complete_ms`, any other after `patience_ms`."""
+    """Return a rule: a turn that sounds complete ends after `complete_ms`, any other after `patience_ms`."""
     return lambda pause: complete_ms if pause.complete >= threshold else patience_ms
 
 
@@ -63,7 +63,7 @@ def listening(
     most_ms: float = 4000,
     scale_of: Callable[[Pause], float] = lambda pause: 1.0,
 ) -> Rule:
-    """The end-of-turn model at a threshold. Before the transcript is there, it decides by the sound."""
+    """Return a rule: the end-of-turn model at a threshold. Until the transcript is available, it decides by sound."""
 
     def end(pause: Pause) -> float:
         scale = scale_of(pause)
@@ -73,7 +73,7 @@ def listening(
 
 
 def at_eagerness(eagerness: str, pauses: Sequence[Pause] = (), *, words_ms: float = WORDS_MS) -> Rule:
-    """The end-of-turn model as a session has it, which has heard what comes before a pause in `pauses`."""
+    """Return the end-of-turn model of a session that has heard the earlier speech of a pause in `pauses`."""
     model = EndOfTurn(eagerness)
 
     def end(pause: Pause) -> float:
@@ -84,7 +84,7 @@ def at_eagerness(eagerness: str, pauses: Sequence[Pause] = (), *, words_ms: floa
 
 
 def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
-    """The real pauses of the same speaker that were heard before this one, recordings being in the order of names."""
+    """Return the real pauses of the same speaker before this one, with recordings in the order of their names."""
     speaker = SpeakerPauses()
     known = [p for p in pauses if p.speaker == pause.speaker and not p.mixed and p.length_s is not None]
     before = [p for p in known if (p.recording, p.at_s) < (pause.recording, pause.at_s)]
@@ -95,30 +95,34 @@ def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
 
 
 def scales(pauses: Sequence[Pause]) -> Callable[[Pause], float]:
-    """The scale of the speaker of each of these pauses, by what was heard before it."""
+    """Return the scale of the speaker of each of these pauses, from the speech heard before it."""
     found = {(p.recording, p.at_s): heard_before(p, pauses).scale for p in pauses}
     return lambda pause: found[pause.recording, pause.at_s]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rule did.
+    """The outcome of a rule."""
 
-    - `cut_off`: the share of the pauses inside turns that it ended, and the 95 % interval of that share.
-    - `wait_p50_s`, `wait_p95_s`, `wait_mean_s`: seconds of silence at true ends.
-    """
-
+    # The share of the pauses inside turns that it ended.
     cut_off: float
+    # Lower bound of the 95 % interval of `cut_off`.
     low: float
+    # Upper bound of the 95 % interval of `cut_off`.
     high: float
+    # Median silence at true ends, in seconds.
     wait_p50_s: float
+    # 95th percentile of the same.
     wait_p95_s: float
+    # Mean of the same.
     wait_mean_s: float
+    # Number of pauses inside turns.
     num_pauses: int
+    # Number of ends of turns.
     num_ends: int
 
     def row(self) -> dict[str, Any]:
-        """As the results have it, in percent and seconds."""
+        """Return the outcome for the results, in percent and seconds."""
         return {
             "cut_off_percent": round(100 * self.cut_off, 1),
             "low": round(100 * self.low, 1),
@@ -132,7 +136,7 @@ class Outcome:
 
 
 def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause]) -> Outcome:
-    """What a rule does in these pauses. The interval is that of a bootstrap over speakers."""
+    """Return the outcome of a rule for these pauses, with intervals from a bootstrap over speakers."""
     cut = np.array([rule(p) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
     waits = np.array([rule(p) / 1000 for p in ends], np.float64)
     low, high = _interval(cut, [p.speaker for p in inner])
@@ -150,5 +154,5 @@ def _interval(values: np.ndarray, speakers: Sequence[str]) -> tuple[float, float
 
 
 def renamed(pauses: Sequence[Pause]) -> list[Pause]:
-    """The same pauses with each recording of the crowd as a speaker of its own, for intervals."""
+    """Return the same pauses with each recording of the crowd as a separate speaker, for intervals."""
     return [replace(p, speaker=p.recording) if p.speaker == "barista" else p for p in pauses]

@@ -1,11 +1,11 @@
-"""`python -m bench.turn_taking.speakers`: whether turns of another voice than the user's are told apart.
+"""Measures whether turns of another voice are distinguished from the user's.
 
     python -m bench.turn_taking.speakers [--data DIR]
 
-A session is one user's turns with turns of other voices between them, in the quiet or in a noise 10 dB below the
-speech, the same recording of noise for the whole session. The voices are parted in two halves at random: thresholds are
-chosen on one half and measured on the other, both ways, so every voice is measured with thresholds that know nothing of
-it. The thresholds of all voices together are printed: they are the ones for an adapter's profile.
+A session is one user's turns with turns of other voices between them, in quiet or in noise 10 dB below the speech, with
+the same recording of noise for the whole session. The voices are split into two random halves. Thresholds are chosen on
+one half and measured on the other, both ways, so every voice is measured with thresholds that do not depend on it. It
+prints the thresholds of all voices together, which are those for an adapter's profile.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ SPOKEN = (
 NOISY = ("noise", "babble", "music")
 NORMAL = NormalDist()
 LENGTHS_S = (0.6, 1.0, 2.0, 4.0)
-# What thresholds are chosen for, in seconds that two vectors share: from the shortest
-# turns on. More speech than that only few speakers of the data have.
+# The amounts of shared speech (`shared_s` of two vectors), in seconds, for which thresholds are chosen, from the
+# shortest turns on. Few speakers of the data have more speech.
 SHARED_S = (0.5, 0.7, 1.0, 1.4)
-# A user's turns, in this order: the first ones are what is learned or enrolled, and are not counted.
+# The first turns of a user, in this order. They are learned or enrolled, and are not counted.
 FIRST_S = (2.0, 1.0)
-# Turns of each length that one session has at most, of the user and of others.
+# Most turns of each length of a session, of the user and of others.
 MOST_TURNS = 4
-# No recording is read further than this.
+# Longest part of a recording that is read, in seconds.
 MOST_S = 60.0
 SNR_DB = 10.0
-# None, from the start on, or after the first turns.
+# Noise: none, from the start, or after the first turns.
 NOISES = ("quiet", "10 dB", "10 dB later")
 # The share of the user's own turns that may be lost, and of others' turns that may be learned as the user's.
 LOST, MISTAKEN = 0.02, 0.03
@@ -67,7 +67,7 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stretch of one voice's speech. `vector`: in the session's noise; `takes`: with made-up noise on top of that."""
+    """A stretch of one voice's speech: `vector` in the session's noise, and `takes` with added synthetic noise."""
 
     length_s: float
     pcm: Pcm
@@ -77,7 +77,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """One speaker: turns that share no sample, in the order they were said, of the lengths in turn."""
+    """One speaker: disjoint turns in their original order, with lengths in turn."""
 
     name: str
     corpus: str
@@ -88,8 +88,10 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A user's turns and those of others, with their vectors: `order` has True for the user's own. `voices` are those
-    that are enrolled: the first turns in the quiet, and with made-up noise.
+    """A user's turns and those of others, with their vectors.
+
+    `order` has True for the user's own turns. `voices` are the enrolled ones: the first turns in quiet, and with
+    synthetic noise.
     """
 
     user: str
@@ -100,16 +102,15 @@ class Session:
 
 
 def active(pcm: Pcm) -> npt.NDArray[np.bool_]:
-    """Which 10 ms of a recording are at most 30 dB below its loud ones."""
+    """Return which 10 ms of a recording are at most 30 dB below its loud ones."""
     level = frame_levels_db(pcm)
     return np.asarray(level > np.percentile(level, 95) - 30)
 
 
 def cut(recordings: Sequence[Pcm], most: int = MOST_TURNS) -> list[Turn]:
-    """Cut turns out of a voice's recordings: the FIRST_S, then each time of the length that there are fewest of, or a
-    shorter one where the recording is nearly over, up to `most` of each.
+    """Cut turns out of a voice's recordings: the FIRST_S, then always the rarest length, up to `most` of each.
 
-    A turn begins where speech does, and at least 70 % of it is speech.
+    A shorter turn is cut if the recording is nearly over. A turn starts with speech, and at least 70 % of it is speech.
     """
     out = list[Turn]()
     for pcm in recordings:
@@ -119,7 +120,7 @@ def cut(recordings: Sequence[Pcm], most: int = MOST_TURNS) -> list[Turn]:
         while at < len(pcm):
             counts = Counter(turn.length_s for turn in out[len(FIRST_S) :])
             left = [s for s in LENGTHS_S if counts[s] < most and at + int(s * SAMPLE_RATE_HZ) <= len(pcm)]
-            # The longest first among equals, while the recording is long enough for them.
+            # Of equally rare lengths, the longest first, while the recording is long enough.
             length_s = (
                 FIRST_S[len(out)] if len(out) < len(FIRST_S) else min(left, key=lambda s: (counts[s], -s), default=0)
             )
@@ -138,7 +139,7 @@ def cut(recordings: Sequence[Pcm], most: int = MOST_TURNS) -> list[Turn]:
 
 
 def alone(rttm: Sequence[tuple[float, float, str]], speaker: str) -> list[tuple[float, float]]:
-    """The stretches of a meeting in which only this speaker speaks, in seconds."""
+    """Return the stretches of a meeting in which only this speaker speaks, in seconds."""
     parts = [(start, end) for start, end, name in rttm if name == speaker]
     for start, end, name in rttm:
         if name != speaker:
@@ -147,8 +148,9 @@ def alone(rttm: Sequence[tuple[float, float, str]], speaker: str) -> list[tuple[
 
 
 def read_recordings(data: Path) -> dict[tuple[str, str, str], list[Pcm]]:
-    """The recordings of a folder with a manifest.jsonl, by the speaker's name, the corpus and the language. Those of an
-    unknown crowd are a speaker each.
+    """Return the recordings of a folder with a manifest.jsonl, by speaker, corpus and language.
+
+    Each recording of an unknown crowd is a separate speaker.
     """
     found: dict[tuple[str, str, str], list[Pcm]] = defaultdict(list)
     for row in rows_of(data):
@@ -158,10 +160,10 @@ def read_recordings(data: Path) -> dict[tuple[str, str, str], list[Pcm]]:
             for speaker in {name for _, _, name in row["rttm"]}:
                 for start, end in alone(row["rttm"], speaker):
                     part = pcm[int(start * SAMPLE_RATE_HZ) : int(end * SAMPLE_RATE_HZ)]
-                    # Names such as A and B are of one meeting only.
+                    # Names such as A and B identify speakers of only one meeting.
                     name = speaker if speaker[0] in "MF" and len(speaker) > 3 else f"{row['id']}-{speaker}"
                     found[name, corpus, row["language"]].append(part)
-        # The voices of tau2 are not said to be of one speaker.
+        # The data does not say that each voice of tau2 is a single speaker.
         elif kind in SPOKEN and not corpus.startswith("tau2"):
             name = row["id"] if row["speaker"].startswith("unknown") else row["speaker"]
             pcm = decode_all(str(data / row["path"]))[: int(MOST_S * SAMPLE_RATE_HZ)]
@@ -170,23 +172,23 @@ def read_recordings(data: Path) -> dict[tuple[str, str, str], list[Pcm]]:
 
 
 def read_noises(data: Path) -> list[Pcm]:
-    """The recordings without speech of one voice."""
+    """Return the recordings without speech of a single voice."""
     return [decode_all(str(data / row["path"])) for row in rows_of(data) if row["kind"] in NOISY]
 
 
 def read_voices(data: Path) -> list[Voice]:
-    """The voices of a folder with a manifest.jsonl."""
+    """Return the voices of a folder with a manifest.jsonl."""
     voices = []
     for (name, corpus, language), recordings in read_recordings(data).items():
         turns = cut(recordings)
         count = len(FIRST_S)
-        # A recording that is too short for a user may still be another voice.
+        # A recording too short for a user may still be another voice.
         voices.append(Voice(name, corpus, language, tuple(turns[:count]), tuple(turns[count:] or turns)))
     return [voice for voice in voices if voice.turns]
 
 
 def may_be_same(one: Voice, other: Voice) -> bool:
-    """Whether two voices of the data may be one speaker: those of crowds whose speakers have no names."""
+    """Return whether two voices of the data may be one speaker, as in crowds whose speakers have no names."""
     if one.name == other.name:
         return True
     if one.corpus != other.corpus:
@@ -197,8 +199,10 @@ def may_be_same(one: Voice, other: Voice) -> bool:
 
 
 def plan(half: Sequence[Voice], chance: np.random.Generator) -> list[Session]:
-    """One session without vectors for each voice that has turns to be counted, with others of the same half. Half of
-    the others are of the same corpus, and so of a microphone alike, where there are any."""
+    """Return one session without vectors for each voice with enough turns, with others of the same half.
+
+    Half of the others are of the same corpus, and so of a similar microphone, if there are any.
+    """
     sessions = []
     for user in half:
         if len(user.first) < len(FIRST_S) or user.turns[0] is user.first[0]:
@@ -219,7 +223,7 @@ def plan(half: Sequence[Voice], chance: np.random.Generator) -> list[Session]:
 
 
 def with_noise(pcm: Pcm, noise: Pcm, chance: np.random.Generator) -> Pcm:
-    """The speech with a part of the noise, SNR_DB below it."""
+    """Return the speech with a part of the noise, SNR_DB below it."""
     repeated = np.tile(noise, len(pcm) // len(noise) + 2)
     start = int(chance.integers(len(noise)))
     part = repeated[start : start + len(pcm)]
@@ -230,7 +234,7 @@ def with_noise(pcm: Pcm, noise: Pcm, chance: np.random.Generator) -> Pcm:
 async def embed(
     encoder: SpeakerModel, session: Session, noise: tuple[str, Pcm] | None, chance: np.random.Generator
 ) -> Session:
-    """The session with the vectors of its turns, in a noise or in the quiet."""
+    """Return the session with the vectors of its turns, in noise or in quiet."""
 
     async def one(turn: Turn, *, first: bool = False) -> Turn:
         pcm = with_noise(turn.pcm, noise[1], chance) if noise else turn.pcm
@@ -248,9 +252,9 @@ async def embed(
 
 
 def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
-    """Thresholds below which are LOST of the users' own turns, and from which on MISTAKEN of the others'.
+    """Return thresholds below which are LOST of the users' own turns, and above which MISTAKEN of the others'.
 
-    Each turn is compared with the mean of some of the user's turns: the first, and then one more and one more.
+    Each turn is compared with the mean of the user's first turn, of the first two, and so on.
     """
     own: dict[float, list[float]] = defaultdict(list)
     others: dict[float, list[float]] = defaultdict(list)
@@ -271,8 +275,8 @@ def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
             learned.append(turn)
     out = []
     for seconds in SHARED_S:
-        # Quantiles of normal distributions, as those of so few turns are uncertain, and the lower one of both for the
-        # user's own, because a turn lost costs more than one too many.
+        # Quantiles of normal distributions, since those of few turns are uncertain. For the user's own turns, the lower
+        # one of both, because a lost turn costs more than an extra one.
         normal = np.mean(own[seconds]) + NORMAL.inv_cdf(LOST) * np.std(own[seconds])
         other = round(float(min(normal, np.quantile(own[seconds], LOST))), 3)
         same = round(float(np.mean(others[seconds]) - NORMAL.inv_cdf(MISTAKEN) * np.std(others[seconds])), 3)
@@ -282,16 +286,22 @@ def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    # The user of the session.
     user: str
+    # The noise of the session, of NOISES.
     noise: str
+    # The mode of `primary_speaker`.
     mode: str
+    # Length of the turn, in seconds.
     length_s: float
+    # Whether the turn is the user's own.
     own: bool
+    # Whether it was judged to be another speaker's.
     other: bool
 
 
 def played(session: Session, profile: SpeakerProfile, mode: str, noise: str) -> list[Outcome]:
-    """What is decided about each counted turn of a session, in order, with what is learned on the way."""
+    """Return the decision for each counted turn of a session, in order, with learning on the way."""
     speaker = (
         PrimarySpeaker("enrolled", profile, session.voices) if mode == "enrolled" else PrimarySpeaker("auto", profile)
     )
@@ -305,8 +315,9 @@ def played(session: Session, profile: SpeakerProfile, mode: str, noise: str) -> 
 
 
 def interval(outcomes: Sequence[Outcome], wanted: Callable[[Outcome], bool]) -> list[float]:
-    """The 95 % interval of a share, by drawing users with replacement, in percent. Where no turn has it, or all have,
-    the interval is that of as many independent turns as there are users.
+    """Return the 95 % interval of a share in percent, by resampling users.
+
+    If the share is 0 or 1, the interval is that of independent turns, one for each user.
     """
     by_user: dict[str, list[int]] = defaultdict(list)
     for outcome in outcomes:
@@ -323,7 +334,7 @@ def interval(outcomes: Sequence[Outcome], wanted: Callable[[Outcome], bool]) -> 
 
 
 def shares(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The shares of own turns lost, and of others' ignored, in percent."""
+    """Return the shares of own turns lost, and of others' turns ignored, in percent."""
     own, others = [o for o in outcomes if o.own], [o for o in outcomes if not o.own]
     return {
         "own_turns": len(own),
@@ -336,7 +347,7 @@ def shares(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """A row for each mode, noise and length."""
+    """Return a row for each mode, noise and length."""
     rows = []
     for mode, noise, length_s in itertools.product(("auto", "enrolled"), NOISES, LENGTHS_S):
         part = [o for o in outcomes if (o.mode, o.noise, o.length_s) == (mode, noise, length_s)]
@@ -352,7 +363,7 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 async def recorded(encoder: SpeakerModel, data: Path) -> tuple[list[list[Session]], dict[str, Any]]:
-    """The sessions of each half of the voices, in the quiet and in noise, and what making their vectors took."""
+    """Return the sessions of each half of the voices, in quiet and in noise, and the time to compute their vectors."""
     chance = np.random.default_rng(SEED)
     voices = read_voices(data)
     noises = [("noise", pcm) for pcm in read_noises(data)]
@@ -379,7 +390,7 @@ async def recorded(encoder: SpeakerModel, data: Path) -> tuple[list[list[Session
 
 
 def judged(sessions: Sequence[Sequence[Session]], profile: SpeakerProfile) -> dict[str, Any]:
-    """All figures, and the thresholds of each half and of all voices."""
+    """Return all figures, and the thresholds of each half and of all voices."""
     outcomes = list[Outcome]()
     thresholds = [calibrated(half) for half in sessions]
     for half, chosen in zip(sessions, reversed(thresholds), strict=True):
@@ -404,7 +415,7 @@ def listed(thresholds: Sequence[VoiceThreshold]) -> list[list[float]]:
 
 
 async def measure(models: LoadedModels, data: Path) -> dict[str, Any]:
-    """All figures, and what a second of audio costs."""
+    """Return all figures, and the time per second of audio."""
     sessions, facts = await recorded(models.speaker_model, data)
     return facts | judged(sessions, models.speaker_model.profile)
 

@@ -1,7 +1,7 @@
-"""The section `voices` of `antiphon bench turns`: turns of another voice than the user's, through a server.
+"""The section `voices` of `antiphon bench turns`: turns of other voices than the user's, with a server.
 
-Sessions of one user's turns with those of others between them, as speakers.py plans them and at the defaults of a
-conversation, with `audio.input.primary_speaker` `auto` and a speaker encoder. speakers.py judges the same without a
+Sessions of one user's turns with those of others between them, planned by speakers.py, at the defaults of a
+conversation, with `audio.input.primary_speaker` `auto` and a speaker encoder. speakers.py measures the same without a
 server, with more voices and in noise.
 """
 
@@ -25,7 +25,7 @@ from antiphon.audio import SAMPLE_RATE_HZ
 
 TRANSCRIBED = "conversation.item.input_audio_transcription.completed"
 AT_ONCE = 8
-# The most turns of each length and side in a session, in which an answer is a few words of text.
+# Most turns of each length and side in a session, whose answers are a few words of text.
 TURNS_A_SIDE = 2
 SESSION: dict[str, Any] = {
     "type": "realtime",
@@ -40,27 +40,32 @@ SESSION: dict[str, Any] = {
         }
     },
 }
-# How long a turn's transcript is waited for, and then another part of the turn, which a pause inside it makes.
+# Seconds to wait for a turn's transcript, and then for another part of the turn after a pause inside it.
 TRANSCRIPT_S, REST_S = 4.0, 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One turn that was played: whose and how long; how many turns the server made of it, how many of those it marked
-    as another's, how many answers it began, and whose turn each transcript said it was ("" where nobody could say).
-    """
+    """One played turn, and the server's reaction."""
 
+    # The user of the session.
     user: str
+    # Whether the turn is the user's own.
     own: bool
+    # Its length, in seconds.
     length_s: float
+    # Number of turns that the server made of it.
     parts: int
+    # Number of these that the server marked as another speaker's.
     marked_other: int
+    # Number of answers that the server began.
     answers: int
+    # The speaker in each transcript; "" if unknown.
     speakers: tuple[str, ...] = ()
 
 
 def fewer(session: Session) -> Session:
-    """The session with TURNS_A_SIDE turns of each length and side, in its order."""
+    """Return the session with TURNS_A_SIDE turns of each length and side, in its order."""
     kept, counts = list[tuple[bool, Turn]](), dict[tuple[bool, float], int]()
     for own, turn in session.order:
         key = (own, turn.length_s)
@@ -71,7 +76,7 @@ def fewer(session: Session) -> Session:
 
 
 async def said(caller: Caller, user: str, own: bool, turn: Turn) -> Said:
-    """Play one turn, and wait for what is made of it."""
+    """Play one turn, and wait for the results."""
     since = len(caller.events)
 
     def count(type: str) -> int:
@@ -95,8 +100,9 @@ async def said(caller: Caller, user: str, own: bool, turn: Turn) -> Said:
 
 
 def halves(first: Sequence[Turn]) -> list[Turn]:
-    """The user's first speech as two turns that are equally long. A turn from which the server learns has a second of
-    speech in it, as it finds that; of a turn of one second something is always missing.
+    """Return the user's first speech as two turns of equal length.
+
+    The server learns from turns with a second of detected speech. A turn of one second always has less.
     """
     pcm = np.concatenate([turn.pcm for turn in first])
     middle = len(pcm) // 2
@@ -104,7 +110,7 @@ def halves(first: Sequence[Turn]) -> list[Turn]:
 
 
 async def session_of(url: str, session: Session) -> list[Said]:
-    """One session: the first turns, by which the user is learned and which are not counted, and then all others."""
+    """Run one session: first the turns from which the user is learned, which are not counted, then all others."""
     async with Caller(url, {"type": "server_vad"}, session=SESSION) as caller:
         first = [await said(caller, session.user, True, turn) for turn in halves(session.first)]
         print(session.user, [one.speakers for one in first])
@@ -112,8 +118,9 @@ async def session_of(url: str, session: Session) -> list[Said]:
 
 
 def rows(found: Sequence[Said]) -> list[dict[str, Any]]:
-    """By the length of the turn, and of all: the user's own turns that were lost in whole or in part, and the others'
-    of which nothing was answered. Turns without a word that was understood are counted apart.
+    """Return, by length of the turn and for all, the user's turns lost in whole or in part, and others' turns ignored.
+
+    Turns without an understood word are counted separately.
     """
     groups: list[tuple[str, Callable[[Said], bool]]] = [
         (f"{length_s:g} s", lambda s, length_s=length_s: s.length_s == length_s) for length_s in LENGTHS_S
@@ -143,7 +150,7 @@ async def sessions_of(url: str, sessions: Sequence[Session]) -> list[Said]:
 
 
 def voices(data: Path, most: int) -> dict[str, Any]:
-    """At most `most` sessions, spread over the users of the data, on a server of its own with a speaker encoder."""
+    """Run at most `most` sessions, spread over the users of the data, on a new server with a speaker encoder."""
     chance = np.random.default_rng(SEED)
     every = [fewer(session) for session in plan(read_voices(data), chance)]
     chosen = [every[k * len(every) // most] for k in range(most)] if len(every) > most else every

@@ -1,4 +1,4 @@
-"""Headroom on a virtual clock: sums, mixtures, bursts, lights that hover, and a box that gets slower as it fills."""
+"""Headroom on a virtual clock: sums, mixtures, bursts, hovering signals, and a machine that slows down as it fills."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def certificate(mixed: float = 0.85, **sessions: int) -> Certificate:
 
 
 class Box:
-    """Holds what headroom admits. `now_s` is its clock."""
+    """A machine that holds the sessions that headroom admits. `now_s` is its clock."""
 
     def __init__(self, headroom: Headroom) -> None:
         self.headroom, self.held, self.now_s = headroom, Counter[Kind](), 0.0
@@ -63,7 +63,7 @@ def test_a_burst_gets_as_many_places_as_were_certified() -> None:
 def test_kinds_share_the_machine_up_to_what_their_mixture_was_measured_to_hold() -> None:
     box = Box(Headroom(certificate(0.8, captions=10, conversation=4), 256))
     assert box.fill("captions", 4) == 4
-    # 4 / 10 and 1 / 4; another would be 0.9.
+    # The load is 4 / 10 + 1 / 4; one more session would make it 0.9.
     assert box.fill("conversation") == 1
     assert box.fill("captions") == 1
     box.held.clear()
@@ -106,7 +106,7 @@ def test_no_order_of_comings_and_goings_overfills(
             assert box.tries(kind) == (room > 0)
         elif box.held[kind]:
             box.held[kind] -= 1
-        # Of what may be held: less where kinds are mixed. A kind that stays alone keeps what it had alone.
+        # The load relative to its limit, which is lower for mixed kinds and stays 1 for a kind alone.
         load = box.headroom.load(box.held)
         assert load is not None
         assert load <= 1 + 1e-6
@@ -147,7 +147,7 @@ def test_a_light_is_red_only_after_a_while_and_stays_so_until_it_is_well_below()
     light.see(1.0, 2 * RED_AFTER_S)
     assert light.red
     for step in range(40):
-        # Hovers between what is red and what is green.
+        # Hovers between the limits for red and for green.
         light.see(0.8 if step % 2 else 1.2, 10 + step)
         assert light.red
     light.see(GREEN - 0.01, 100)
@@ -158,13 +158,13 @@ def test_a_light_is_red_only_after_a_while_and_stays_so_until_it_is_well_below()
 
 
 def lag_of(sessions: float, holds: int) -> float:
-    """A box's lag: next to none until it is full, and then steep."""
+    """Return the lag of a machine: almost none until it is full, then steep."""
     return 0.05 * sessions / holds if sessions <= holds else 0.2 * (sessions / holds) ** 4
 
 
 @pytest.mark.parametrize("offered", [1.0, 1.5, 3.0, 10.0])
 def test_without_a_certificate_an_overload_settles_and_does_not_swing(offered: float) -> None:
-    """Callers come at `offered` times what the box holds, stay 30 s, and are seen in its lag two seconds late."""
+    """Callers arrive at `offered` times the capacity, stay 30 s, and affect the lag two seconds late."""
     holds, stay_s, step_s = 40, 30.0, 0.25
     box, leaves, history = Box(Headroom(None, 10_000, burst=4)), list[float](), list[int]()
     seen = 0.0
@@ -215,7 +215,7 @@ def test_with_a_certificate_nobody_who_is_in_is_slowed(offered: float) -> None:
 
 
 def test_who_is_gone_is_not_young_any_more() -> None:
-    """Requests that follow each other are no burst."""
+    """Consecutive requests are not a burst."""
     box = Box(Headroom(None, 256, burst=2))
     for number in range(20):
         box.now_s = number * 0.1

@@ -1,4 +1,4 @@
-"""Certifying: the search, what recordings and turns are, the page, and every kind of client at a real server."""
+"""Certifying: the search, recordings and turns, the page, and every kind of client with a real server."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ def test_the_search_finds_what_is_held_to_the_session(holds: int, first: int) ->
         search.tell(trial, 4 if lost else trial.turns, 4 if lost else 0, ended_early=lost)
     assert search.held == holds
     assert len(tried) <= 2 * 8 + 4
-    # Either side of the edge was tried for long.
+    # Both sides of the edge had enough turns.
     edge = {trial.sessions for trial in tried if trial.is_edge}
     assert edge >= {n for n in (holds, holds + 1) if 1 <= n <= 128}
 
 
 def searched(seed: int, edge: float, growth: float) -> tuple[int, int]:
-    """Search a box whose turns are over the objective by chance, more of them with each session; what is held, and the
-    number of trials.
+    """Search a simulated machine whose turns exceed the objective at random, more often with more sessions.
+
+    Returns the number of sessions that is held, and the number of trials.
     """
     drawn, search, trials = random.Random(seed), SessionSearch(4, 1024), 0
     while trial := search.next():
@@ -87,12 +88,12 @@ def test_the_search_comes_near_an_edge_that_chance_blurs(edge: float, growth: fl
 def test_trials_that_contradict_each_other_are_read_together() -> None:
     search = SessionSearch(2, 64)
     search.tell(Trial(4, 20, is_edge=False), 20, 0, ended_early=False)
-    # Six was unlucky; eight says so.
+    # The trial of six was unlucky, which the trial of eight shows.
     search.tell(Trial(6, 20, is_edge=False), 20, 2, ended_early=False)
     assert search.held == 4
     search.tell(Trial(8, 60, is_edge=True), 60, 1, ended_early=False)
     assert search.held == 8
-    # A trial in which nothing came holds nothing.
+    # A trial without turns holds nothing.
     search.tell(Trial(9, 60, is_edge=True), 0, 0, ended_early=False)
     assert search.held == 8
 
@@ -175,7 +176,7 @@ def test_a_certificate_is_read_as_it_was_written_and_drawn_without_what_it_lacks
     assert "&lt;m&gt;" in drawn
     assert "<m>" not in drawn
     assert drawn.count("<circle") == 1
-    # No mixture was measured: none is told, and what is admitted is careful.
+    # No mixture was measured: the page shows none, and the limit is the cautious default.
     assert json.loads(file.read_text())["mixed"] is None
     assert "may be mixed" not in drawn
     assert "may be mixed up to a load of 0.7." in page(msgspec.structs.replace(certificate(), mixed=0.7))
@@ -203,8 +204,8 @@ def test_kinds_are_named() -> None:
 @pytest.mark.heavy
 @pytest.mark.server
 def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> None:
-    """One session of each, one after another; objectives are generous, as nothing is timed here."""
-    # Rounded as some machines do it, the smallest model may have nothing to say to one of the turns.
+    """One session of each kind, one after another. Objectives are generous, since nothing is timed here."""
+    # With the rounding of some machines, the smallest model may give an empty answer to a turn.
     server = serve("--language-model", SMALL, "--synthesizer", VOICE, "--weights", "fp32")
     said = list[str]()
     goals = {kind: Objective(30.0, one.delay) for kind, one in OBJECTIVES.items()}
@@ -219,8 +220,7 @@ def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> 
     for kind, step in zip(KINDS, asyncio.run(main()), strict=True):
         assert step.turns >= 1, (kind, said)
     assert len(said) == len(KINDS)
-    # On a machine with more to do, sound may come late, and the smallest model may have nothing to say. Nothing else
-    # goes wrong.
+    # On a busy machine audio may be late, and the smallest model may give an empty answer. Nothing else may fail.
     reasons = [reason for line in said for reason in line.partition(" failed: ")[2].split("; ") if reason]
     assert all(
         re.fullmatch(r"sound was \d+ ms late|an answer without audio: completed", reason) for reason in reasons
@@ -258,7 +258,7 @@ def test_wrong_arguments_are_told_before_anything_is_started(arguments: list[str
 
 
 class Box(Certifier):
-    """A certifier of a box that holds a number of sessions, or fewer where it is looked at for longer."""
+    """A certifier of a simulated machine that holds a number of sessions, or fewer in longer trials."""
 
     def __init__(self, holds: int, minutes: float, longer: int = 0) -> None:
         super().__init__("", "", DATA, minutes=minutes, say=lambda _: None, objectives=dict.fromkeys(KINDS, GOAL))
@@ -278,7 +278,7 @@ class Box(Certifier):
 def test_what_is_certified_was_held_for_the_turns_of_the_edge(holds: int, longer: int) -> None:
     box = Box(holds, 1.0, longer)
     found = asyncio.run(box.kind("captions"))
-    # What short trials found is outweighed.
+    # Long trials outweigh the results of short ones.
     assert found.sessions == max(0, holds - longer)
     assert not found.sessions or (found.sessions, EDGE_TURNS) in box.tried
     assert [step.sessions for step in found.curve] == sorted({number for number, _ in box.tried})
@@ -335,8 +335,8 @@ def test_of_one_kind_no_mixture_is_certified() -> None:
         async def models(self) -> tuple[str, ...]:
             return ()
 
-    box, told = Alone(3, 1.0), list[str]()
-    box.say = told.append
+    box, lines = Alone(3, 1.0), list[str]()
+    box.say = lines.append
     found = asyncio.run(certify(box, ("speech",), flags=(), url="", mixed=True, turns_alone=20))
-    assert told[0] == "to be measured: speech (at most 1 min)"
+    assert lines[0] == "to be measured: speech (at most 1 min)"
     assert (found.kinds["speech"].sessions, found.mixed) == (3, None)

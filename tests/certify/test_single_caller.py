@@ -1,4 +1,4 @@
-"""What one caller alone gets: how words, pauses and cuts are counted, and all of it at a real server."""
+"""The figures of a single caller: counts of words, pauses and interruptions, and a run with a real server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_turns_are_summed_up_without_those_that_failed_and_nothing_is_made_of_no
     assert spread([]) is None
     assert part([True, False, False]) == Part(1, 3, 0.333)
     assert part([]) is None
-    assert dict(lines_of(SingleCallerFigures()))["voice to voice"] == "not told"
+    assert dict(lines_of(SingleCallerFigures()))["voice to voice"] == "not reported"
 
 
 def test_silence_at_the_head_of_an_answer_is_not_heard_as_sound() -> None:
@@ -79,7 +79,7 @@ def test_silence_at_the_head_of_an_answer_is_not_heard_as_sound() -> None:
         delta = base64.b64encode(samples.astype("<i2").tobytes()).decode()
         speaker.take(Event(delta=delta, item_id="i"), at_s)
     assert speaker.begun_s == 10.0
-    # Half a second of silence is played first, and a tenth more.
+    # The audio begins with half a second of silence plus a tenth.
     assert speaker.audible_s == pytest.approx(10.6)
 
 
@@ -154,8 +154,8 @@ def test_one_caller_of_a_real_server_is_measured_at_everything(serve: Serve) -> 
     server = serve("--language-model", SMALL, "--synthesizer", VOICE)
     recordings = [r for r in read_recordings(DATA) if 1.5 < r.speech_end_s < 3.0]
     found = asyncio.run(SingleCaller(server.url, "", recordings, 2, lambda _: None).measure())
-    # On a machine with more to do, sound may come late, and an answer after the patience of a caller.
-    assert all(re.search(r"ms late|no answer came in time", error) for error in found.errors), found.errors
+    # On a busy machine audio may be late, and an answer may arrive after PATIENCE_S.
+    assert all(re.search(r"ms late|no answer arrived in time", error) for error in found.errors), found.errors
     for one in (found.first_words, found.finals, found.voice_to_voice):
         assert one
         assert one.turns == 2
@@ -164,6 +164,6 @@ def test_one_caller_of_a_real_server_is_measured_at_everything(serve: Serve) -> 
     assert found.word_errors.of > 2
     assert found.pauses_taken_over or found.errors
     if found.barge_in:
-        # An answer may be too short to be spoken into.
+        # An answer may be too short to be interrupted.
         assert found.kept_unheard is not None
         assert -1 <= found.kept_unheard <= 1

@@ -276,9 +276,9 @@ SECOND = b64(speech(1, 3), 24_000)
     ("text", "says"),
     [
         (None, "No such file"),
-        ("{", "is no certificate"),
-        ('{"version": 1}', "is no certificate"),
-        ('{"version": 2, "date": "", "machine": {}, "models": [], "settings": {}, "kinds": {}}', "of version 2"),
+        ("{", "is not a certificate"),
+        ('{"version": 1}', "is not a certificate"),
+        ('{"version": 2, "date": "", "machine": {}, "models": [], "settings": {}, "kinds": {}}', "has version 2"),
         ('{"version": 1, "date": "", "machine": {}, "models": [], "settings": {}, "kinds": {}}', "certifies nothing"),
         (
             '{"version": 1, "date": "", "machine": {}, "models": [], "settings": {}, "kinds": {"dancing": '

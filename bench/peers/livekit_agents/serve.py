@@ -1,15 +1,15 @@
-"""Serve a voice agent of LiveKit Agents on the few events of the OpenAI Realtime API that `antiphon certify` reads.
+"""Serves a LiveKit Agents voice agent over the few events of the OpenAI Realtime API that `antiphon certify` reads.
 
-    python tests/clients/run.py livekit   (makes the environment)
+    python tests/clients/run.py livekit   (creates the environment)
     antiphon serve --port 8000 &
     tests/clients/.venv-livekit/bin/python bench/peers/livekit_agents/serve.py --parts http://127.0.0.1:8000
     antiphon certify --url ws://127.0.0.1:8766 --kinds conversation --minutes 0 --out peer.json
 
-The package is as it was released, and so is its turn-taking: its own voice activity detector, the turn detector that
-comes with it for use without its cloud (`turn-detector-v1-mini`), preemptive answers, its default delays. What it
-hears, thinks and speaks with is antiphon's, by the OpenAI plugin: streaming transcription, chat completions, speech.
-There is no room: sound comes and goes by a WebSocket, which spares it WebRTC's jitter buffers. The client is told
-`speech_started` when the agent's sound is paused or dropped, as that is when it falls silent in a room.
+The package is unmodified, and so is its turn-taking: its VAD, its turn detector for use without its cloud
+(`turn-detector-v1-mini`), preemptive answers, its default delays. Its models are antiphon's, through the OpenAI plugin:
+streaming transcription, chat completions, speech. There is no room: audio goes over a WebSocket, which saves the time
+of WebRTC's jitter buffers. The client receives `speech_started` when the agent's audio is paused or dropped, because
+that is when the agent falls silent in a room.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("serve")
 
 
 class Microphone(io.AudioInput):
-    """What the client sends."""
+    """The audio that the client sends."""
 
     def __init__(self) -> None:
         super().__init__(label="socket")
@@ -44,7 +44,7 @@ class Microphone(io.AudioInput):
 
 
 class Loudspeaker(io.AudioOutput):
-    """Plays by the clock, as a client does, and tells the client what it is to play."""
+    """Plays in real time like a client, and sends the client the audio to play."""
 
     def __init__(self, send: Any) -> None:
         super().__init__(label="socket", capabilities=io.AudioOutputCapabilities(pause=True), sample_rate=RATE_HZ)
@@ -109,7 +109,7 @@ class Loudspeaker(io.AudioOutput):
 
 
 async def serve(request: web.Request) -> web.WebSocketResponse:
-    """One conversation."""
+    """Hold one conversation with a client."""
     socket = web.WebSocketResponse(max_msg_size=0)
     await socket.prepare(request)
     out: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -140,7 +140,7 @@ async def serve(request: web.Request) -> web.WebSocketResponse:
 
 
 async def begin(parts: str, asked: dict[str, Any], microphone: Microphone, out: Any) -> AgentSession[None]:
-    """A session of LiveKit Agents with antiphon's models."""
+    """Start a session of LiveKit Agents with antiphon's models."""
     at = {"base_url": f"{parts}/v1", "api_key": "none"}
     session: AgentSession[None] = AgentSession(
         stt=openai.STT(model="default", language="en", use_realtime=True, **at),

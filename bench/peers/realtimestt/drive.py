@@ -1,4 +1,4 @@
-"""Plays clips in real time into RealtimeSTT's AudioToTextRecorder and records what it shows."""
+"""Plays clips in real time into RealtimeSTT's AudioToTextRecorder, and records its texts."""
 
 import os
 
@@ -19,7 +19,7 @@ from RealtimeSTT import AudioToTextRecorder
 RATE = 16000
 CHUNK = 512  # samples a step: 32 ms
 GRACE = 0.6  # seconds of silence after the clip before "nothing going on" is believed
-# Settings of the recorder that are kept with the result.
+# Settings of the recorder that are stored with the result.
 KEPT = (
     "post_speech_silence_duration", "deactivity_silence_confirmation_duration", "realtime_processing_pause",
     "init_realtime_after_seconds", "pre_recording_buffer_duration", "min_length_of_recording", "silero_sensitivity",
@@ -29,7 +29,7 @@ KEPT = (
 
 
 def read_pcm(path):
-    """The samples of a 16 kHz mono file as int16."""
+    """Return the samples of a 16 kHz mono file as int16."""
     pcm, rate = soundfile.read(path, dtype="int16")
     if rate != RATE or pcm.ndim != 1:
         raise ValueError(f"{path}: wanted 16 kHz mono, got {rate} Hz, shape {pcm.shape}")
@@ -37,7 +37,7 @@ def read_pcm(path):
 
 
 def chunk_at(pcm, k):
-    """Step k of the stream, as bytes: the clip, then zeros without end."""
+    """Return step k of the stream as bytes: the clip, then zeros without end."""
     piece = pcm[k * CHUNK : (k + 1) * CHUNK]
     return np.pad(piece, (0, CHUNK - len(piece))).astype("<i2").tobytes()
 
@@ -53,7 +53,7 @@ class Clock:
         return time.monotonic() - self.t0
 
     def wait_for(self, k):
-        """Seconds to sleep before sending step k (0 when it is already due)."""
+        """Return the seconds to sleep before sending step k (0 if it is already due)."""
         left = k * CHUNK / RATE - self.now()
         self.worst_late = max(self.worst_late, -left)
         return max(0.0, left)
@@ -74,7 +74,7 @@ def event(t, kind, text, **more):
 
 
 class Session:
-    """The recorder, the loop that asks it for finals, and the events of the clip in play."""
+    """The recorder, the loop that gets its finals, and the events of the current clip."""
 
     def __init__(self, args):
         self.lock = threading.Lock()
@@ -155,7 +155,7 @@ class Session:
                 self.marks.append({"t": round(self.clock.now(), 3), "what": what})
 
     def quiet(self):
-        """Nothing being recorded, and a final given for every recording so far."""
+        """Return whether nothing is being recorded, and every recording so far has a final."""
         if self.error is not None:
             raise RuntimeError("the recorder's text() failed") from self.error
         with self.lock:

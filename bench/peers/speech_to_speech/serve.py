@@ -1,13 +1,13 @@
-"""Serve huggingface speech-to-speech on the OpenAI Realtime API, with the models that antiphon has in its home.
+"""Serves huggingface speech-to-speech over the OpenAI Realtime API, with the models in antiphon's home.
 
     bench/peers/setup.sh speech_to_speech
     bench/peers/.venv-speech_to_speech/bin/python bench/peers/speech_to_speech/serve.py [--port 8765]
     antiphon certify --url ws://127.0.0.1:8765 --kinds captions,conversation --minutes 0 --out peer.json
 
-The package is as it was released. Beside it run a server of llama.cpp for the language model, and a server for the
-voice: thirty lines over hibari-tts, because the package's own voices are fetched from a hub. It fetches Silero's
-repository (torch.hub) and NLTK's `punkt_tab` at its first start; without a network, give folders of them by TORCH_HOME
-and NLTK_DATA. It has as many sessions as --pipelines, one by default.
+The package is unmodified. Two servers run next to it: llama.cpp's for the language model, and one for the voice. The
+latter is thirty lines over hibari-tts, because the package fetches its own voices from a hub. At its first start, the
+package fetches Silero's repository (torch.hub) and NLTK's `punkt_tab`. Without a network, set TORCH_HOME and NLTK_DATA
+to folders with them. It runs --pipelines concurrent sessions, one by default.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOME = Path.home() / ".cache" / "antiphon" / "models"
 
 
 def language_model(port: int, model: Path, threads: int) -> None:
-    """llama.cpp's own server, until SIGTERM."""
+    """Run llama.cpp's own server until SIGTERM."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -45,7 +45,7 @@ def language_model(port: int, model: Path, threads: int) -> None:
 
 
 def voice(port: int, model: Path) -> None:
-    """`/v1/audio/speech` over hibari-tts: PCM16 of 24 kHz, a sentence at a time."""
+    """Serve `/v1/audio/speech` with hibari-tts: 24 kHz PCM16, one sentence at a time."""
     import numpy as np
     import uvicorn
     from fastapi import FastAPI, Request
@@ -61,14 +61,14 @@ def voice(port: int, model: Path) -> None:
         pieces = ((np.clip(pcm, -1, 1) * 32767).astype("<i2").tobytes() for pcm in sound)
         return StreamingResponse(pieces, media_type="audio/pcm")
 
-    # The annotations are names until FastAPI resolves them, which it does in the module.
+    # FastAPI resolves the annotations by name, in the module's namespace.
     speech.__annotations__ = {"request": Request}
     app.post("/v1/audio/speech")(speech)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until somebody listens. Raises SystemExit where the process ends before."""
+    """Wait until a server listens. Raises SystemExit if its process ends first."""
     while True:
         with socket.socket() as probe:
             if not probe.connect_ex(("127.0.0.1", port)):

@@ -1,6 +1,6 @@
-"""llama.cpp (xllamacpp's prebuilt wheel) on the engine benchmark's prompts:
+"""Runs llama.cpp (xllamacpp's prebuilt wheel) on the engine benchmark's prompts:
 
-its server, in this process, by its own timings.
+its server, in this process, with its own timings.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main():
     ask(plan["cold"][:8], 2)
     cold = []
     for k in range(plan["trials"]):
-        # Another first token each time, so that nothing is cached.
+        # Uses a different first token each time, so that nothing is cached.
         answer, _ = ask([plan["cold"][0] + 1 + k, *plan["cold"][1:]], 1)
         cold.append(answer["timings"]["prompt_ms"] / 1000)
     result["ttft_cold_s"] = sorted(cold)[len(cold) // 2]

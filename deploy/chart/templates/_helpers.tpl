@@ -10,7 +10,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
-{{/* Which pods: give (dict "root" . "part" "host"). */}}
+{{/* Selector of pods; takes (dict "root" . "part" "host"). */}}
 {{- define "antiphon.selector" -}}
 app.kubernetes.io/name: antiphon
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -25,7 +25,7 @@ app.kubernetes.io/component: {{ .part }}
 {{ .Values.existingSecret | default (printf "%s-keys" (include "antiphon.name" .)) }}
 {{- end -}}
 
-{{/* The store's URL, for those who read it from the environment. */}}
+{{/* The store's URL, as a variable of the environment. */}}
 {{- define "antiphon.state" -}}
 - name: ANTIPHON_STATE
 {{- if and .Values.store.valkey.enabled (not .Values.store.url) }}
@@ -35,7 +35,7 @@ app.kubernetes.io/component: {{ .part }}
 {{- end }}
 {{- end -}}
 
-{{/* The key of /metrics, and whose word is taken for a client's address: give (dict "root" . "proxies" "10.0.0.0/8"). */}}
+{{/* The key of /metrics, and the trusted proxies; takes (dict "root" . "proxies" "10.0.0.0/8"). */}}
 {{- define "antiphon.watched" -}}
 - name: ANTIPHON_METRICS_KEY
   valueFrom: {secretKeyRef: {name: {{ include "antiphon.secret" .root }}, key: metrics-key}}
@@ -57,7 +57,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Spread over nodes and zones: give (dict "root" . "part" "host"). */}}
+{{/* Spread over nodes and zones; takes (dict "root" . "part" "host"). */}}
 {{- define "antiphon.spread" -}}
 {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
 - maxSkew: 1
@@ -77,7 +77,7 @@ capabilities: {drop: [ALL]}
 - {name: ANTIPHON_LOG_FORMAT, value: json}
 {{- end -}}
 
-{{/* The same within braces. */}}
+{{/* The same, in braces. */}}
 {{- define "antiphon.match" -}}
 {matchLabels: {{ include "antiphon.selector" . | fromYaml | toJson }}}
 {{- end -}}

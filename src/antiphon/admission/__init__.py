@@ -1,1 +1,1 @@
-"""Whether one more session fits: certificates, headroom, signals of overload. Pure but for files."""
+"""Whether one more session fits: certificates, headroom, signals of overload. Pure, except that it reads files."""

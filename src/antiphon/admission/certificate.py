@@ -1,7 +1,7 @@
-"""A certificate: how many sessions of each kind a machine was measured to hold, within which objectives. Pure, but for
-`read`, which reads a file, and `machine`, which looks at this one.
+"""A certificate: the measured number of sessions of each kind that a machine holds within its objectives.
 
-The file is JSON, versioned. `antiphon certify` writes it, `antiphon serve --certificate` admits by it.
+Certificates are versioned JSON files. `antiphon certify` writes them, and `antiphon serve --certificate` limits
+sessions by them. The module is pure except for `read`, which reads a file, and `machine`, which inspects this machine.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import msgspec
 from antiphon.errors import SettingsError
 
 VERSION = 1
-# What a session is for; docs/design/admission.md says which upgrade and which request is which.
+# What a session is for. docs/design/admission.md maps WebSocket upgrades and HTTP requests to kinds.
 Kind = Literal["captions", "conversation", "speech", "video", "duplex"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# The load up to which kinds are mixed where no mixture was measured.
+# Load limit for mixed kinds if no mixture was measured.
 DEFAULT_MIXED = 0.85
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """What sessions are held within: the 95th percentile of their delay, in seconds. A failed turn's has no end.
+    """A limit for the 95th percentile of a kind's delay, in seconds. A failed turn counts as an infinite delay.
 
-    `delay`: what is measured, in words.
+    `delay` describes in words what is measured.
     """
 
     p95_s: float
@@ -37,23 +37,28 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What so many sessions at once were measured to get. Delays are in seconds; None where no turn came to its end.
+    """The measured result of running a number of sessions at once."""
 
-    `turns` were counted. `failed`: turns that had no answer, or an error, or late sound. `met`: the objective.
-    """
-
+    # Concurrent sessions of the kind.
     sessions: int
+    # Turns that were counted, including failed ones.
     turns: int
+    # Turns without an answer, with an error, or with late audio.
     failed: int
+    # Median delay in seconds; None if it falls on a failed turn or no turn was counted.
     p50_s: float | None
+    # 95th percentile of the delay in seconds; None as for `p50_s`.
     p95_s: float | None
+    # Whether the 95th percentile is within the objective.
     met: bool
 
 
 class CertifiedKind(msgspec.Struct, frozen=True):
-    """`sessions`: how many of the kind alone are held; 0 where not even one is. `curve`: the steps, by sessions.
+    """The result for one kind of session.
 
-    `bounded`: the search ended at its own limit, so that more might be held.
+    `sessions` is the number that the machine holds if no other kind runs; 0 if it does not hold even one. `curve` has
+    the measured steps in ascending order of sessions. `bounded` means that the search reached its own limit, so the
+    machine may hold more.
     """
 
     sessions: int
@@ -63,7 +68,7 @@ class CertifiedKind(msgspec.Struct, frozen=True):
 
 
 class Mixture(msgspec.Struct, frozen=True):
-    """So many sessions of each kind at once, a load of `load`, and what each kind got."""
+    """A mixture of kinds that ran at once: the number of sessions and the result by kind, and their total load."""
 
     sessions: dict[str, int]
     load: float
@@ -72,7 +77,7 @@ class Mixture(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A delay over so many turns, in seconds; None where none came to its end. `failed`: turns that did not."""
+    """The median and 95th percentile of a delay over `turns` turns, in seconds; None if all turns failed."""
 
     turns: int
     failed: int
@@ -81,7 +86,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """How many of so many; `part`: as a fraction, None of none."""
+    """A count out of `of`. `part` is the fraction, or None if `of` is 0."""
 
     count: int
     of: int
@@ -89,33 +94,31 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class SingleCallerFigures(msgspec.Struct, frozen=True):
-    """What one caller alone was measured to get. None: the server does not do it, or not in a way that could be seen.
+    """What a single caller gets from a server. A figure is None if the server does not support or report it."""
 
-    - `first_words`: from the true beginning of speech to its first transcribed text.
-    - `finals`: from the true end of speech to its last final transcript.
-    - `word_errors`: substituted, left out and added words, of those that were said.
-    - `voice_to_voice`: from the true end of a question to the first sound of its answer that is no silence.
-    - `pauses_taken_over`: questions with a pause of 1 s in their middle that were answered before their end.
-    - `barge_in`: from the true beginning of speech into an answer until the server tells of it.
-    - `not_noticed`: of these, those that the server did not tell of within 4 s.
-    - `kept_unheard`: of an answer that was cut, the part of its words that the history keeps less the part of its sound
-      that was heard: the median. Near 0 is right, near 1: what nobody heard was kept.
-    - `errors`: what went wrong, each once.
-    """
-
+    # Delay from the true start of speech to the first transcribed text.
     first_words: Spread | None = None
+    # Delay from the true end of speech to the last final transcript.
     finals: Spread | None = None
+    # Substituted, missing and added words, out of the spoken words.
     word_errors: Part | None = None
+    # Delay from the true end of a question to the first audible sound of the answer.
     voice_to_voice: Spread | None = None
+    # Questions with a pause of 1 s in the middle that were answered before their end.
     pauses_taken_over: Part | None = None
+    # Delay from the true start of speech over an answer to the server's event that reports it.
     barge_in: Spread | None = None
+    # Speech over an answer that the server did not report within 4 s.
     not_noticed: Part | None = None
+    # For interrupted answers: the share of words kept in the history minus the share of audio that was heard; the
+    # median. About 0 is correct. About 1 means that the history keeps words that the caller never heard.
     kept_unheard: float | None = None
+    # Distinct error messages, sorted.
     errors: tuple[str, ...] = ()
 
 
 class Machine(TypedDict, total=False):
-    """What a certificate says of the machine that it is of: its CPU, the cores that a process may use, and so on."""
+    """The machine that was certified. `cores` counts the cores that the process may use."""
 
     cpu: str
     cores: int
@@ -125,74 +128,79 @@ class Machine(TypedDict, total=False):
 
 
 class Given(TypedDict, total=False):
-    """What the server was started with."""
+    """The settings that the certified server was started with."""
 
     flags: list[str]
 
 
-# What of a machine may not be another than was certified.
+# Properties of a machine that have to equal the certified ones.
 COMPARED: tuple[Literal["cpu", "cores", "gpus"], ...] = ("cpu", "cores", "gpus")
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """What `antiphon certify` found on a machine, on a day.
+    """The result of one run of `antiphon certify`."""
 
-    `date`: ISO 8601, UTC. `machine`, `settings`: what it was measured on and with. `models`: the loaded ones. `mixed`:
-    the load up to which kinds were measured to be mixed; None where no mixture was. `url`: of a server that was not
-    started for it, else "". `alone`: what one caller gets; None where that was not measured.
-    """
-
+    # Version of the file format; VERSION.
     version: int
+    # When the run ended: ISO 8601, UTC.
     date: str
+    # The machine that ran the server; empty for a server that was already running.
     machine: Machine
+    # Ids of the models that the server had loaded.
     models: tuple[str, ...]
+    # Flags of the server.
     settings: Given
+    # Results by kind.
     kinds: dict[str, CertifiedKind]
+    # Load limit for mixed kinds, in (0, 1]; None if no mixture was measured.
     mixed: float | None = None
+    # The mixtures that were tried, in order.
     mixtures: tuple[Mixture, ...] = ()
+    # URL of a server that was already running; "" if the run started its own server.
     url: str = ""
+    # What a single caller gets; None if not measured.
     alone: SingleCallerFigures | None = None
 
     @property
     def most_mixed(self) -> float:
-        """The load that is admitted where kinds are mixed."""
+        """The load limit if several kinds run at once."""
         return DEFAULT_MIXED if self.mixed is None else self.mixed
 
     def share(self, kind: Kind) -> float | None:
-        """The part of the machine that one session of a kind takes; None for a kind that was not certified.
+        """Return the share of the machine that one session of a kind takes; None for a kind that was not certified.
 
-        More than 1 for a kind of which not even one session is held.
+        The share is 2 for a kind of which the machine does not hold even one session.
         """
         found = self.kinds.get(kind)
         return None if found is None else 1.0 / max(found.sessions, 0.5)
 
 
 def read(file: Path) -> Certificate:
-    """Read a certificate. Raises SettingsError, which names the file, for one that is not there or is none."""
+    """Read a certificate. Raises SettingsError, which names the file, if the file is missing or not a certificate."""
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Certificate)
     except OSError as error:
         raise SettingsError(f"--certificate: {file}: {error.strerror}") from None
     except msgspec.MsgspecError as error:
-        raise SettingsError(f"--certificate: {file} is no certificate: {error}") from None
+        raise SettingsError(f"--certificate: {file} is not a certificate: {error}") from None
     if found.version != VERSION:
-        raise SettingsError(f"--certificate: {file} is of version {found.version}, and this is {VERSION}")
+        raise SettingsError(f"--certificate: {file} has version {found.version}; this release reads version {VERSION}")
     if unknown := set(found.kinds) - set(KINDS):
         raise SettingsError(f"--certificate: {file} has unknown kinds: {', '.join(sorted(unknown))}")
     if not found.kinds or any(k.sessions < 0 for k in found.kinds.values()) or not 0 < found.most_mixed <= 1:
-        raise SettingsError(f"--certificate: {file} certifies nothing that can be admitted by")
+        raise SettingsError(f"--certificate: {file} certifies nothing that sessions can be limited by")
     return found
 
 
 def encode(certificate: Certificate) -> bytes:
-    """Return a certificate as its file, indented JSON."""
+    """Return the certificate as the bytes of its file: indented JSON."""
     return msgspec.json.format(msgspec.json.encode(certificate), indent=1) + b"\n"
 
 
 def load_of(held: Mapping[Kind, int], certificate: Certificate | None, max_sessions: int) -> float:
-    """Return what part of the machine so many sessions of each kind take.
+    """Return the share of the machine that the sessions in `held` take.
 
-    A kind that is not certified counts as a share of `max_sessions`.
+    A session of a kind that is not certified takes 1 / `max_sessions`.
     """
     total = 0.0
     for kind, count in held.items():
@@ -205,7 +213,7 @@ def load_of(held: Mapping[Kind, int], certificate: Certificate | None, max_sessi
 
 
 def machine() -> Machine:
-    """Return the CPU, the cores that this process may use, memory in GB, and the GPUs by name."""
+    """Return the CPU, the number of cores that this process may use, the memory in GB, and the names of the GPUs."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
@@ -216,7 +224,7 @@ def machine() -> Machine:
 
 
 def differs(certified: Machine) -> list[str]:
-    """Return what of this machine is another than was certified, of CPU, cores and GPUs."""
+    """Return the names in COMPARED whose value on this machine differs from the certified one."""
     if not certified:
         return []
     here = machine()

@@ -1,7 +1,7 @@
-"""Decides whether one more session fits: by a certificate, by the sessions of the last seconds, and by lights: signals
-of a machine that has no room, each red or not, without flickering.
+"""Decides whether one more session fits: by a certificate, by the number of recent sessions, and by overload signals.
 
-Pure: the time is an argument. A client that left within RETURN_S and comes back takes its old place: it adds no load.
+Each signal is red or green, with hysteresis. A client that returns within RETURN_S of the end of its last session takes
+its old place, since it adds no load. The module is pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -14,47 +14,53 @@ from dataclasses import dataclass, field
 from antiphon.admission.certificate import KINDS, Certificate, Kind, load_of
 from antiphon.errors import Refused
 
-# What each light is red from, but for `finals`; docs/design/admission.md.
+# Value from which each signal turns red; see docs/design/admission.md. The limit of `finals` is the certificate's
+# objective for captions, or FINALS_S.
 LIMITS = {"loop": 0.25, "lane": 2.0, "wait": 1.0, "memory": 0.95, "system": 0.97, "kv": 0.97}
 FINALS_S = 2.0
-# Without a certificate, what sessions cost is seen this many seconds after they came. Those that are younger may be so
-# many (`--burst-sessions`), or this part of the older ones.
+# Without a certificate, the load of a session shows only YOUNG_S after it began. The number of younger sessions is
+# limited to the burst (`--burst-sessions`; by default MOST_YOUNG or MOST_YOUNG_GPU) or to YOUNG_PART of the older
+# sessions, whichever is larger.
 YOUNG_S, MOST_YOUNG, MOST_YOUNG_GPU, YOUNG_PART = 5.0, 8, 64, 0.25
-# A client that begins a session within RETURN_S of the end of its last one adds no load.
+# A client that begins a session within RETURN_S of the end of its last one takes its old place.
 RETURN_S = 10.0
-# Sessions that ended within DEPARTURES_S tell when the next one ends; MAX_RETRY_S where none did.
+# The rate of sessions that ended within DEPARTURES_S predicts when the next one ends; MAX_RETRY_S if none ended.
 DEPARTURES_S, MAX_RETRY_S, MIN_RETRY_S, MAX_DEPARTURES = 60.0, 10.0, 1.0, 4096
-# Sums of shares are not exact.
+# Tolerance for sums of shares, which are not exact.
 ROUNDING = 1e-9
-# For so long a signal is over its limit before its light is red, and for so long below GREEN of it before it is green.
+# A signal turns red after RED_AFTER_S at its limit or above, and green after GREEN_AFTER_S below GREEN times its limit.
 RED_AFTER_S, GREEN_AFTER_S, GREEN = 0.5, 5.0, 0.7
-# Of what fills: it stays where it is when nobody is admitted any more, so that a little less has to do.
+# Signals of memory that fills up stay constant once no session is admitted, so they turn green just below the limit.
 FILLS, GREEN_FILL = ("memory", "system", "kv"), 0.97
-# A signal at FAR times its limit for SHEDS_S: the machine cannot hold even the sessions of now.
+# A signal at FAR times its limit or above for SHEDS_S: the machine cannot hold even its current sessions.
 FAR, SHEDS_S = 2.0, 30.0
 NOTHING: Mapping[str, float] = {}
 
 
 @dataclass(slots=True)
 class OverloadSignal:
-    """One signal. `limit`: red from there on. `green`: part of it below which it is green. `value`: the last one."""
+    """One signal of overload, red or green, with hysteresis."""
 
+    # The signal turns red at this value.
     limit: float
+    # Fraction of `limit` below which the signal turns green.
     green: float = GREEN
+    # The latest value.
     value: float = 0.0
-    # Since when the signal is on the side that would change the light; None where it is not.
+    # Time since which the value calls for the other color; None if it does not.
     _since_s: float | None = field(default=None, repr=False)
 
+    # Whether the signal is red.
     red: bool = False
-    # Since when the value has been at FAR times the limit or more; None where it is not.
+    # Time since which the value has been at FAR times the limit or above; None if it is below.
     far_since_s: float | None = field(default=None, repr=False)
-    # Seconds until the signal itself is low again, if nothing is added to it.
+    # Seconds until the value falls by itself if no load is added.
     _falls_s: float = field(default=0.0, repr=False)
 
     def see(self, value: float, now_s: float, falls_s: float = 0.0) -> None:
-        """Take in the signal's value now. Times have to rise.
+        """Record the current value. `now_s` must not decrease between calls.
 
-        `falls_s`: seconds until the value is low again if nothing is added, for a signal over a window of time.
+        `falls_s` is for a signal over a window of time: the seconds until its value falls if no load is added.
         """
         self.value, self._falls_s = value, falls_s
         if value < FAR * self.limit:
@@ -71,14 +77,14 @@ class OverloadSignal:
             self.red, self._since_s = not self.red, None
 
     def clears_s(self, now_s: float) -> float:
-        """Return the seconds until the light can be green again."""
+        """Return the seconds until the signal can turn green, if it is red."""
         if self._since_s is None:
             return self._falls_s + GREEN_AFTER_S
         return max(0.0, GREEN_AFTER_S - (now_s - self._since_s))
 
 
 class Overload:
-    """All signals of one server, by name. `limits`: what each is red from."""
+    """All signals of one server by name. `limits` has the value from which each is red."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         self._signals = {
@@ -86,7 +92,7 @@ class Overload:
         }
 
     def see(self, values: Mapping[str, float], now_s: float, falls_s: Mapping[str, float] = NOTHING) -> None:
-        """Take in the signals' values now, and for those over a window when they fall (`OverloadSignal.see`).
+        """Record the current values of the signals. `falls_s`: see `OverloadSignal.see`.
 
         Raises KeyError for a signal without a limit.
         """
@@ -95,11 +101,11 @@ class Overload:
 
     @property
     def red(self) -> tuple[str, ...]:
-        """The names of the red lights."""
+        """The names of the red signals, in the order of LIMITS."""
         return tuple(name for name, light in self._signals.items() if light.red)
 
     def sheds(self, now_s: float) -> tuple[str, ...]:
-        """The names of the red lights that refuse clients that come back too: the sessions of now are too many."""
+        """Return the names of the red signals that refuse even returning clients: the machine is overloaded."""
         return tuple(name for name in self.red if name in FILLS or self._is_far(self._signals[name], now_s))
 
     @staticmethod
@@ -107,24 +113,25 @@ class Overload:
         return light.far_since_s is not None and now_s - light.far_since_s >= SHEDS_S
 
     def green_below(self, name: str) -> float:
-        """Return the value below which a red light may turn green. Raises KeyError for an unknown name."""
+        """Return the value below which a red signal may turn green. Raises KeyError for an unknown name."""
         light = self._signals[name]
         return light.green * light.limit
 
     def clears_s(self, now_s: float) -> float:
-        """Return the seconds until the last red light can be green; 0 where none is red."""
+        """Return the seconds until all signals can be green; 0 if none is red."""
         return max((light.clears_s(now_s) for light in self._signals.values() if light.red), default=0.0)
 
     def states(self) -> dict[str, bool]:
-        """Whether each is red, by name."""
+        """Return for each signal, by name, whether it is red."""
         return {name: light.red for name, light in self._signals.items()}
 
 
 class Headroom:
-    """Decides for one server. `certificate`: None where live headroom alone rules.
+    """Admits or refuses the sessions of one server.
 
-    `max_sessions`: of which a session of a kind without a certificate takes a share. `burst`: sessions that may begin
-    within YOUNG_S without a certificate.
+    Without a certificate, only overload signals and the number of recent sessions limit them: at most `burst` sessions
+    begin within YOUNG_S. With a certificate, a session of a kind that is not in it takes 1 / `max_sessions` of the
+    machine.
     """
 
     def __init__(self, certificate: Certificate | None, max_sessions: int, *, burst: int = MOST_YOUNG) -> None:
@@ -132,22 +139,27 @@ class Headroom:
         captions = certificate.kinds.get("captions") if certificate else None
         finals_s = captions.objective.p95_s if captions else FINALS_S
         self.overload = Overload(LIMITS | {"finals": finals_s})
-        # When the youngest sessions were admitted. Bound: the burst, or a part of the sessions.
+        # Times at which the youngest sessions were admitted. Bounded by the burst or by YOUNG_PART of the sessions.
         self._young_s: deque[float] = deque()
-        # Places that became free within DEPARTURES_S: when, and whose they were. One that its client took again has
-        # the client "".
+        # Places that became free within DEPARTURES_S: time, kind, client. The client is "" if it took its place again.
         self._departures: deque[tuple[float, Kind, str]] = deque(maxlen=MAX_DEPARTURES)
 
     def admit(
         self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, resumes: bool = False, client: str = ""
     ) -> None:
-        """Take in one session of a kind beside those that are `held`, or raise Refused, which says why.
+        """Admit one session of a kind in addition to those in `held`.
 
-        The caller adds the session to `held` before it asks again, and calls `left` when the session ends.
+        The caller adds the session to `held` before its next call, and calls `left` when the session ends.
 
         Args:
-            resumes: The session lived on another host. It is refused only by a certificate.
-            client: Who begins it, to recognize a client that comes back; "" recognizes none.
+            kind: The kind of the session.
+            held: The current number of sessions of each kind.
+            now_s: The time; never decreases.
+            resumes: The session moves here from another host. Only a certificate can refuse it.
+            client: Identifies a client that returns; "" matches none.
+
+        Raises:
+            Refused: The session does not fit. The message has the reason.
         """
         if not resumes or self.certificate:
             self.check(kind, held, now_s, overload=not resumes, client=client)
@@ -159,7 +171,7 @@ class Headroom:
             self._young_s.append(now_s)
 
     def left(self, admitted_s: float, now_s: float, kind: Kind, client: str = "") -> None:
-        """Note that a session admitted at `admitted_s` has ended: its client may come back in its place."""
+        """Record that a session admitted at `admitted_s` has ended. Its client may return to its place."""
         with suppress(ValueError):
             self._young_s.remove(admitted_s)
         self._departures.append((now_s, kind, client))
@@ -167,7 +179,7 @@ class Headroom:
     def check(
         self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, overload: bool = True, client: str = ""
     ) -> None:
-        """Raise Refused as `admit` does, and take nothing in. `overload`: whether a red one refuses."""
+        """Raise Refused if `admit` would, without admitting the session. With `overload`, a red signal refuses it."""
         returns = self._left_place(kind, client, now_s) is not None
         red = self.overload.sheds(now_s) if returns else self.overload.red
         if overload and red:
@@ -187,7 +199,7 @@ class Headroom:
             raise Refused("many sessions have just begun", max(MIN_RETRY_S, YOUNG_S - (now_s - self._young_s[0])))
 
     def next_end_s(self, now_s: float) -> float:
-        """Return the seconds until a session ends, by those of the last minute: between MIN_ and MAX_RETRY_S."""
+        """Estimate the seconds until a session ends from the rate of departures: MIN_RETRY_S to MAX_RETRY_S."""
         while self._departures and now_s - self._departures[0][0] > DEPARTURES_S:
             self._departures.popleft()
         if not self._departures:
@@ -195,7 +207,7 @@ class Headroom:
         return min(MAX_RETRY_S, max(MIN_RETRY_S, DEPARTURES_S / len(self._departures)))
 
     def _left_place(self, kind: Kind, client: str, now_s: float) -> int | None:
-        """Return the index of the newest place that this client left within RETURN_S; None where there is none."""
+        """Return the index of the newest place that this client left within RETURN_S, or None."""
         if not client:
             return None
         for index in range(len(self._departures) - 1, -1, -1):
@@ -207,9 +219,9 @@ class Headroom:
         return None
 
     def load(self, held: Mapping[Kind, int]) -> float | None:
-        """The part of what may be held that these sessions take: 1 where no other is admitted.
+        """Return the share of the certified load that these sessions take; at 1 no further session is admitted.
 
-        None without a certificate: what the machine holds is then not known.
+        Returns None without a certificate, since the capacity is unknown.
         """
         if not self.certificate:
             return None
@@ -217,9 +229,9 @@ class Headroom:
         return self._share(held) / (self._most(kinds[0], held) if kinds else 1.0)
 
     def room(self, kind: Kind, held: Mapping[Kind, int]) -> int | None:
-        """How many more sessions of a kind would be admitted beside these, one by one: 0 while a light is red.
+        """Return how many more sessions of a kind would be admitted in addition to `held`; 0 while a signal is red.
 
-        None for a kind that is not certified: how many the machine holds is then not known.
+        Returns None for a kind that is not certified, since the capacity is unknown.
         """
         if not self.certificate or kind not in self.certificate.kinds:
             return None
@@ -233,6 +245,6 @@ class Headroom:
         return load_of(held, self.certificate, self._max_sessions)
 
     def _most(self, kind: Kind, held: Mapping[Kind, int]) -> float:
-        """The load that may be reached: less where kinds are mixed."""
+        """Return the load limit, which is lower if the sessions are of several kinds."""
         assert self.certificate
         return self.certificate.most_mixed if any(held.get(other) for other in KINDS if other != kind) else 1.0

@@ -1,5 +1,7 @@
-"""Measures how many sessions a server holds: `antiphon certify`. Steps of clients in a process of their own, and a
-search over their number for each kind; then a mixture.
+"""Measures how many sessions a server holds: `antiphon certify`.
+
+For each kind, it searches the number of sessions in steps. The clients of a step run in a separate process. It then
+measures mixtures of the kinds.
 """
 
 from __future__ import annotations
@@ -34,26 +36,26 @@ from antiphon.certify.search import EDGE_TURNS, SEARCH_TURNS, SessionSearch, Tri
 from antiphon.certify.single_caller import SINGLE_CALLER_KINDS, SingleCaller, lines_of
 from antiphon.errors import RemoteError
 
-# A step has so many seconds at most for its turns, beside those in which it warms up: while the number is searched, and
-# where it decides. A turn is some six seconds of one session.
+# Time limit of a step, without its warm-up: while searching, and at the edge. A turn takes one session about six
+# seconds.
 STEP_S, EDGE_S = 60.0, 240.0
-# A step at the edge ends early only with so many times the turns over the objective that it may have.
+# A step at the edge ends early only if HOPELESS times the allowed number of turns are over the objective.
 HOPELESS = 3
-# A number that is tried once more may be over its objective by this part of it.
+# When a number is tried once more, its delay may exceed the objective by this fraction.
 TOLERANCE = 0.1
-# The clients of a step begin over this many seconds, and so much longer is waited for their first counted turns.
+# The clients of a step start within SPREAD_S; WARM_S is the extra time until their first counted turns.
 SPREAD_S, WARM_S = 4.0, 20.0
-# How long a number is held at a time where it is held for minutes.
+# Length of one step if a number is held for minutes.
 CHECK_S = 300.0
-# No kind is searched further, and where its search begins.
+# Largest number of sessions of a search, and the first one.
 MOST_SESSIONS, FIRST_SESSIONS = 1024, 4
 # The loads of mixtures, in the order in which they are tried.
 MIXED_LOADS = (1.0, 0.85, 0.7, 0.55, 0.4)
-# A server that is started here has so long to be ready.
+# Time limit until a server that is started here is ready.
 READY_S = 600.0
-# So that it admits whatever comes.
+# Environment of a server that admits every session.
 UNBOUNDED = {
-    # For its clients alone, whatever the environment says of a server for others.
+    # Serves only the local clients, whatever the environment says.
     "ANTIPHON_HOST": "127.0.0.1",
     "ANTIPHON_API_KEYS": "",
     "ANTIPHON_HEADROOM": "false",
@@ -66,13 +68,13 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Counted:
-    """The turns of one kind in a step. A turn that failed counts as one whose delay has no end."""
+    """The turns of one kind in a step. A failed turn counts as an infinite delay."""
 
     turns: list[Turn] = field(default_factory=list)
     ended_early: bool = False
 
     def over(self, objective: Objective) -> int:
-        """How many turns are over an objective."""
+        """Return the number of turns over an objective."""
         return sum(delay > objective.p95_s for delay in self.delays)
 
     @property
@@ -80,7 +82,7 @@ class Counted:
         return [math.inf if t.delay_s is None else t.delay_s for t in self.turns]
 
     def step(self, sessions: int, objective: Objective) -> Step:
-        """What they say of so many sessions."""
+        """Return the turns as the result of a step with `sessions` sessions."""
         delays = self.delays
         p50, p95 = (percentile(delays, q) for q in (50, 95))
         met = p95 is not None and p95 <= objective.p95_s
@@ -91,9 +93,9 @@ class Counted:
 
 @asynccontextmanager
 async def started_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
-    """Run `antiphon serve` with these flags on a free port, until it is left, and yield its URL. It refuses nobody.
+    """Run `antiphon serve` with these flags on a free port while the block runs, and yield its URL.
 
-    Raises RemoteError where it does not start; what it logs is in the file `log`.
+    The server refuses no session. Its log goes to the file `log`. Raises RemoteError if it does not start.
     """
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
@@ -127,16 +129,17 @@ async def _ready_url(process: asyncio.subprocess.Process) -> str:
     async for line in process.stdout:
         words = line.decode(errors="replace").split()
         if words[:4] == ["antiphon", "is", "ready", "at"]:
-            # Whatever it prints from here on is not read: it prints next to nothing.
+            # The rest of its output is not read; it is too small to fill the pipe.
             return words[4]
     raise RemoteError("the server did not start")
 
 
 class Certifier:
-    """Measures one server. `url`, `key`: where and how it is reached. `data`: the folder of recordings.
+    """Measures one server.
 
-    `minutes`: for each kind's search; 0: nothing is searched. `say`: told of each step as it ends. `turn_detection`: of
-    the one caller's conversations.
+    `url` and `key` are the server's address and API key. `data` is the folder of recordings. `minutes` is the time
+    limit for the search of each kind; at 0 nothing is searched. `say` is called with a line for each step when it ends.
+    `turn_detection` is the setting for the conversations of the single caller.
     """
 
     def __init__(
@@ -155,7 +158,7 @@ class Certifier:
         self.minutes, self._objectives, self._seed = minutes, objectives, 0
 
     async def models(self) -> tuple[str, ...]:
-        """The server's models, by /v1/models; none where it does not tell."""
+        """Return the ids of the server's models from /v1/models; empty if the request fails."""
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
             async with httpx.AsyncClient(headers=headers, timeout=10.0, trust_env=False) as client:
@@ -165,7 +168,7 @@ class Certifier:
             return ()
 
     async def alone(self, kinds: Collection[Kind], turns: int) -> SingleCallerFigures:
-        """Measure what one caller of these kinds gets, in so many turns of each sort."""
+        """Measure what a single caller gets, with `turns` turns of each sort."""
         recordings = read_recordings(self._data)
         caller = SingleCaller(self._url, self._key, recordings, turns, self.say, self._turn_detection)
         begun_s = time.monotonic()
@@ -177,9 +180,9 @@ class Certifier:
         return found
 
     async def kind(self, kind: Kind, first: int = FIRST_SESSIONS, most: int = MOST_SESSIONS) -> CertifiedKind:
-        """Search how many sessions of a kind are held, until that is known or the time is over.
+        """Search the number of sessions of a kind that the server holds, until it is found or `minutes` are over.
 
-        Only a number that was tried is certified; the curve says by how many turns of each number.
+        The certified number is always one that was tried. The curve has the turns that were counted for each number.
         """
         until_s, search = time.monotonic() + self.minutes * 60, SessionSearch(first, most)
         objective, counted = self._objectives[kind], dict[int, Counted]()
@@ -191,7 +194,7 @@ class Certifier:
         return CertifiedKind(search.held, objective, curve, bounded=search.held == most)
 
     async def held(self, kind: Kind, number: int) -> Step:
-        """Hold so many sessions of a kind for `minutes`, in steps of CHECK_S, or for one step of EDGE_TURNS."""
+        """Hold `number` sessions for `minutes`, in steps of CHECK_S; at 0 minutes, for one step of EDGE_TURNS."""
         left_s, counted = self.minutes * 60, Counted()
         if not left_s:
             return (await self.step({kind: number}, Trial(number, EDGE_TURNS, is_edge=True)))[kind]
@@ -202,7 +205,7 @@ class Certifier:
         return counted.step(number, self._objectives[kind])
 
     async def mixture(self, kinds: Mapping[Kind, CertifiedKind]) -> tuple[Mixture, ...]:
-        """Find the load up to which kinds may be mixed: equal parts of each, of loads that become less."""
+        """Find the load limit for mixed kinds. Tries MIXED_LOADS in order, with equal shares of all kinds."""
         held = {kind: found.sessions for kind, found in kinds.items() if found.sessions}
         tried = list[Mixture]()
         for load in MIXED_LOADS if len(held) > 1 else ():
@@ -223,17 +226,17 @@ class Certifier:
         return tuple(tried)
 
     async def step(self, sessions: Mapping[Kind, int], trial: Trial, most_s: float = EDGE_S) -> dict[Kind, Step]:
-        """Do one trial, and return what it says of each kind."""
+        """Run one trial, and return its result for each kind."""
         found = await self.trial(sessions, trial, most_s)
         return {kind: found[kind].step(count, self._objectives[kind]) for kind, count in sessions.items()}
 
     async def trial(
         self, sessions: Mapping[Kind, int], trial: Trial, most_s: float | None = None
     ) -> dict[Kind, Counted]:
-        """Let so many sessions of each kind take the trial's turns, of each, in at most `most_s` seconds.
+        """Run the sessions until each kind has the trial's number of turns, for at most `most_s` seconds.
 
-        Each session takes one at least: those that come first are the quick ones. A trial ends before where an
-        objective cannot be met any more; one at the edge, where it is missed by far.
+        It counts at least as many turns as sessions, because the first turns to end are the quick ones. The trial ends
+        early if an objective can no longer be met; at the edge, only if it is missed by far.
         """
         most_s = most_s or (EDGE_S if trial.is_edge else STEP_S)
         counted = {kind: Counted() for kind in sessions}
@@ -267,8 +270,9 @@ class Certifier:
 
 @asynccontextmanager
 async def _working(work: Work) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Run a process of clients while the block runs, and yield the lines that it writes. Raises RemoteError where it
-    ends by itself.
+    """Run a process of clients while the block runs, and yield the lines that it writes.
+
+    Raises RemoteError if the process ends by itself.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -298,7 +302,7 @@ async def _working(work: Work) -> AsyncIterator[AsyncIterator[bytes]]:
 
 
 def told(kind: str, step: Step, turns: Sequence[Turn]) -> str:
-    """A step as a line: what was measured, and why turns failed."""
+    """Format a step as one line, with the reasons of failed turns."""
     spread = " / ".join("-" if v is None else f"{v:.2f}" for v in (step.p50_s, step.p95_s))
     sessions = f"{step.sessions} session{'s' if step.sessions > 1 else ''}"
     line = f"{kind:<13}{sessions:<14}{'held' if step.met else 'not held':<10}p50 / p95 {spread} s, {step.turns} turns"
@@ -307,7 +311,7 @@ def told(kind: str, step: Step, turns: Sequence[Turn]) -> str:
 
 
 def plan(kinds: Sequence[Kind], sole_kinds: Sequence[Kind], minutes: float, turns: int, *, mixed: bool) -> str:
-    """What will be measured, in its order, with what bounds its time."""
+    """Describe the measurements in their order, with the limits of their time."""
     parts = []
     if sole_kinds:
         parts.append(
@@ -331,9 +335,10 @@ async def certify(
     mixed: bool,
     turns_alone: int,
 ) -> Certificate:
-    """Measure what one caller gets, these kinds one after another, then their mixture.
+    """Measure what a single caller gets, then each kind, then their mixture.
 
-    `url`: of a server that was not started for it. `turns_alone`: of one caller, of each kind of turn; 0: none.
+    `url` is the address of a server that was already running, or "". `turns_alone` is the number of turns of each sort
+    of the single caller; 0 skips it.
     """
     sole_kinds = [kind for kind in kinds if turns_alone and kind in SINGLE_CALLER_KINDS]
     certifier.say(plan(kinds, sole_kinds, certifier.minutes, turns_alone, mixed=mixed))
@@ -348,7 +353,7 @@ async def certify(
         await certifier.models(),
         {"flags": list(flags)},
         {str(kind): one for kind, one in found.items()},
-        # Less than the least that was tried and did not hold.
+        # If no mixture was held: half the smallest load that was tried.
         mixed=min(1.0, best) if best else min(m.load for m in mixtures) / 2 if mixtures else None,
         mixtures=mixtures,
         url=url,

@@ -1,7 +1,7 @@
-"""The clients of a certificate: each holds one session and takes turn after turn, in real time, as people do.
+"""The clients of a certificate: each holds one session and takes turn after turn in real time, as people do.
 
-They know the wires and nothing of the server, so that they measure any server that speaks them. A turn's delay is
-what its kind is certified for (`OBJECTIVES`). `python -m antiphon.certify.clients` is a process of them.
+They use only the wire protocols, so they can measure any server that speaks them. `OBJECTIVES` defines the delay of a
+turn for each kind. `python -m antiphon.certify.clients` runs a process of clients.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from antiphon.certify.wire import (
     while_running,
 )
 
-# What is measured of each kind, and by default within which time, in seconds.
+# The delay that is measured for each kind, and its default limit in seconds.
 OBJECTIVES: dict[Kind, Objective] = {
     "captions": Objective(1.5, "from the end of speech to its final transcript"),
     "conversation": Objective(2.0, "from the end of a question to the first sound of the answer"),
@@ -44,11 +44,11 @@ OBJECTIVES: dict[Kind, Objective] = {
     "video": Objective(3.0, "from a question to the first text of the answer"),
     "duplex": Objective(2.0, "from the end of a question to the first sound of the answer"),
 }
-# What a person waits after an answer, in seconds, at least and at most.
+# The range of a person's pause after an answer, in seconds.
 PAUSE_S = (0.4, 1.6)
-# Behind the end of a recording nobody begins to speak any more that was not found to speak by then.
+# Speech onsets later than SETTLED_S after the end of a recording are not waited for.
 SETTLED_S = 0.3
-# Sound that comes later than it is due by this was heard to stop.
+# A turn whose sound is more than LATE_S late has an audible gap, and fails.
 LATE_S = 0.06
 FRAMES_A_S = 4
 ASKED = "What does the page say now?"
@@ -56,24 +56,27 @@ INSTRUCTIONS = "You are a voice assistant. Answer in one short sentence."
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One turn of a client. `delay_s`: None where it failed, and `failed` says why. `heard`: what was transcribed.
+    """One turn of a client. All delays are in seconds."""
 
-    `first_words_s`: from the true beginning of speech to its first transcribed text, where that is streamed.
-    `audible_s`: as `delay_s`, to the first sound of an answer that is not silence.
-    """
-
+    # The kind of the session.
     kind: str
+    # The delay that OBJECTIVES defines; None if the turn failed.
     delay_s: float | None
+    # Why the turn failed; "" if it did not.
     failed: str = ""
+    # The text of the recording.
     said: str = ""
+    # Its transcript.
     heard: str = ""
+    # Delay from the true start of speech to its first transcribed text; None if unknown.
     first_words_s: float | None = None
+    # Same as `delay_s`, but up to the first sound of the answer that is not silence.
     audible_s: float | None = None
 
 
 @dataclass(slots=True)
 class Chances:
-    """The draws of one client: which recordings it says, and how long it waits."""
+    """The random choices of one client: the recordings that it says, and its pauses."""
 
     recordings: Sequence[Recording]
     random: random.Random
@@ -86,16 +89,16 @@ class Chances:
 
 
 Report = Callable[[Turn], None]
-# What reading the events of a server raises that sends others than it should.
+# Errors raised while reading the events of a server that does not follow the protocol.
 ODD = (LookupError, TypeError, ValueError, AttributeError)
 
 
 async def run_client(
     kind: Kind, url: str, key: str, recordings: Sequence[Recording], seed: int, report: Report
 ) -> None:
-    """Hold one session of a kind and report its turns, until cancelled. A session that breaks is begun anew.
+    """Hold one session of a kind and report its turns, until cancelled. Starts a new session if one breaks.
 
-    `url`: of the server, http:// or ws://. `key`: its API key, or "".
+    `url` is the address of the server, http:// or ws://. `key` is its API key, or "".
     """
     chances = Chances(recordings, random.Random(seed))
     while True:
@@ -112,7 +115,7 @@ async def _say_turns(
     report: Report,
     outcome: Callable[[float, Recording, Events], Awaitable[Turn]],
 ) -> None:
-    """Say recordings one after another, and report what becomes of each: `outcome` is given the end of its speech."""
+    """Say one recording after another, and report the turn that `outcome` returns for the end of its speech."""
     microphone, events = Microphone(socket), Events(socket)
 
     async def turns() -> None:
@@ -132,7 +135,7 @@ CAPTIONS_PATH = "/v1/realtime?intent=transcription"
 
 
 def captions_sessions() -> tuple[str, ...]:
-    """The session of a client that has its speech transcribed, and one for servers that know no such sessions."""
+    """Return a transcription session, and an unanswered conversation for servers without transcription sessions."""
     sound = {"type": "audio/pcm", "rate": WIRE_HZ}
     heard = {"format": sound, "transcription": {"language": "en"}, "turn_detection": {"type": "server_vad"}}
     unanswered = heard | {"turn_detection": {"type": "server_vad", "create_response": False}}
@@ -149,9 +152,9 @@ async def _captions(url: str, key: str, chances: Chances, report: Report) -> Non
 
 
 async def captioned(end_s: float, recording: Recording, events: Events) -> Turn:
-    """Wait until all of a recording is transcribed: its last final after which nobody speaks, and nothing is pending.
+    """Wait until a recording is transcribed: a final has arrived, no speech is under way, and no final is pending.
 
-    A pause inside the recording ends a turn too, and speech may be found to have ended before it truly did.
+    A pause inside the recording also ends a turn, and the server may detect an end before the true one.
     """
     pending, heard = set[str](), list[str]()
     speaking, final_s = False, 0.0
@@ -191,7 +194,7 @@ SOUND = ("response.output_audio.delta", "response.audio.delta")
 
 
 def conversation_session(instructions: str = INSTRUCTIONS, max_tokens: int = 60, turns: str = "server_vad") -> str:
-    """The session of a client that talks. `turns`: how their ends are found."""
+    """Return the session of a client that talks. `turns` is its type of turn detection."""
     fields = {
         "input": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}, "turn_detection": {"type": turns}},
         "output": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}},
@@ -221,9 +224,9 @@ async def _talk(kind: Kind, url: str, key: str, session: str, chances: Chances, 
 
 
 async def answered(kind: Kind, socket: Any, end_s: float, recording: Recording, events: Events) -> Turn:
-    """Wait for the answer to a question, and hear it to its end. A client of full duplex says what it has played.
+    """Wait for the answer to a question, and play it to its end. A full-duplex client acknowledges its playback.
 
-    Where the question goes on behind a pause, what was begun is not its answer.
+    If the question continues after a pause, an answer that had begun does not count.
     """
     speaker, heard, done, silent = Loudspeaker(), "", False, ""
     while True:
@@ -291,7 +294,7 @@ async def _spoken(socket: Any) -> Turn:
                 break
     await asyncio.sleep(max(0.0, speaker.heard_by_s - time.monotonic()))
     if speaker.begun_s is None:
-        return Turn("speech", None, "no sound came")
+        return Turn("speech", None, "no sound arrived")
     if speaker.late_s > LATE_S:
         return Turn("speech", None, f"sound was {speaker.late_s * 1000:.0f} ms late")
     return Turn("speech", speaker.begun_s - begun_s)
@@ -301,7 +304,7 @@ async def _spoken(socket: Any) -> Turn:
 
 
 def picture(number: int) -> str:
-    """Return a page with a line that changes once a second, as a JPEG in base64."""
+    """Return an image of a page whose text changes once a second, as a JPEG in base64."""
     import io
 
     from PIL import Image, ImageDraw
@@ -364,21 +367,26 @@ _CLIENTS = {"captions": _captions, "conversation": _conversation, "speech": _spe
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a process of clients reads, as one line of JSON: the `sessions` of each kind that it holds at a server, with
-    the recordings of a folder.
-    """
+    """The task of a process of clients, which it reads as one line of JSON."""
 
+    # Address of the server, http:// or ws://.
     url: str
+    # API key of the server, or "".
     key: str
+    # Folder of the recordings.
     data: str
+    # Number of sessions to hold, by kind.
     sessions: dict[Kind, int]
+    # The clients start evenly spread over this time, in seconds.
     spread_s: float
+    # Seed of the first client's random choices; the next client has the next number.
     seed: int
 
 
 async def _run(work: Work) -> None:
-    """Write a line of JSON for each turn, until it is ended. Clients begin spread over `spread_s`, and a client's first
-    turn is not reported: until then it warms up.
+    """Write a line of JSON for each turn, until the process is killed.
+
+    The first turn of each client warms up and is not reported, unless it failed.
     """
     recordings = read_recordings(Path(work.data))
     kinds = [kind for kind, count in work.sessions.items() for _ in range(count)]
@@ -394,7 +402,7 @@ async def _client(run: Callable[[Report], Coroutine[Any, Any, None]], after_s: f
 
     def report(turn: Turn) -> None:
         nonlocal told
-        # A failure is told, even the first.
+        # A failure is always reported.
         if told or turn.failed:
             sys.stdout.buffer.write(msgspec.json.encode(turn) + b"\n")
             sys.stdout.buffer.flush()

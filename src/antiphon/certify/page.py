@@ -1,4 +1,4 @@
-"""A certificate as a page: for each kind the curve of its delay over its sessions, and the objective as a line."""
+"""A certificate as an HTML page. A chart for each kind shows the delay by number of sessions and the objective."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ svg{max-width:100%;height:auto}.axis{stroke:currentColor;opacity:.4}.goal{stroke
 
 
 def page(certificate: Certificate) -> str:
-    """Return the certificate as HTML that needs no other file."""
+    """Return the certificate as a self-contained HTML page."""
     facts = {name: value for name, value in certificate.machine.items() if value}
     about = ", ".join(f"{escape(name)} {escape(str(value))}" for name, value in facts.items()) or escape(
         certificate.url
     )
     body = [
         f"<h1>{escape(certificate.url or 'This machine')}, {escape(certificate.date[:10])}</h1>",
-        f"<p>{about}</p><p>Models: {escape(', '.join(certificate.models) or 'not told')}.</p>",
+        f"<p>{about}</p><p>Models: {escape(', '.join(certificate.models) or 'unknown')}.</p>",
         "<table><tr><th>kind<th>sessions held<th>objective, p95<th>what is measured</tr>",
     ]
     body += [
@@ -63,7 +63,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _curve(found: CertifiedKind) -> str:
-    """Delay over sessions as SVG. A step of which too many turns failed has no percentile, and is left out."""
+    """Return the delay over sessions as SVG, without the steps that failed too often to have a 95th percentile."""
     steps = [s for s in found.curve if s.p95_s is not None]
     if not steps:
         return "<p>Nothing could be measured.</p>"

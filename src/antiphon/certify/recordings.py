@@ -1,4 +1,4 @@
-"""The recordings that certifying clients say: a folder with a `manifest.jsonl`, a line of JSON for each."""
+"""The recordings that certifying clients play: a folder with a `manifest.jsonl`, which has a line of JSON for each."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.errors import MediaError, SettingsError
 
-# Of a language and length that a turn has. Longer ones have pauses that end turns.
+# Length of the recordings that are used. Longer ones have pauses that end turns.
 SHORTEST_S, LONGEST_S = 1.0, 6.0
-# Speech ends with the last 10 ms within this of the loudest.
+# Speech ends with the last 10 ms that are at most QUIET_DB below the loudest.
 QUIET_DB = 35.0
-# Of one set no more are read: clients begin at other ones.
+# Most recordings that are read from a folder.
 MOST = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Speech of one person, float32 mono at 16 kHz. `speech_end_s`: where it ends; what follows is silence."""
+    """Speech of one person, float32 mono at 16 kHz. Only silence follows `speech_end_s`."""
 
     id: str
     text: str
@@ -31,9 +31,10 @@ class Recording:
 
 
 def read_recordings(folder: Path) -> list[Recording]:
-    """Return the English turns of a folder, in the order of its manifest. Raises SettingsError where there are none.
+    """Return the English turns of a folder in the order of its manifest, at most MOST.
 
-    A line has `path`, `kind` (`asr_...`), `language`, `seconds`, `text`, and `speech_end` where it is known.
+    A line has `path`, `kind` (`asr_...`), `language`, `seconds`, `text`, and `speech_end` if it is known. Raises
+    SettingsError if the manifest cannot be read or has no such turn.
     """
     manifest = folder / "manifest.jsonl"
     try:
@@ -53,12 +54,12 @@ def read_recordings(folder: Path) -> list[Recording]:
 
 
 def speech_begin_s(pcm: Pcm) -> float:
-    """Where speech begins, in seconds: before the first 10 ms that are loud."""
+    """Return where speech begins, in seconds: the start of the first loud 10 ms."""
     return len(pcm) / SAMPLE_RATE_HZ - speech_end_s(pcm[::-1]) if len(pcm) else 0.0
 
 
 def speech_end_s(pcm: Pcm) -> float:
-    """Where speech ends, in seconds: behind the last 10 ms that are loud."""
+    """Return where speech ends, in seconds: the end of the last loud 10 ms."""
     frame = SAMPLE_RATE_HZ // 100
     whole = pcm[: len(pcm) // frame * frame].reshape(-1, frame)
     power = np.square(whole).mean(1) if len(whole) else np.zeros(1)

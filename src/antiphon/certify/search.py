@@ -1,8 +1,9 @@
-"""Which number of sessions to try next, and how many are held by what all trials say together. Pure.
+"""Chooses the next number of sessions to try, and estimates from all trials how many are held. Pure.
 
-The part of the turns that are over the objective grows with the sessions, and a few dozen turns tell it badly. So
-neighbouring numbers are read together: their parts are averaged wherever they do not grow (isotonic regression by
-pooling adjacent violators), and the edge is where the result passes ALLOWED, the part that a 95th percentile allows.
+The fraction of turns over the objective grows with the number of sessions, but a few dozen turns measure it poorly.
+Therefore neighbouring numbers are combined: where their fractions do not increase, they are averaged (isotonic
+regression by pooling adjacent violators). The edge is where the result crosses ALLOWED, the fraction that a 95th
+percentile allows.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import math
 from dataclasses import dataclass
 
 ALLOWED = 0.05
-# A number that decides has so many turns a trial, and so many trials: a machine has better minutes and worse. And the
-# numbers within NEAR of the edge have so many turns together, unless both sides of the edge are clear before.
+# A number next to the edge gets EDGE_TRIALS trials of EDGE_TURNS turns, because a machine's speed varies by the minute.
+# The numbers within the fraction NEAR of the edge get ENOUGH_TURNS turns in total, unless both sides are clear earlier.
 EDGE_TURNS, EDGE_TRIALS, ENOUGH_TURNS, NEAR = 60, 2, 480, 0.08
-# Turns of a trial far from the edge.
+# Turns of a trial away from the edge.
 SEARCH_TURNS = 20
-# A part is clear of ALLOWED where it is by so many standard errors: one-sided, nine of ten.
+# A fraction is clear of ALLOWED if it differs by CLEAR standard errors: a one-sided confidence of 90 %.
 CLEAR = 1.28
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A number of sessions to try, for so many turns. `is_edge`: it decides, and ends early only where hopeless."""
+    """A number of sessions to try, and the turns to count. A trial with `is_edge` ends early only if it is hopeless."""
 
     sessions: int
     turns: int
@@ -31,7 +32,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Tried:
-    """What is known of a number. `planned`: turns, with those that trials which ended early did not need."""
+    """The trials of one number. `planned` also counts the turns that trials which ended early left out."""
 
     planned: int = 0
     turns: int = 0
@@ -39,21 +40,21 @@ class Tried:
 
     @property
     def part(self) -> float:
-        """The part of its turns that were over the objective."""
+        """The fraction of turns over the objective."""
         return self.over / self.turns if self.turns else 1.0
 
     @property
     def is_clear(self) -> bool:
-        """Whether its part is surely below ALLOWED, or surely above: by Wilson's interval."""
+        """Whether ALLOWED lies outside Wilson's confidence interval of the fraction."""
         n, p, z = self.turns, self.part, CLEAR
         middle, half = (p + z * z / 2 / n), z * math.sqrt(p * (1 - p) / n + z * z / 4 / n / n)
         return not middle - half <= ALLOWED * (1 + z * z / n) <= middle + half
 
 
 class SessionSearch:
-    """Finds the largest number that is held: doubles, halves between, then tries the edge until it is known.
+    """Finds the largest number of sessions that is held: doubles, bisects, then tries the edge until it is clear.
 
-    `first`: the number that is tried first. `most`: none is larger.
+    `first` is the first number to try, and `most` the largest.
     """
 
     def __init__(self, first: int, most: int) -> None:
@@ -61,11 +62,13 @@ class SessionSearch:
         self.tried: dict[int, Tried] = {}
 
     def tell(self, trial: Trial, turns: int, over: int, *, ended_early: bool) -> None:
-        """Say how a trial went. `ended_early`: with the turn that made it too many, which is not counted then: where
-        the end is chosen by what came, the part would be too large.
+        """Record the result of a trial.
+
+        With `ended_early`, the trial stopped at the turn that exceeded the limit. That turn is not counted, since
+        stopping at it would bias the fraction upwards.
         """
         if not turns:
-            # Nothing came at all.
+            # No turn ended.
             turns = over = 1
         tried = self.tried.setdefault(trial.sessions, Tried())
         tried.planned += trial.turns
@@ -74,18 +77,18 @@ class SessionSearch:
 
     @property
     def held(self) -> int:
-        """The largest number that was tried whose part, read together with the others, is within ALLOWED; 0: none."""
+        """The largest tried number whose fraction, averaged with its neighbours, is within ALLOWED; 0 if none."""
         return max((number for number, part in self._parts().items() if part <= ALLOWED), default=0)
 
     def next(self) -> Trial | None:
-        """Return what to try next; None where the edge is known."""
+        """Return the next trial, or None if the edge is known."""
         held = self.held
         failed = min((n for n in self._parts() if n > held), default=None)
         if failed is None:
             if held < self._most:
                 return self._short(min(2 * held, self._most) if held else self._first)
             return self._edge(held) if self.tried[held].planned < EDGE_TRIALS * EDGE_TURNS else None
-        # Where short trials have narrowed it down, the curve itself says where to look.
+        # Bisects with short trials first; then the curve predicts the edge.
         if failed - held > max(1, held // 8) and self.tried[failed].planned < EDGE_TURNS:
             return self._short((held + failed) // 2)
         guess = self._crossing(held, failed)
@@ -105,18 +108,18 @@ class SessionSearch:
         return Trial(number, EDGE_TURNS, is_edge=True)
 
     def _near(self, held: int) -> int:
-        """The turns that were planned at numbers near the edge."""
+        """Return the planned turns of the numbers near the edge."""
         reach = max(1.0, NEAR * held)
         return sum(tried.planned for number, tried in self.tried.items() if abs(number - held - 0.5) <= reach)
 
     def _crossing(self, held: int, failed: int) -> int:
-        """Where a straight line between two numbers passes ALLOWED, rounded down; at least `held`."""
+        """Return where a straight line between two numbers crosses ALLOWED, rounded down; at least `held`."""
         parts = self._parts()
         low = parts.get(held, 0.0)
         return held + int((failed - held) * (ALLOWED - low) / (parts[failed] - low))
 
     def _parts(self) -> dict[int, float]:
-        """The part of each number that was tried, averaged by turns with its neighbours where it does not grow."""
+        """Return the fraction of each tried number, averaged by turns with neighbours wherever it does not increase."""
         blocks: list[tuple[list[int], int, float]] = []
         for number in sorted(self.tried):
             one = self.tried[number]
@@ -128,11 +131,14 @@ class SessionSearch:
 
 
 def percentile(values: list[float], q: float) -> float | None:
-    """The value that `q` percent of all are not above (nearest rank); None of none. Infinities are the largest."""
+    """Return the `q`th percentile by nearest rank, or None if there are no values. Infinite values are the largest."""
     return sorted(values)[max(0, math.ceil(len(values) * q / 100) - 1)] if values else None
 
 
 def is_lost(delays: list[float], limit_s: float, turns: int, times: int = 1) -> bool:
-    """Whether so many delays are over the limit that they are more than ALLOWED of `turns`, `times` over."""
+    """Return whether more than `times` the allowed number of `turns` turns are already over the limit.
+
+    The allowed number is the fraction ALLOWED, rounded down.
+    """
     count = max(turns, len(delays))
     return sum(d > limit_s for d in delays) > times * (count - math.ceil((1 - ALLOWED) * count))

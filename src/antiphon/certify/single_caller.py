@@ -1,8 +1,8 @@
-"""What one caller alone gets from a server, whosever it is: how soon words and answers come, what is heard wrongly,
-whether a pause is waited for, and what becomes of an answer that is cut.
+"""Measures what a single caller gets from any server of the OpenAI Realtime API.
 
-One session after another of the OpenAI Realtime API, in real time, with real recordings. Nothing but what a client can
-see is measured.
+It measures the delay of words and answers, word errors, whether a pause is taken for the end of a turn, and the history
+of an interrupted answer. It runs one session after another in real time, with real recordings, and measures only what a
+client can see.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ from antiphon.certify.wire import (
     while_running,
 )
 
-# What one caller is measured at.
+# The kinds for which a single caller is measured.
 SINGLE_CALLER_KINDS: tuple[Kind, ...] = ("captions", "conversation")
-# The pause of a hesitation, and the part of a recording in which the quietest place for it is looked for.
+# A hesitation is a pause of HESITATION_S at the quietest place within the fractions MIDDLE of a recording.
 HESITATION_S, MIDDLE = 1.0, (0.3, 0.7)
-# An answer is heard for so long before somebody speaks into it, and so long is waited for that to be noticed.
+# The caller interrupts an answer after HEARD_S of it, and waits NOTICED_S for the server to report the interruption.
 HEARD_S, NOTICED_S = 1.0, 4.0
-# An answer that would have been heard to its end so soon after that is not cut.
+# An answer that ends within SOON_S of the start of the interruption is too short to be interrupted.
 SOON_S = 0.5
 AFTER_FAILURE_S, TRIES = 2.0, 5
 LONG_TOKENS = 160
 LONG_ANSWERS = "You are a voice assistant. Tell what you know about what is said, in five or six long sentences."
 T = TypeVar("T")
-# Takes one turn; None where nothing can be said of it.
+# Takes one turn, and returns its result; None if the turn says nothing.
 TakeTurn = Callable[[Any, Microphone, Events], Awaitable[T | None]]
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _WORDS = ("response.output_audio_transcript.delta", "response.audio_transcript.delta")
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
+    """Return the words of a text in lower case, without punctuation."""
     return WORD.findall(text.lower().replace("’", "'"))
 
 
 def num_word_errors(said: Sequence[str], heard: Sequence[str]) -> int:
-    """Return the fewest words to substitute, remove and add that make one the other (Levenshtein's distance)."""
+    """Return the least number of substituted, missing and added words (Levenshtein distance)."""
     row = list(range(len(heard) + 1))
     for i, word in enumerate(said, 1):
         diagonal, row[0] = row[0], i
@@ -81,7 +81,7 @@ def num_word_errors(said: Sequence[str], heard: Sequence[str]) -> int:
 
 
 def hesitating(recording: Recording) -> Recording:
-    """Return the recording with a pause of HESITATION_S at the quietest 40 ms of its middle."""
+    """Return the recording with a pause of HESITATION_S inserted at the quietest 40 ms of its middle."""
     frame = SAMPLE_RATE_HZ // 25
     end = int(recording.speech_end_s * SAMPLE_RATE_HZ)
     first = int(end * MIDDLE[0]) // frame
@@ -94,7 +94,7 @@ def hesitating(recording: Recording) -> Recording:
 
 
 def spread(delays: Sequence[float | None]) -> Spread | None:
-    """Sum up the delays of turns; None for one that failed. None where there was no turn."""
+    """Summarize the delays of turns, where None is a failed turn. Returns None if there are no turns."""
     if not delays:
         return None
     good = [d for d in delays if d is not None]
@@ -103,15 +103,17 @@ def spread(delays: Sequence[float | None]) -> Spread | None:
 
 
 def part(found: Sequence[bool]) -> Part | None:
-    """Count what is true; None of nothing."""
+    """Return how many of the values are true; None if there are no values."""
     return Part(sum(found), len(found), round(sum(found) / len(found), 3)) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class CutAnswer:
-    """An answer that was spoken into. `noticed_s`: after the true beginning of speech; None: not told in NOTICED_S.
+    """An answer that was interrupted.
 
-    `kept`: the part of its words that the history has; None where the server does not tell. `heard`: of its sound.
+    `noticed_s` is the delay from the true start of speech until the server reported it; None if it did not within
+    NOTICED_S. `kept` is the fraction of the answer's words in the history; None if the server does not return it.
+    `heard` is the fraction of the answer's audio that was played.
     """
 
     noticed_s: float | None
@@ -120,8 +122,10 @@ class CutAnswer:
 
 
 class SingleCaller:
-    """Measures one server with one session at a time. `turns`: of each kind of turn. `say`: told what is being done.
-    `turn_detection`: how the server is to find the ends of turns.
+    """Measures one server with one session at a time.
+
+    `turns` is the number of turns of each sort. `say` is called with a line before each measurement. `turn_detection`
+    is the type of turn detection that the sessions ask for.
     """
 
     def __init__(
@@ -139,7 +143,7 @@ class SingleCaller:
         self._turn_detection = turn_detection
 
     async def measure(self, kinds: Collection[Kind] = SINGLE_CALLER_KINDS) -> SingleCallerFigures:
-        """Do all of these kinds that the server can do; what it cannot is told in `errors`."""
+        """Measure these kinds. If the server lacks a feature, its error is in `errors`."""
         listened = await self._listen() if "captions" in kinds else []
         talked, hesitated, cuts = list[Turn](), list[bool](), list[CutAnswer]()
         if "conversation" in kinds:
@@ -210,11 +214,10 @@ class SingleCaller:
         found: list[T],
         turns: int | None = None,
     ) -> bool:
-        """Hold the first of these sessions that the server takes, and call `turn` in it, `turns` times. What it returns
-        is added to `found`.
+        """Hold the first of these sessions that the server accepts, call `turn` in it `turns` times, and fill `found`.
 
-        One that breaks counts as a turn, unless it did so before its first: then it is tried TRIES times. Another one
-        goes on. Returns whether there is any use in asking for another such session.
+        After a session breaks, a new one continues. A session that breaks before its first turn is tried TRIES times
+        and then counts as a turn. Returns whether the server accepts such sessions at all.
         """
         done, wanted, tries = 0, self._turns if turns is None else turns, 0
         while done < wanted:
@@ -235,14 +238,14 @@ class SingleCaller:
 
                     await while_running(take, microphone.run, events.run)
             except (OSError, websockets.WebSocketException, Failed, *ODD) as error:
-                # Another server may send anything, and may need a moment to be free for the next session.
+                # Servers of other projects may send anything, or need a moment before they accept the next session.
                 tries += 1
                 if done == before and tries % TRIES:
                     await asyncio.sleep(AFTER_FAILURE_S)
                     continue
                 self._errors.add(f"{type(error).__name__}: {error}"[:200])
                 if not done:
-                    # The server takes no such session at all.
+                    # The server does not accept such sessions.
                     return False
                 done += done == before
                 await asyncio.sleep(AFTER_FAILURE_S)
@@ -250,14 +253,14 @@ class SingleCaller:
 
 
 async def _is_taken_over(end_s: float, events: Events) -> bool:
-    """Whether an answer began to sound before a question had ended. Returns once its answer has been heard."""
+    """Return whether an answer became audible before the end of the question. Waits until the answer was played."""
     early, speaker = False, Loudspeaker()
     while True:
         try:
             at_s, event = await events.next(end_s + PATIENCE_S)
         except Failed:
             if early:
-                # That was its only answer.
+                # The early answer was the only one.
                 return True
             raise
         if event.type in SOUND:
@@ -273,7 +276,7 @@ async def _is_taken_over(end_s: float, events: Events) -> bool:
 async def _cut(
     socket: Any, microphone: Microphone, events: Events, question: Recording, interruption: Recording
 ) -> CutAnswer | None:
-    """Ask, speak into the answer, and ask what is kept of it. None where the answer was too short to be cut."""
+    """Ask, interrupt the answer, and query what the history keeps of it. Returns None if the answer was too short."""
     end_s = microphone.say(question)
     answer = _Answer()
     onset_s: float | None = None
@@ -298,7 +301,7 @@ async def _cut(
         is_cut = event.type == "input_audio_buffer.speech_started" or answer.is_cancelled
         if onset_s is None:
             if is_cut:
-                # The question went on: this was not its answer.
+                # The question continued, so this was not its answer.
                 answer = _Answer()
         elif is_cut and at_s >= onset_s:
             noticed_s = at_s - onset_s
@@ -306,7 +309,7 @@ async def _cut(
 
 
 async def _kept(socket: Any, events: Events, answer: _Answer, noticed_s: float) -> CutAnswer:
-    """Tell the server how much of an answer was heard, and ask what the history has of it."""
+    """Report to the server how much of an answer was played, and query what the history has of it."""
     speaker, whole_s = answer.speaker, sum(answer.speaker.items.values())
     assert speaker.begun_s is not None
     played_s = min(time.monotonic() - speaker.begun_s, whole_s)
@@ -323,13 +326,13 @@ async def _kept(socket: Any, events: Events, answer: _Answer, noticed_s: float) 
                 texts = [part.transcript or part.text or "" for part in event.item.content or []]
                 kept = len(words_of(" ".join(texts))) / max(1, len(words_of(answer.text)))
     except Failed:
-        # The server tells nothing of its history.
+        # The server does not return items of its history.
         pass
     return CutAnswer(noticed_s, kept, played_s / whole_s)
 
 
 class _Answer:
-    """What has come of one answer: its sound, its text, the id of its item."""
+    """The received part of one answer: its sound, its text, and the id of its item."""
 
     def __init__(self) -> None:
         self.speaker, self.text, self.item_id, self.is_cancelled = Loudspeaker(), "", "", False
@@ -345,25 +348,25 @@ class _Answer:
 
 
 def lines_of(found: SingleCallerFigures) -> list[tuple[str, str]]:
-    """What was measured, for people: a name and a value each."""
+    """Format the figures for people, as pairs of name and value."""
 
     def delay(one: Spread | None) -> str:
         if one is None:
-            return "not told"
+            return "not reported"
         values = " / ".join("-" if v is None else f"{v:.2f}" for v in (one.p50_s, one.p95_s))
         return f"p50 / p95 {values} s, {one.turns} turns" + (f", {one.failed} failed" if one.failed else "")
 
     def counted(one: Part | None) -> str:
-        return "not told" if one is None or one.part is None else f"{one.count} of {one.of}, {100 * one.part:.1f} %"
+        return "not reported" if one is None or one.part is None else f"{one.count} of {one.of}, {100 * one.part:.1f} %"
 
-    unheard = "not told" if found.kept_unheard is None else f"{100 * found.kept_unheard:+.0f} %"
+    unheard = "not reported" if found.kept_unheard is None else f"{100 * found.kept_unheard:+.0f} %"
     return [
         ("first words", delay(found.first_words)),
         ("final transcript", delay(found.finals)),
         ("word errors", counted(found.word_errors)),
         ("voice to voice", delay(found.voice_to_voice)),
         ("pauses of 1 s taken over", counted(found.pauses_taken_over)),
-        ("barge-in, until it is told", delay(found.barge_in)),
-        ("barge-ins not told", counted(found.not_noticed)),
+        ("barge-in, until it is reported", delay(found.barge_in)),
+        ("barge-ins not reported", counted(found.not_noticed)),
         ("kept of a cut answer beyond what was heard", unheard),
     ]

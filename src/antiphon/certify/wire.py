@@ -1,4 +1,4 @@
-"""What the clients of a certificate share: a connection, the server's events, a microphone, a loudspeaker."""
+"""Shared parts of the clients of a certificate: a connection, the server's events, a microphone, a loudspeaker."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from antiphon.certify.recordings import Recording
 
 WIRE_HZ, CHUNK_S = 24_000, 0.04
 CHUNK_BYTES = 2 * int(WIRE_HZ * CHUNK_S)
-# A server has so long to say that it takes a session.
+# Time limit for the server's reply to a request for a session.
 BEGIN_S = 3.0
-# A turn whose answer has not come by then has failed.
+# A turn fails if its answer does not arrive within PATIENCE_S.
 PATIENCE_S = 15.0
-# 16-bit samples above this are heard: 45 dB below the loudest that there can be.
+# 16-bit samples above this are audible: 45 dB below full scale.
 AUDIBLE = 184
 
 
 class Failed(Exception):
-    """A turn went wrong; the text says how."""
+    """A turn failed. The message has the reason."""
 
 
 @asynccontextmanager
 async def connected(url: str, key: str) -> AsyncIterator[Any]:
-    """Yield a connection to a server, with its API key unless that is ""."""
+    """Yield a connection to a server. An empty `key` sends no API key."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with websockets.connect(
         url, additional_headers=headers, max_size=None, compression=None, open_timeout=PATIENCE_S
@@ -44,13 +44,13 @@ async def connected(url: str, key: str) -> AsyncIterator[Any]:
 
 
 class _Problem(msgspec.Struct):
-    """An error of a server."""
+    """The `error` of an event."""
 
     message: str | None = None
 
 
 class _Part(msgspec.Struct):
-    """A part of an item: its text, or the transcript of its sound."""
+    """A content part of an item: its text, or the transcript of its audio."""
 
     text: str | None = None
     transcript: str | None = None
@@ -64,30 +64,35 @@ class _Item(msgspec.Struct):
 
 
 class _Ended(msgspec.Struct):
-    """How a response has ended; a server of full duplex says in `metadata` why there is none."""
+    """How a response ended. In full duplex, `metadata` has the reason why there is none."""
 
     status: str | None = None
     metadata: dict[str, str] | None = None
 
 
 class Event(msgspec.Struct):
-    """What clients read of an event of a server, and nothing but its type of one that has other fields than it should.
+    """The fields of a server's event that clients read; only `type` if any field has another type than these."""
 
-    `message`: of an error of the speech and the video stream.
-    """
-
+    # The name of the event.
     type: str = ""
+    # The item that the event belongs to.
     item_id: str = ""
+    # New text, or audio in base64.
     delta: str = ""
+    # The transcript of a turn.
     transcript: str = ""
+    # Error message of a speech or video stream.
     message: str = "error"
+    # The `error` of the Realtime API: an object, or anything else that a server sends.
     error: msgspec.Raw = msgspec.Raw(b"null")
+    # The response of `response.done` or `response.listen`.
     response: _Ended | None = None
+    # The item of `conversation.item.retrieved`.
     item: _Item | None = None
 
     @property
     def problem(self) -> str:
-        """What went wrong, in the server's words."""
+        """The server's error message, or else its `error` as JSON."""
         with suppress(msgspec.ValidationError):
             found = msgspec.json.decode(self.error, type=_Problem | None)
             if found is None:
@@ -102,7 +107,7 @@ class _Typed(msgspec.Struct):
 
 
 def read_event(message: str | bytes) -> Event:
-    """Read an event. Raises ValueError for what has no type."""
+    """Decode an event. Raises ValueError if it has no type."""
     try:
         return msgspec.json.decode(message, type=Event)
     except msgspec.ValidationError:
@@ -110,9 +115,9 @@ def read_event(message: str | bytes) -> Event:
 
 
 async def begin(socket: Any, *sessions: str) -> None:
-    """Ask for a session (JSON), or for the next one where the server refuses it. Raises Failed where it refuses all.
+    """Request a session (JSON), and the next one if the server refuses it. Raises Failed if it refuses all.
 
-    A server that says nothing for BEGIN_S is taken to have agreed.
+    No reply within BEGIN_S counts as acceptance.
     """
     for session in sessions:
         await socket.send(f'{{"type":"session.update","session":{session}}}')
@@ -131,19 +136,19 @@ async def begin(socket: Any, *sessions: str) -> None:
 
 
 def wire_pcm(pcm: Pcm) -> bytes:
-    """Return float32 at 16 kHz as 16-bit PCM at 24 kHz."""
+    """Convert float32 audio at 16 kHz to 16-bit PCM at 24 kHz."""
     return to_pcm16(np.asarray(soxr.resample(pcm, SAMPLE_RATE_HZ, WIRE_HZ), np.float32))
 
 
 class Microphone:
-    """Sends sound in real time without a gap: what it is given, and silence. `clock`: when the last chunk was due."""
+    """Sends audio in real time without gaps: recordings, and silence between them."""
 
     def __init__(self, socket: Any) -> None:
         self._socket, self._waiting = socket, b""
         self._due_s = time.monotonic()
 
     def say(self, recording: Recording) -> float:
-        """Say a recording from the next chunk on, and return when its speech will have been sent, monotonic."""
+        """Play a recording from the next chunk on, and return the monotonic time at which its speech ends."""
         begins_s = self._due_s + CHUNK_S
         self._waiting = wire_pcm(recording.pcm)
         return begins_s + recording.speech_end_s
@@ -160,7 +165,7 @@ class Microphone:
 
 
 class Events:
-    """The server's events, as they come. A reader sees each once."""
+    """A queue of the server's events. Each event is read once."""
 
     def __init__(self, socket: Any) -> None:
         self._socket = socket
@@ -173,21 +178,21 @@ class Events:
         raise Failed("the server closed the connection")
 
     async def next(self, until_s: float) -> tuple[float, Event]:
-        """Return the next event and when it came. Raises Failed where none comes by `until_s`, monotonic."""
+        """Return the next event with its monotonic time of arrival. Raises Failed if none arrives by `until_s`."""
         try:
             async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
                 return await self._queue.get()
         except TimeoutError:
-            raise Failed("no answer came in time") from None
+            raise Failed("no answer arrived in time") from None
 
     def forget(self) -> None:
-        """Drop what has come and was not read."""
+        """Drop all events that were not read yet."""
         while not self._queue.empty():
             self._queue.get_nowait()
 
 
 async def while_running(turns: Callable[[], Any], *tasks: Callable[[], Any]) -> None:
-    """Take turns until they, or one of the tasks, end; raise what one failed with."""
+    """Run `turns` along with the tasks until one of them ends, then cancel the others. Raises its error."""
     running = [asyncio.ensure_future(work()) for work in (*tasks, turns)]
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -200,9 +205,10 @@ async def while_running(turns: Callable[[], Any], *tasks: Callable[[], Any]) -> 
 
 
 class Loudspeaker:
-    """Plays what comes by the clock, and knows how late sound was, and when it will have been heard.
+    """Simulates the playback of received audio, and records how late it arrived. Times are monotonic.
 
-    `begun_s`: when sound first came. `audible_s`: when the first of it that is no silence was heard. Monotonic.
+    `begun_s` is when the first audio arrived, and `audible_s` when its first sound that is not silence was played.
+    `late_s` is the longest gap in playback. `items` has the seconds of audio of each item.
     """
 
     def __init__(self) -> None:
@@ -213,11 +219,11 @@ class Loudspeaker:
         self.items: dict[str, float] = {}
 
     def take(self, event: Event, at_s: float) -> None:
-        """Take in a delta of sound."""
+        """Play the audio of a delta that arrived at `at_s`."""
         self.take_sound(base64.b64decode(event.delta), at_s, event.item_id)
 
     def take_sound(self, pcm: bytes, at_s: float, item_id: str = "") -> None:
-        """Take in 16-bit PCM."""
+        """Play 16-bit PCM at WIRE_HZ that arrived at `at_s`."""
         if self.begun_s is None:
             self.begun_s = self._until_s = at_s
         self.late_s = max(self.late_s, at_s - self._until_s)
@@ -231,5 +237,5 @@ class Loudspeaker:
 
     @property
     def heard_by_s(self) -> float:
-        """When all that has come will have been heard, monotonic."""
+        """The monotonic time at which all received audio has been played."""
         return self._until_s
