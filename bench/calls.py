@@ -7,7 +7,7 @@ that is started for it, or of the server at `--url`.
 
 - right: one call of the right tool, whose arguments are those in the prompt. wrong: another call. missed: no call.
 - unwanted: a call for a prompt that needs none.
-- told: a reply with JSON or a tag of a call left in its text, which a voice would read out.
+- reported: a reply with JSON or a tag of a call left in its text, which a voice would read out.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def ask(
 
 async def run(url: str, model: str, prompts: dict[str, Any]) -> dict[str, Any]:
     """Send all prompts, one after another, and count the results."""
-    counts: dict[str, int] = dict.fromkeys(("right", "wrong", "missed", "unwanted", "told"), 0)
+    counts: dict[str, int] = dict.fromkeys(("right", "wrong", "missed", "unwanted", "reported"), 0)
     took: list[float] = []
     replies: list[dict[str, Any]] = []
     asked = [*prompts["wanted"], *({"said": said, "tool": "", "arguments": {}} for said in prompts["unwanted"])]
@@ -83,7 +83,7 @@ async def run(url: str, model: str, prompts: dict[str, Any]) -> dict[str, Any]:
                 verdict = "missed"
             else:
                 verdict = "right" if len(calls) == 1 and fits(calls[0], name, one["arguments"]) else "wrong"
-            counts["told"] += bool(LEFT.search(text))
+            counts["reported"] += bool(LEFT.search(text))
             if verdict:
                 counts[verdict] += 1
             heard = [c["function"] for c in calls]
@@ -110,7 +110,7 @@ def main() -> None:
     if args.show:
         for reply in found["replies"]:
             if reply["verdict"] not in ("", "right") or LEFT.search(reply["text"]):
-                print(reply["verdict"] or "told", "|", reply["said"], "|", reply["calls"], "|", reply["text"][:200])
+                print(reply["verdict"] or "reported", "|", reply["said"], "|", reply["calls"], "|", reply["text"][:200])
     wanted, unwanted = len(prompts["wanted"]), len(prompts["unwanted"])
     heads = (f"calls right of {wanted}", "wrong", "missed", f"unwanted of {unwanted}", "left in the text")
     row = dict(zip(heads, counts.values(), strict=True))

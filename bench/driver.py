@@ -191,8 +191,8 @@ class Caller(Session):
         echo: tuple[float, float] | None = None,
         key: str | None = None,
     ) -> None:
-        told, tokens = (TELLER, STORY_TOKENS) if tells else (INSTRUCTIONS, ANSWER_TOKENS)
-        fields: dict[str, Any] = {"instructions": told}
+        reported, tokens = (TELLER, STORY_TOKENS) if tells else (INSTRUCTIONS, ANSWER_TOKENS)
+        fields: dict[str, Any] = {"instructions": reported}
         if vad is None:
             fields |= {"max_response_output_tokens": tokens, "sample_rate_hz": WIRE_HZ, "turn_detection": None}
         else:

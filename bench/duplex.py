@@ -27,8 +27,9 @@ async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
     count = max(1, len(results))
     out = {
         "trials": len(results),
-        "hard_stops": sum("interrupted" in told for _, told, _ in results) / count,
-        "ducked_and_resumed": sum("ducked" in told and "interrupted" not in told for _, told, _ in results) / count,
+        "hard_stops": sum("interrupted" in reported for _, reported, _ in results) / count,
+        "ducked_and_resumed": sum("ducked" in reported and "interrupted" not in reported for _, reported, _ in results)
+        / count,
         "takeover": sum(is_answered for *_, is_answered in results) / count,
     }
     show("acknowledgements over an answer", [out])

@@ -49,7 +49,7 @@ def prose(tokenizer: Any, count: int) -> list[int]:
     return list(ids[:count])
 
 
-async def told(engine: LocalEngine, ids: list[int], *, number: int = 0) -> LocalSession:
+async def reported(engine: LocalEngine, ids: list[int], *, number: int = 0) -> LocalSession:
     """Open a session with these ids. Its first token depends on `number`, so it shares no rows with other sessions."""
     session = await engine.open()
     session.append([ids[0] + number, *ids[1:]])
@@ -73,7 +73,7 @@ async def first(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, A
     async def anew(prompt: list[int]) -> float:
         took = []
         for k in range(trials):
-            session = await told(engine, prompt, number=1 + k)
+            session = await reported(engine, prompt, number=1 + k)
             took.append(await first_token(session))
             session.close()
         return median(took)
@@ -106,7 +106,7 @@ async def first(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, A
 async def decode(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for count in (1, 2, 4, 8, 16, 32):
-        sessions = [await told(engine, ids[:16], number=50 + k) for k in range(count)]
+        sessions = [await reported(engine, ids[:16], number=50 + k) for k in range(count)]
         for session in sessions:
             await session.settle()
         stamps = await together(count, lambda n, opened=sessions: answer(opened[n], 40))
@@ -121,15 +121,15 @@ async def decode(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
 
 async def mixed(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
     """Measure eight sessions that answer while a ninth prefills 1,500 tokens and others start with 20."""
-    talking = [await told(engine, ids[:40], number=90 + k) for k in range(8)]
+    talking = [await reported(engine, ids[:40], number=90 + k) for k in range(8)]
     for session in talking:
         await session.settle()
     tasks = [asyncio.create_task(answer(s, 80)) for s in talking]
     await asyncio.sleep(1.0)
-    loading = await told(engine, ids[:1500], number=99)
+    loading = await reported(engine, ids[:1500], number=99)
     asked = []
     for k in range(4):
-        short = await told(engine, ids[:20], number=120 + k)
+        short = await reported(engine, ids[:20], number=120 + k)
         asked.append(await first_token(short))
         short.close()
     await loading.settle()
@@ -143,7 +143,7 @@ async def mixed(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
 
 async def state(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, Any]:
     cache = engine.scheduler.cache
-    session = await told(engine, ids[:2000])
+    session = await reported(engine, ids[:2000])
     await session.settle()
     scheduled, took = session.scheduled, dict[str, list[float]]()
 
@@ -162,7 +162,7 @@ async def state(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, A
         await engine.thread.call(lambda: scheduled.rows.append(ids[1990:2000]))
         await session.settle()
     session.close()
-    thousand = await told(engine, ids[:1000])
+    thousand = await reported(engine, ids[:1000])
     await thousand.settle()
     held = (await engine.state()).kv_bytes
     thousand.close()
@@ -227,7 +227,7 @@ async def measure(model: CausalLm, sections: set[str], trials: int) -> dict[str,
     engine = model.engine
     ids = prose(model.tokenizer, 2100)
     # Warm up, since the first step of each shape is slower.
-    warm = await told(engine, ids[:100])
+    warm = await reported(engine, ids[:100])
     await answer(warm, 8)
     warm.close()
     work = {

@@ -85,8 +85,8 @@ def counted(values: list[float]) -> dict[str, float]:
     return {"n": len(values)} | spread(values) | {"max_s": max(values)}
 
 
-def struck(state: str, count: int, number: signal.Signals, *, door: bool, told: bool, real: bool = False) -> Any:
-    """Let `count` callers lose their host during an answer by a signal; with `told`, a supervisor reports it."""
+def struck(state: str, count: int, number: signal.Signals, *, door: bool, reported: bool, real: bool = False) -> Any:
+    """Let `count` callers lose their host during an answer by a signal; with `reported`, a supervisor reports it."""
     num_hosts = 2 if door or real else 3
     with cluster(state, *FLAGS, num_hosts=0 if real else num_hosts, pace_s=PACE_S) as hosts:
         for _ in range(num_hosts if real else 0):
@@ -104,7 +104,7 @@ def struck(state: str, count: int, number: signal.Signals, *, door: bool, told: 
 
         def strike() -> None:
             hosts.hosts[0].send(number)
-            if told:
+            if reported:
                 hosts.unregister(hosts.hosts[0])
 
         return asyncio.run(cut(callers, strike, QUESTION if real else ""))
@@ -246,12 +246,12 @@ def main() -> None:
     kill, hang = signal.SIGKILL, signal.SIGSTOP
     work: dict[str, dict[str, Callable[[str], Any]]] = {
         "kill": {
-            "killed and said so, callers resume": lambda s: struck(s, args.callers, kill, door=False, told=True),
-            "killed and said so, behind a door": lambda s: struck(s, args.callers, kill, door=True, told=True),
-            "killed, nobody says so": lambda s: struck(s, args.callers, kill, door=False, told=False),
+            "killed and said so, callers resume": lambda s: struck(s, args.callers, kill, door=False, reported=True),
+            "killed and said so, behind a door": lambda s: struck(s, args.callers, kill, door=True, reported=True),
+            "killed, nobody says so": lambda s: struck(s, args.callers, kill, door=False, reported=False),
         },
-        "hang": {"hangs, behind a door": lambda s: struck(s, args.callers, hang, door=True, told=False)},
-        "real": {"real models, nobody says so": lambda s: struck(s, 2, kill, door=False, told=False, real=True)},
+        "hang": {"hangs, behind a door": lambda s: struck(s, args.callers, hang, door=True, reported=False)},
+        "real": {"real models, nobody says so": lambda s: struck(s, 2, kill, door=False, reported=False, real=True)},
         "upgrade": {"rolling upgrade": lambda s: upgraded(s, 8)},
         "frames": {"frames": lambda s: carried(s, FRAME_CALLERS)},
     }

@@ -46,14 +46,14 @@ def works(task: str, name: str, url: str, folder: Path) -> bool:
     program.write_text(source.replace("127.0.0.1:8000", url.partition("//")[2]), encoding="utf-8")
     (folder / "story.wav").unlink(missing_ok=True)
     command = ["timeout", str(LIMIT_S), python, program]
-    told = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if told.returncode:
-        print(told.stderr[-500:], file=sys.stderr)
+    reported = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if reported.returncode:
+        print(reported.stderr[-500:], file=sys.stderr)
         return False
     if task == "captions":
-        return "meeting" in told.stdout and "budget" in told.stdout
+        return "meeting" in reported.stdout and "budget" in reported.stdout
     if task == "agent":
-        return "17" in told.stdout
+        return "17" in reported.stdout
     with wave.open(str(folder / "story.wav")) as file:
         return file.getnframes() > 2 * file.getframerate()
 

@@ -139,7 +139,7 @@ async def cut(caller: Caller, clip: Clip) -> dict[str, Any] | None:
         for at, e in caller.events[since:]
         if e["type"] == "response.output_audio.delta" and e["response_id"] == response["id"]
     ]
-    found: dict[str, Any] = {"told": heard - onset, "stale": sum(at > ended for at in sounds)}
+    found: dict[str, Any] = {"reported": heard - onset, "stale": sum(at > ended for at in sounds)}
     if response["status"] == "cancelled":
         found |= {"last": max(0.0, sounds[-1] - onset), "done": ended - onset}
     ducked = [at for at, e in caller.events[since:] if e["type"].endswith(".ducked") and at < heard]
@@ -160,14 +160,14 @@ async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, An
     for name, vad in (("server_vad", server_vad(500)), ("semantic_vad medium", MEDIUM)):
         async with Caller(srv.url, vad) as caller:
             found = [one for clip in clips[:trials] if (one := await cut(caller, clip)) is not None]
-        of = {key: [one[key] for one in found if key in one] for key in ("last", "silent", "told", "done", "stale")}
+        of = {key: [one[key] for one in found if key in one] for key in ("last", "silent", "reported", "done", "stale")}
         out[name] = {
             "trials": len(found),
-            "not_taken": len(found) - len(of["told"]),
+            "not_taken": len(found) - len(of["reported"]),
             "cut_short": len(of["done"]),
             **p_ms("last_sound", of["last"], 50, 95),
             **p_ms("silent", of["silent"], 50, 95),
-            **p_ms("told", of["told"], 50, 95),
+            **p_ms("reported", of["reported"], 50, 95),
             **p_ms("done", of["done"], 95),
             "stale_frames": sum(of["stale"]),
         }
@@ -264,13 +264,14 @@ async def acknowledged(srv: Server, vad: dict[str, Any] | None, data: Path) -> l
                 before, since = len(caller.marks), len(caller.events)
                 await caller.say(clip.pcm)
                 await asyncio.sleep(clip.seconds + 2.0)
-                told = {mark.kind for mark in caller.marks[before:]}
-                results.append((clip.id, told, bool(caller.times("response.created", since))))
+                reported = {mark.kind for mark in caller.marks[before:]}
+                results.append((clip.id, reported, bool(caller.times("response.created", since))))
         return results
 
     results = await shared(clips * 4, 2, play)
     print(
-        "stopped by:", ", ".join(sorted({clip_id for clip_id, told, _ in results if "interrupted" in told})) or "none"
+        "stopped by:",
+        ", ".join(sorted({clip_id for clip_id, reported, _ in results if "interrupted" in reported})) or "none",
     )
     return results
 
@@ -280,7 +281,7 @@ async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, vad in (("semantic_vad medium", MEDIUM), ("server_vad 500 ms", server_vad(500))):
         results = await acknowledged(srv, vad, data)
-        stops = sum("interrupted" in told for _, told, _ in results)
+        stops = sum("interrupted" in reported for _, reported, _ in results)
         out[name] = {"trials": len(results), "stops": stops, "share": stops / max(1, len(results))}
     show("acknowledgements", out)
     return out

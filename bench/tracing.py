@@ -99,14 +99,14 @@ def agreement(turns: int) -> dict[str, Any]:
         ends: dict[bytes, dict[str, int]] = {}
         for span in spans:
             ends.setdefault(span.trace_id, {})[span.name] = span.end_time_unix_nano
-        told = [own for own in ends.values() if "antiphon.first_token" in own]
-        told.sort(key=lambda own: own["antiphon.endpoint"])
-        traced = [(own["antiphon.first_token"] - own["antiphon.endpoint"]) / 1e6 for own in told]
+        received = [own for own in ends.values() if "antiphon.first_token" in own]
+        received.sort(key=lambda own: own["antiphon.endpoint"])
+        traced = [(own["antiphon.first_token"] - own["antiphon.endpoint"]) / 1e6 for own in received]
         # A turn in progress at the end may be in only one of them.
         both = list(zip(traced, recorded(Path(folder)), strict=False))
     apart = [abs(a - b) for a, b in both]
     if not apart:
-        raise SystemExit(f"{len(told)} turns were traced, and {len(both)} are in both")
+        raise SystemExit(f"{len(received)} turns were traced, and {len(both)} are in both")
     return {"turns": len(apart), "p50_ms": round(percentile(apart, 50), 3), "most_ms": round(max(apart), 3)}
 
 

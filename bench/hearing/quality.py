@@ -53,9 +53,9 @@ async def quality(srv: Server, clips: list[Clip], *, speed: float, transcripts: 
         for language in sorted({r.clip.language for r in found if r.clip.kind == kind}):
             mine = [r for r in found if (r.clip.kind, r.clip.language) == (kind, language)]
             rows[f"{kind} {language}"] = errors_row(mine)
-    told = [r for r in found if r.clip.language == "en"]
-    if told:
-        rows["all en"] = errors_row(told)
+    reported = [r for r in found if r.clip.language == "en"]
+    if reported:
+        rows["all en"] = errors_row(reported)
     title = f"word errors in %, {STREAMS} streams at once, and whole files{FAST_NOTE if speed > 1 else ''}"
     show(title, {name: cells(row) for name, row in rows.items()})
     return {"speed": speed, "rows": rows}
@@ -64,7 +64,7 @@ async def quality(srv: Server, clips: list[Clip], *, speed: float, transcripts: 
 async def languages(srv: Server, clips: list[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
     """Measure errors by language, given and detected; in characters instead of words for ja, zh and ko."""
     rows = {}
-    for name, tell in (("told", True), ("detected", False)):
+    for name, tell in (("reported", True), ("detected", False)):
         found = await read_clips(srv, clips, speed=speed, tell_language=tell)
         keep(found, f"languages {name}", transcripts)
         for language in sorted({r.clip.language for r in found}):

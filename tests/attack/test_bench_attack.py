@@ -46,7 +46,7 @@ def test_when_a_class_is_tried_then_each_figure_is_measured_and_nothing_falls(tm
     assert found["outcomes"].get(COMES_TO.get(name, ""), 1) >= 1
     # A model whose server misbehaves fails with this code.
     outcomes = found["outcomes"].keys() - {"500 processing_error"}
-    assert not {told for told in outcomes if told.startswith(("500", "closed 1011", "LEAK", "the attack"))}
+    assert not {reported for reported in outcomes if reported.startswith(("500", "closed 1011", "LEAK", "the attack"))}
     assert found["server_lived"]
     assert found["health_failed"] == 0
     assert found["alone"]["lost"] == found["beside"]["lost"] == 0

@@ -59,9 +59,9 @@ def test_when_a_step_is_older_than_the_limit_then_only_its_model_is_lost_and_its
         await asyncio.to_thread(entered.wait, 10)
         assert declare_stalled(workers, 3600) == {}
         assert declare_stalled(workers, 0) == {}
-        told = asyncio.Event()
-        watching = asyncio.create_task(watch_models(workers, 1e-9, told.set))
-        await asyncio.wait_for(told.wait(), 10)
+        reported = asyncio.Event()
+        watching = asyncio.create_task(watch_models(workers, 1e-9, reported.set))
+        await asyncio.wait_for(reported.wait(), 10)
         watching.cancel()
         with pytest.raises(ModelLost, match="a step has run for more than"):
             await asyncio.wait_for(call, 10)

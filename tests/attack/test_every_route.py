@@ -315,9 +315,9 @@ def test_when_a_session_names_what_another_has_then_it_is_not_found_and_stays_as
                     ("session.resume", {"session_id": hers.session_id, "resume_token": hers.token}),
                 ):
                     await wire.say(kind, **fields)
-                    told = await wire.until(lambda frame: frame["type"] in ("error", "response.done"))
-                    error = told.get("error") or told["response"]["status_details"]["error"]
-                    assert error["type"] == "invalid_request_error", (kind, told)
+                    reported = await wire.until(lambda frame: frame["type"] in ("error", "response.done"))
+                    error = reported.get("error") or reported["response"]["status_details"]["error"]
+                    assert error["type"] == "invalid_request_error", (kind, reported)
                     assert [frame for frame in wire.seen if hers.seen_in(json.dumps(frame), json.dumps(fields))] == []
                     wire.seen.clear()
             await still_there(hers)

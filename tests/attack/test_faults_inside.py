@@ -122,8 +122,8 @@ def test_when_a_write_fails_or_hangs_then_the_client_is_told_before_its_item_is_
             await wire.say("session.update", session={"type": "realtime", "output_modalities": ["text"]})
             await wire.say("conversation.item.create", item=item)
             await wire.until("conversation.item.done")
-            told = [frame["type"] for frame in wire.seen]
-            assert told.index("session.state_degraded") < told.index("conversation.item.done")
+            reported = [frame["type"] for frame in wire.seen]
+            assert reported.index("session.state_degraded") < reported.index("conversation.item.done")
             assert await is_ready(ws)
 
     with serving() as (ws, state, _):

@@ -37,7 +37,7 @@ async def hold(url: str, sound: np.ndarray) -> None:
             return result
 
         async with asyncio.timeout(LIMIT_S):
-            # A model of random weights may speak for ever: after ten seconds it is told to listen.
+            # A model of random weights may never stop speaking. After ten seconds the client makes it listen.
             spoken = []
             while len(spoken) < 10 and not any(r["end_of_turn"] for r in results):
                 await second(len(results))
@@ -48,7 +48,7 @@ async def hold(url: str, sound: np.ndarray) -> None:
             assert json.loads(await socket.recv())["type"] == "resumed"
             for _ in range(2):
                 listening = await second(len(results), force_listen=True)
-            assert listening["is_listen"], "it was told to listen, and spoke"
+            assert listening["is_listen"], "the client made it listen, and it spoke"
             await socket.send(json.dumps({"type": "stop"}))
             assert json.loads(await socket.recv())["type"] == "stopped"
     audio = [np.frombuffer(base64.b64decode(r["audio_data"]), "<f4") for r in results]

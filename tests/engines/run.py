@@ -397,10 +397,13 @@ def run_suites() -> int:
     other = Other("vllm", model=SMALL, weights="fp32")
     other.start()
     try:
-        told = {"ANTIPHON_TEST_VLLM": f"http://127.0.0.1:{other.port}", "ANTIPHON_TEST_VLLM_FOLDER": str(other.folder)}
+        reported = {
+            "ANTIPHON_TEST_VLLM": f"http://127.0.0.1:{other.port}",
+            "ANTIPHON_TEST_VLLM_FOLDER": str(other.folder),
+        }
         wanted = f"(not contract or vLLM) and not {' and not '.join(LOCAL_ONLY)}"
         command = [sys.executable, "-m", "pytest", "-q", *SUITES, "-k", wanted]
-        done = subprocess.run(command, cwd=HERE.parents[1], env=os.environ | told, check=False)
+        done = subprocess.run(command, cwd=HERE.parents[1], env=os.environ | reported, check=False)
         return int(done.returncode != 0)
     finally:
         other.stop()

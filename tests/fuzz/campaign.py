@@ -70,7 +70,7 @@ def one_session(name: str, target: Target, draw: random.Random, num_inputs: int,
     """
     polite = random.Random(0)
     asked = [target.draw(polite) for _ in range(min(POLITE, num_inputs))]
-    attacked, bystander, told = target.new(), target.new(), []
+    attacked, bystander, reported = target.new(), target.new(), []
     data: Input = ""
     for number in range(num_inputs):
         data = target.draw(draw)
@@ -79,9 +79,9 @@ def one_session(name: str, target: Target, draw: random.Random, num_inputs: int,
             report.add(Find(name, data, failure))
             attacked = target.new()
         if number < len(asked):
-            told.append(answer(bystander, asked[number]))
+            reported.append(answer(bystander, asked[number]))
     control = target.new()
-    if told != [answer(control, question) for question in asked[: len(told)]]:
+    if reported != [answer(control, question) for question in asked[: len(reported)]]:
         report.add(Find(name, data, "the bystander got another answer"))
 
 

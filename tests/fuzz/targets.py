@@ -132,9 +132,9 @@ def answers(received: Received[Any]) -> str:
     """Return the frames that answer an input. Raises AssertionError for an error without an explanation."""
     frames = [frame.encode() for frame in received.answers]
     for frame in frames:
-        told = json.loads(frame)
-        if told.get("type") == "error":
-            error = told.get("error") or told.get("message")
+        reported = json.loads(frame)
+        if reported.get("type") == "error":
+            error = reported.get("error") or reported.get("message")
             assert error if isinstance(error, str) else error["message"] and error.get("code", "") != "internal_error"
     return "".join(map(str, frames))
 

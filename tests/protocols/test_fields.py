@@ -56,7 +56,7 @@ def test_the_type_of_a_message_decides_its_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strict", "name", "told"),
+    ("strict", "name", "reported"),
     [
         (False, "sample_rat", "Unknown parameter: 'sample_rat'. Did you mean 'sample_rate'?"),
         (True, "vendor", "Unknown parameter: 'vendor'."),
@@ -64,16 +64,16 @@ def test_the_type_of_a_message_decides_its_class() -> None:
     ],
 )
 def test_a_message_with_an_unknown_name_is_read_and_the_name_is_found(
-    strict: bool, name: str, told: str | None
+    strict: bool, name: str, reported: str | None
 ) -> None:
     data = text_of(type="append", audio="AA", **{name: 1})
     message = READER.read(data)
     assert isinstance(message, Append)
     assert message.audio == "AA"
-    if told is None:
+    if reported is None:
         check_names(data, message, strict=strict)
         return
-    with pytest.raises(RemoteProtocolError, match=told.replace("?", r"\?")):
+    with pytest.raises(RemoteProtocolError, match=reported.replace("?", r"\?")):
         check_names(data, message, strict=strict)
 
 

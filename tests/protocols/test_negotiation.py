@@ -102,8 +102,8 @@ def test_when_a_client_only_sends_sound_then_the_size_of_its_frames_tells_its_ra
     frames(connection)
     while connection.dialect == "undecided":
         connection.receive(json.dumps({"type": "input_audio_buffer.append", "audio": pcm(size)}))
-    told = [f["session"]["audio"]["input"]["format"] for f in frames(connection) if f["type"] == "session.updated"]
-    assert told == ([{"type": "audio/pcm", "rate": 16000}] if rate_hz == 16000 else [])
+    reported = [f["session"]["audio"]["input"]["format"] for f in frames(connection) if f["type"] == "session.updated"]
+    assert reported == ([{"type": "audio/pcm", "rate": 16000}] if rate_hz == 16000 else [])
     for _ in range(50):
         connection.receive(json.dumps({"type": "input_audio_buffer.append", "audio": pcm(4800)}))
     sound = [command.pcm for command in connection.commands() if isinstance(command, AppendAudio)]

@@ -84,8 +84,8 @@ def test_when_a_client_of_speech_to_speech_names_no_format_then_it_is_16_khz_bot
         # OpenAI's types do not have PCM of 16 kHz.
         (frame,) = [json.loads(f.encode()) for f in wire.frames()]
         audio = frame["session"]["audio"]
-        told = audio["input"]["transcription"] is not None
-        assert told is ("speech_to_speech" in str(session["extensions"]))
+        reported = audio["input"]["transcription"] is not None
+        assert reported is ("speech_to_speech" in str(session["extensions"]))
         return audio["input"]["format"]["rate"], audio["output"]["format"]["rate"]
 
     mine = ["speech_to_speech.input_audio_transcription.snapshot"]

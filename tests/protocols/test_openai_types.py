@@ -258,19 +258,19 @@ def test_no_field_is_listed_that_the_types_do_not_have() -> None:
 
 @pytest.mark.parametrize("path", [p for p in DONE if not p.startswith(INPUT)])
 def test_a_field_that_is_done_changes_what_the_session_is_told(path: str) -> None:
-    told, error = outcome(path, message(path, DONE[path]))
+    reported, error = outcome(path, message(path, DONE[path]))
     assert error is None
-    assert told != outcome(path, message(path))[0]
+    assert reported != outcome(path, message(path))[0]
 
 
 @pytest.mark.parametrize("path", REFUSED)
 def test_a_field_that_is_not_supported_is_refused_by_name(path: str) -> None:
     value, param = REFUSED[path]
     sent = message(path, value)
-    told, error = outcome(path, sent)
+    reported, error = outcome(path, sent)
     assert error is not None
     assert error["param"] == param
-    assert told.startswith("[]")
+    assert reported.startswith("[]")
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,9 @@ def test_when_a_missed_frame_was_acknowledged_or_dropped_then_the_rewind_is_refu
     journal.rewind(2)
     assert numbers(journal) == [3]
     for wrong in (4, -1):
-        with pytest.raises(RemoteProtocolError) as told:
+        with pytest.raises(RemoteProtocolError) as reported:
             journal.acknowledge(wrong)
-        assert told.value.code == "invalid_event_ack"
+        assert reported.value.code == "invalid_event_ack"
         with pytest.raises(RemoteProtocolError):
             journal.rewind(wrong)
 

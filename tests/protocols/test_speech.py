@@ -124,12 +124,12 @@ def test_a_request_may_set_the_rate_how_the_text_is_given_and_the_models_own_num
     assert isinstance(command, ConfigureSpeech)
     config = command.config
     assert (config.rate_hz, config.whole_text, config.parameters) == (8000, False, {"temperature": 1.0})
-    for extra, told in (
+    for extra, reported in (
         ({"cfg_scale": 2}, "Unknown parameter 'extra_params.cfg_scale': the model takes temperature, top_k."),
         ({"top_k": 1001}, "Invalid value for 'extra_params.top_k': expected 0 to 1000."),
         ({"temperature": "hot"}, "Invalid type for 'extra_params.temperature'"),
     ):
-        assert told in texts(answer(extra_params=extra).answers)[0]["message"]
+        assert reported in texts(answer(extra_params=extra).answers)[0]["message"]
     assert configured(extra_params={}).parameters == {}
 
 

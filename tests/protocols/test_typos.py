@@ -69,14 +69,14 @@ BEGINS = {
 }
 
 
-def told(wire: Any, message: dict[str, Any]) -> list[dict[str, Any]]:
+def noted(wire: Any, message: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(frame.encode()) for frame in wire.feed(json.dumps(message)).answers]
 
 
 def begun(name: str) -> Any:
     wire = WIRES[name]()
     if name in BEGINS:
-        told(wire, BEGINS[name])
+        noted(wire, BEGINS[name])
     return wire
 
 
@@ -135,32 +135,32 @@ def test_a_name_that_is_nearly_one_is_an_error_that_says_which(name: str, messag
     ],
 )
 def test_a_name_that_is_nothing_like_ours_is_a_vendors_own(name: str, message: dict[str, Any]) -> None:
-    assert [frame for frame in told(begun(name), message) if frame["type"] == "error"] == []
+    assert [frame for frame in noted(begun(name), message) if frame["type"] == "error"] == []
 
 
 def test_an_update_tells_in_its_answer_what_it_has_not_read() -> None:
-    (frame,) = told(WIRES["vllm"](), {"type": "session.update", "model": "default", "languge": "de", "mood": 1})
+    (frame,) = noted(WIRES["vllm"](), {"type": "session.update", "model": "default", "languge": "de", "mood": 1})
     assert (frame["type"], frame["model"]) == ("session.updated", "default")
     assert [(w["code"], w["param"]) for w in frame["warnings"]] == [
         ("unknown_parameter", "languge"),
         ("unknown_parameter", "mood"),
     ]
     assert frame["warnings"][0]["message"] == "Unknown parameter: 'languge'. Did you mean 'language'?"
-    assert told(WIRES["vllm"](), {"type": "session.update", "model": "default"}) == [
+    assert noted(WIRES["vllm"](), {"type": "session.update", "model": "default"}) == [
         {"type": "session.updated", "model": "default"}
     ]
     wire = duplex()
     session = {"instrctions": "x", "audio": {"input": {"formt": "pcm16"}}}
-    (created,) = told(wire, {"type": "session.update", "session": session, "sesion": {}})
+    (created,) = noted(wire, {"type": "session.update", "session": session, "sesion": {}})
     assert created["type"] == "session.created"
     assert [w["param"] for w in created["warnings"]] == ["sesion", "session.instrctions", "session.audio.input.formt"]
-    (updated,) = told(wire, {"type": "session.update", "event_id": "a", "instructions": "x", "tempo": 2})
+    (updated,) = noted(wire, {"type": "session.update", "event_id": "a", "instructions": "x", "tempo": 2})
     assert [w["param"] for w in updated["warnings"]] == ["tempo"]
     # Null switches a setting off, so it is reported if its name resembles a known one.
     fields = {"turn_detecton": None, "mood": None}
-    (updated,) = told(wire, {"type": "session.update", "event_id": "a", "session": fields})
+    (updated,) = noted(wire, {"type": "session.update", "event_id": "a", "session": fields})
     assert [w["param"] for w in updated["warnings"]] == ["session.turn_detecton"]
-    (updated,) = told(wire, {"type": "session.update", "event_id": "a", "session": {"instructions": "x"}})
+    (updated,) = noted(wire, {"type": "session.update", "event_id": "a", "session": {"instructions": "x"}})
     assert "warnings" not in updated
 
 
@@ -210,7 +210,7 @@ def chosen(name: str, voice: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["ga", "beta", "vllm", "duplex", "speech", "video"])
 def test_a_voice_that_there_is_not_is_refused_with_those_that_there_are(name: str) -> None:
     def refusals(voice: str, *, strict: bool = False) -> list[str]:
-        frames = told(WIRES[name](strict=strict), chosen(name, voice))
+        frames = noted(WIRES[name](strict=strict), chosen(name, voice))
         return [json.dumps(frame) for frame in frames if frame["type"] == "error"]
 
     (error,) = refusals("nosuch")

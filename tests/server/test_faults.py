@@ -313,8 +313,8 @@ def test_when_sigterm_comes_then_sessions_get_an_error_their_finals_and_a_close(
             return wire.seen, closed.value.rcvd.code
 
     seen, code = asyncio.run(asyncio.wait_for(main(), 60))
-    told = next(f for f in seen if f["type"] == "error")
-    assert told["error"]["code"] == "server_shutting_down"
+    reported = next(f for f in seen if f["type"] == "error")
+    assert reported["error"]["code"] == "server_shutting_down"
     final = next(f for f in seen if f["type"].endswith("completed"))
     # The part that was read before SIGTERM.
     assert "block" in final["transcript"].lower()

@@ -18,9 +18,9 @@ def state(load: float | None, draining: bool = False, models: str | None = "load
     )
 
 
-@pytest.mark.parametrize(("load", "told"), [(1.5, 1.0), (0.0, 0.0), (None, None)])
-def test_a_host_tells_its_load_where_it_is_known(load: float | None, told: float | None) -> None:
-    assert as_host(state(load)).load == told
+@pytest.mark.parametrize(("load", "reported"), [(1.5, 1.0), (0.0, 0.0), (None, None)])
+def test_a_host_tells_its_load_where_it_is_known(load: float | None, reported: float | None) -> None:
+    assert as_host(state(load)).load == reported
 
 
 @pytest.mark.parametrize(

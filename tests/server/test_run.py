@@ -75,8 +75,8 @@ def test_when_a_model_does_not_load_then_the_error_is_one_line(tmp_path: Path) -
 
 
 def test_when_several_things_fail_then_the_first_antiphon_error_is_reported() -> None:
-    told = ModelError("the voice broke")
-    group = ExceptionGroup("a", [ValueError("no"), ExceptionGroup("b", [told, ModelError("later")])])
-    assert first_cause(group) is told
+    reported = ModelError("the voice broke")
+    group = ExceptionGroup("a", [ValueError("no"), ExceptionGroup("b", [reported, ModelError("later")])])
+    assert first_cause(group) is reported
     assert isinstance(first_cause(ExceptionGroup("a", [ValueError("no")])), ValueError)
-    assert first_cause(told) is told
+    assert first_cause(reported) is reported

@@ -152,8 +152,8 @@ def test_when_what_is_said_cannot_be_stored_then_the_client_is_told_before_it_is
             assert "session.state_degraded True" not in await say(socket, "My name is Bruno.")
             with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
                 other.execute("begin immediate")
-                told = await say(socket, "I live by the sea.")
-                assert told.index("session.state_degraded True") < told.index("conversation.item.done")
+                reported = await say(socket, "I live by the sea.")
+                assert reported.index("session.state_degraded True") < reported.index("conversation.item.done")
                 assert degraded_metric(http) == 1
                 assert is_ready(http)
                 # The client is notified only once.

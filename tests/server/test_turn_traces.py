@@ -33,8 +33,8 @@ def test_every_turn_is_one_trace_whose_stages_add_up_and_agree_with_the_black_bo
         host.end()
     roots = sorted((s for s in spans if s.name == "antiphon.turn"), key=lambda s: s.start_time_unix_nano)
     assert len(roots) == TURNS
-    told = black_box(folder)
-    for root, (stopped_s, word_s) in zip(roots, told, strict=True):
+    reported = black_box(folder)
+    for root, (stopped_s, word_s) in zip(roots, reported, strict=True):
         own = {s.name: s for s in spans if s.trace_id == root.trace_id and s is not root}
         assert {f"antiphon.{stage}" for stage in STAGES} <= set(own)
         assert all(s.parent_span_id == root.span_id for s in own.values())

@@ -249,7 +249,7 @@ class Certifier:
                     wanted = {kind: max(trial.turns, n) for kind, n in sessions.items()}
                     await self._count(lines, counted, wanted, HOPELESS if trial.is_edge else 1)
         for kind, count in sessions.items():
-            self.say(told(kind, counted[kind].step(count, self._objectives[kind]), counted[kind].turns))
+            self.say(summary(kind, counted[kind].step(count, self._objectives[kind]), counted[kind].turns))
         return counted
 
     async def _count(
@@ -301,7 +301,7 @@ async def _working(work: Work) -> AsyncIterator[AsyncIterator[bytes]]:
             await process.wait()
 
 
-def told(kind: str, step: Step, turns: Sequence[Turn]) -> str:
+def summary(kind: str, step: Step, turns: Sequence[Turn]) -> str:
     """Format a step as one line, with the reasons of failed turns."""
     spread = " / ".join("-" if v is None else f"{v:.2f}" for v in (step.p50_s, step.p95_s))
     sessions = f"{step.sessions} session{'s' if step.sessions > 1 else ''}"

@@ -398,15 +398,15 @@ async def _run(work: Work) -> None:
 
 async def _client(run: Callable[[Report], Coroutine[Any, Any, None]], after_s: float) -> None:
     await asyncio.sleep(after_s)
-    told = False
+    is_reported = False
 
     def report(turn: Turn) -> None:
-        nonlocal told
+        nonlocal is_reported
         # A failure is always reported.
-        if told or turn.failed:
+        if is_reported or turn.failed:
             sys.stdout.buffer.write(msgspec.json.encode(turn) + b"\n")
             sys.stdout.buffer.flush()
-        told = True
+        is_reported = True
 
     await run(report)
 

@@ -60,9 +60,9 @@ await until("an interruption", () => seen.interrupted > 0);
 if (seen.errors.length) throw new Error(seen.errors.join());
 session.close();
 
-const [asked, told] = await open({ toolChoice: "required", outputModalities: ["text"] }, [weather]);
+const [asked, reported] = await open({ toolChoice: "required", outputModalities: ["text"] }, [weather]);
 asked.sendMessage("What is the weather in Paris?");
 await until("a call", () => called.length > 0);
 asked.close();
 console.log(`@openai/agents-realtime: ${(seen.sound / 48000).toFixed(1)} s of sound, interrupted, called with ${JSON.stringify(called[0])}`);
-process.exit(told.errors.length ? 1 : 0);
+process.exit(reported.errors.length ? 1 : 0);

@@ -194,7 +194,7 @@ def test_ollamas_calls_are_told_apart_by_their_ids_and_its_reasoning_is_not_spok
 
 
 @pytest.mark.parametrize(
-    ("pieces", "told"),
+    ("pieces", "reported"),
     [
         ((), ["{}"]),
         (("",), ["{}"]),
@@ -206,15 +206,17 @@ def test_ollamas_calls_are_told_apart_by_their_ids_and_its_reasoning_is_not_spok
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_arguments_that_are_nothing_are_an_empty_object(pieces: tuple[str, ...], told: list[str], first: bool) -> None:
+def test_arguments_that_are_nothing_are_an_empty_object(
+    pieces: tuple[str, ...], reported: list[str], first: bool
+) -> None:
     index = 0 if first else 1
     other = call(1 - index, "other", "look", "{}")
     mine = [call(index, "mine", "look", ""), *(call(index, None, None, piece) for piece in pieces)]
     calls = [*mine, other] if first else [other, *mine]
     parts = replies(*(chunk(tool_calls=[one]) for one in calls), b"[DONE]")
-    names = [ToolCallStarted("mine", "look"), *(ToolCallDelta(one) for one in told)]
+    names = [ToolCallStarted("mine", "look"), *(ToolCallDelta(one) for one in reported)]
     others: list[Reply] = [ToolCallStarted("other", "look"), ToolCallDelta("{}")]
-    joined = names if first else [names[0], ToolCallDelta("".join(told))]
+    joined = names if first else [names[0], ToolCallDelta("".join(reported))]
     assert parts[:-1] == ([*joined, *others] if first else [*others, *joined])
 
 

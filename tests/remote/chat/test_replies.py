@@ -105,7 +105,7 @@ def test_a_reply_has_128_calls_at_most() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "told"),
+    ("pieces", "reported"),
     [
         (["x"] * 50_000, "x" * 50_000),
         ([" "] * 50_000, "{}"),
@@ -115,7 +115,7 @@ def test_a_reply_has_128_calls_at_most() -> None:
     ],
 )
 @pytest.mark.parametrize("number", [0, 1])
-def test_arguments_that_come_by_the_character_are_put_together(pieces: list[str], told: str, number: int) -> None:
+def test_arguments_that_come_by_the_character_are_put_together(pieces: list[str], reported: str, number: int) -> None:
     """In the open call, and in one that waits. Copying the earlier text for each piece would take minutes."""
     calls = CallBuffer()
     replies = [*calls.add(0, "a", "f", ""), *calls.add(1, "b", "g", "")]
@@ -127,7 +127,7 @@ def test_arguments_that_come_by_the_character_are_put_together(pieces: list[str]
             name = reply.name
         elif isinstance(reply, ToolCallDelta):
             written[name] += reply.arguments
-    assert {key: text.strip() for key, text in written.items()} == {"f": "{}", "g": "{}"} | {"fg"[number]: told}
+    assert {key: text.strip() for key, text in written.items()} == {"f": "{}", "g": "{}"} | {"fg"[number]: reported}
 
 
 USAGES = [

@@ -100,16 +100,16 @@ BEFORE = 'Well. {"name": "add"} '
 )
 def test_whatever_looks_like_calls_is_read_in_no_time(text: str, prose: str, num_calls: int) -> None:
     """Searching the text from its beginning again and again would take minutes in each case."""
-    told, calls, reason = written(text, 1 << 20)
-    assert (told == prose, len(calls), reason) == (True, num_calls, "tool_calls" if num_calls else "stop")
+    reported, calls, reason = written(text, 1 << 20)
+    assert (reported == prose, len(calls), reason) == (True, num_calls, "tool_calls" if num_calls else "stop")
 
 
 @pytest.mark.parametrize("head", ["{", "```", '{"id": "', '{"name": "', '{"name": "x", "arguments"'])
 def test_what_might_become_a_call_is_given_out_after_200_characters(head: str) -> None:
     reader, fill = WrittenCalls(NAMES), "a" if head[-1] in '"`' and not head.endswith('s"') else " "
     assert not [r for char in head + fill * (MAX_HEAD_CHARS - len(head)) for r in reader.feed(TextDelta(char))]
-    told = "".join(r.text for r in reader.feed(TextDelta(fill)) if isinstance(r, TextDelta))
-    assert told == (head + fill * (MAX_HEAD_CHARS - len(head) + 1))
+    reported = "".join(r.text for r in reader.feed(TextDelta(fill)) if isinstance(r, TextDelta))
+    assert reported == (head + fill * (MAX_HEAD_CHARS - len(head) + 1))
 
 
 def test_a_long_text_behind_a_call_is_put_together_once() -> None:
@@ -176,6 +176,6 @@ def test_a_server_that_writes_json_makes_a_call_where_it_may(choice: str) -> Non
                 stream.close()
                 await model.client.close()
 
-    told, calls, reason = read(iter(asyncio.run(main())))
+    reported, calls, reason = read(iter(asyncio.run(main())))
     expected = ("", [("add", {"a": 1})], "tool_calls") if choice == "auto" else (text, [], "stop")
-    assert (told, calls, reason) == expected
+    assert (reported, calls, reason) == expected

@@ -205,9 +205,9 @@ def test_what_may_be_missing_may_have_any_type(wire: Wire, odd: object) -> None:
         found = wire.read(json.dumps({"output_ids": [3, 4], "meta_info": meta}).encode(), 0)
     else:
         usage = {"prompt_tokens": odd, "prompt_tokens_details": {"cached_tokens": odd}}
-        for told in (odd, {"token_logprobs": odd, "content": odd}):
+        for reported in (odd, {"token_logprobs": odd, "content": odd}):
             for counts in (odd, usage, {"prompt_tokens_details": odd}):
-                event = {"choices": [{"token_ids": [3, 4], "logprobs": told}], "usage": counts}
+                event = {"choices": [{"token_ids": [3, 4], "logprobs": reported}], "usage": counts}
                 found = wire.read(json.dumps(event).encode(), 0)
     assert found
     assert list(found.tokens) == [3, 4]

@@ -629,8 +629,8 @@ def test_when_a_recorded_session_is_resumed_then_its_recording_says_so(tmp_path:
         run(main())
     (folder,) = tmp_path.iterdir()
     outputs = Tape.read(folder).outputs()
-    told = [event.type for event in outputs if event.type in ("session.replaced", "session.resumed")]
-    assert told == ["session.replaced", "session.resumed"]
+    reported = [event.type for event in outputs if event.type in ("session.replaced", "session.resumed")]
+    assert reported == ["session.replaced", "session.resumed"]
     assert "connection resumed" in render(Tape.read(folder))
     # A replay is never cut off, and does not need these events.
-    assert compare(outputs, [event for event in outputs if event.type not in told]) == 0
+    assert compare(outputs, [event for event in outputs if event.type not in reported]) == 0

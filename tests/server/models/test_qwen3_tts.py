@@ -55,9 +55,9 @@ def test_voices_languages_and_instructions_change_the_audio(server: Process) -> 
     # The golden case: nine frames.
     assert len(plain.content) == 2 * 9 * tiny.FRAME_SAMPLES
     assert plain.content == spoken(server, language="en", voice="Ada").content
-    told = spoken(server, language="English", instructions="Whisper it.")
+    reported = spoken(server, language="English", instructions="Whisper it.")
     other = spoken(server, language="English", voice="eric")
-    assert len({plain.content, told.content, other.content}) == 3
+    assert len({plain.content, reported.content, other.content}) == 3
     assert len(spoken(server, language="English", max_new_tokens=4).content) == 2 * 4 * tiny.FRAME_SAMPLES
     assert len(spoken(server, language="English", sample_rate=8000).content) * 3 == len(plain.content)
     assert spoken(server, language="English", non_streaming_mode=True).content == plain.content

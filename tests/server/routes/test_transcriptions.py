@@ -42,17 +42,17 @@ def damaged() -> bytes:
 def test_what_was_damaged_is_told_beside_the_words(url: str) -> None:
     answer = post(url, damaged(), response_format="verbose_json")
     assert answer.status_code == 200
-    told = answer.json()
-    assert told["skipped_seconds"] == float(answer.headers["antiphon-skipped-seconds"])
-    words = [w for w in text(1, 12).split() if w not in told["text"].split()]
-    assert told["skipped_seconds"] == pytest.approx(0.5, abs=0.15)
+    received = answer.json()
+    assert received["skipped_seconds"] == float(answer.headers["antiphon-skipped-seconds"])
+    words = [w for w in text(1, 12).split() if w not in received["text"].split()]
+    assert received["skipped_seconds"] == pytest.approx(0.5, abs=0.15)
     assert 1 <= len(words) <= 3
-    assert {"w1", "w2", "w11", "w12"} <= set(told["text"].split())
-    assert told["duration"] == pytest.approx(len(SAID) / 16_000, abs=0.1)
+    assert {"w1", "w2", "w11", "w12"} <= set(received["text"].split())
+    assert received["duration"] == pytest.approx(len(SAID) / 16_000, abs=0.1)
     # For formats without a field for it, the header has it.
     assert post(url, damaged(), response_format="text").headers["antiphon-skipped-seconds"]
     last = json.loads(post(url, damaged(), stream="yes").text.strip().rpartition("data: ")[2])
-    assert (last["type"], last["skipped_seconds"]) == ("transcript.text.done", told["skipped_seconds"])
+    assert (last["type"], last["skipped_seconds"]) == ("transcript.text.done", received["skipped_seconds"])
 
 
 def test_a_whole_file_has_no_word_of_damage(url: str) -> None:

@@ -266,7 +266,7 @@ def test_when_the_server_plays_the_audio_then_speech_truncates_the_response_to_w
 
 
 @pytest.mark.parametrize(
-    ("words", "holds", "told"),
+    ("words", "holds", "reported"),
     [
         # A backchannel: the answer continues from where it was paused.
         ("Mm-hm", [True, False], [PlaybackHoldChanged(True), PlaybackHoldChanged(False)]),
@@ -276,7 +276,7 @@ def test_when_the_server_plays_the_audio_then_speech_truncates_the_response_to_w
 )
 @pytest.mark.parametrize("reports", [False, True])
 def test_when_somebody_speaks_over_a_response_then_it_pauses_until_it_is_known_what_for(
-    words: str, holds: list[bool], told: list[PlaybackHoldChanged], reports: bool
+    words: str, holds: list[bool], reported: list[PlaybackHoldChanged], reports: bool
 ) -> None:
     loudspeaker = Loudspeaker()
 
@@ -294,7 +294,7 @@ def test_when_somebody_speaks_over_a_response_then_it_pauses_until_it_is_known_w
     assert loudspeaker.holds == holds
     assert scene.counted["ducks"] == 1
     assert scene.counted["ducks_without_interruption"] == holds.count(False)
-    assert [o for o in scene.out if isinstance(o, PlaybackHoldChanged)] == (told if reports else [])
+    assert [o for o in scene.out if isinstance(o, PlaybackHoldChanged)] == (reported if reports else [])
 
 
 def test_when_the_floor_is_not_taken_after_all_then_what_was_paused_goes_on() -> None:

@@ -67,8 +67,8 @@ def test_when_an_image_cannot_be_read_then_the_client_is_told_and_the_response_f
             assert "could not be read" in scene.model.asked[0][0].text
             await scene.session.handle(shown("a", "AAAA"))
             await scene.settle()
-            told = [o for o in scene.out if isinstance(o, CommandRejected)]
-            assert [(o.code, o.event_id) for o in told] == [("invalid_image", None), ("invalid_image", "mine")]
+            reported = [o for o in scene.out if isinstance(o, CommandRejected)]
+            assert [(o.code, o.event_id) for o in reported] == [("invalid_image", None), ("invalid_image", "mine")]
 
     play(main())
 

@@ -455,8 +455,8 @@ async def schedule(draw: random.Random, steps: int) -> int:
                 return
             event = json.loads(text)
             read.append(event)
-            told = (event.get("metadata") or {}).get("epoch")
-            assert told is None or told == epoch, (event, epoch)
+            reported = (event.get("metadata") or {}).get("epoch")
+            assert reported is None or reported == epoch, (event, epoch)
 
     async with scene:
         for _ in range(steps):

@@ -70,8 +70,8 @@ def test_when_turns_are_answered_then_the_preflight_transcript_is_reported_until
         lambda decoding: decoding.retract_guess(),
         config=PREFLIGHT,
     )
-    told = [o for o in out if isinstance(o, TranscriptGuessed | GuessDropped)]
-    assert told == [TranscriptGuessed(0, text(1, 3), 960), GuessDropped(0)]
+    reported = [o for o in out if isinstance(o, TranscriptGuessed | GuessDropped)]
+    assert reported == [TranscriptGuessed(0, text(1, 3), 960), GuessDropped(0)]
 
 
 def test_when_the_pause_is_over_before_its_final_is_decoded_then_nothing_is_reported() -> None:
@@ -127,10 +127,10 @@ def test_when_the_listening_does_not_settle_then_it_is_asked_once_for_each_windo
 
 
 def test_when_a_final_is_decoded_in_a_pause_then_the_listening_is_told_its_words() -> None:
-    (told,) = play(opened(paused()))
-    assert isinstance(told, HeardBefore)
-    assert (told.pause, told.language) == (3 * WORD_SAMPLES, "en")
-    assert told.text
+    (reported,) = play(opened(paused()))
+    assert isinstance(reported, HeardBefore)
+    assert (reported.pause, reported.language) == (3 * WORD_SAMPLES, "en")
+    assert reported.text
 
 
 # --- windows that are too long ------------------------------------------------------------------------------------

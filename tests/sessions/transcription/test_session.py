@@ -147,9 +147,9 @@ def test_when_a_turn_pauses_then_its_preflight_transcript_is_reported() -> None:
 def test_when_speech_goes_on_then_the_preflight_transcript_is_dropped() -> None:
     pcm = np.concatenate((speech(1, 4, 5), speech(5, 4, 30)))
     out = play(chunks(pcm, 512), VAD, answered=True)
-    told = [o for o in out if isinstance(o, TranscriptGuessed | GuessDropped)]
-    assert told[:2] == [TranscriptGuessed(0, text(1, 4), 1280), GuessDropped(0)]
-    assert told[-1] == TranscriptGuessed(0, text(1, 8), 2720)
+    reported = [o for o in out if isinstance(o, TranscriptGuessed | GuessDropped)]
+    assert reported[:2] == [TranscriptGuessed(0, text(1, 4), 1280), GuessDropped(0)]
+    assert reported[-1] == TranscriptGuessed(0, text(1, 8), 2720)
     assert [o.text for o in done(out)] == [text(1, 8)]
 
 

@@ -388,7 +388,7 @@ async def duplex_refused(stage: Stage) -> None:
 
 @scenario(resume={"journal_mb": 1, "grace_s": 20.0})
 async def duplex_overflow(stage: Stage) -> None:
-    """More was said to nobody than is kept: who comes back is told to begin anew."""
+    """More events were missed than are kept: a client that comes back has to begin again."""
     socket = await opened(stage)
     created = socket.of("session.created")[0]
     await story(socket, 1)

@@ -57,7 +57,7 @@ async def native_speech_over_it(stage: Stage) -> None:
 
 @scenario(native=True)
 async def native_conversation(stage: Stage) -> None:
-    """Over the plain conversation its client is told of its turns, and of nothing that it does not know."""
+    """Over the plain conversation, the client gets the events of its turns, and no event that it does not know."""
     socket = await stage.connect("/v1/realtime?model=default")
     await socket.until("session.created")
     sound = {"format": {"type": "audio/pcm", "rate": 24000}, "turn_detection": None}

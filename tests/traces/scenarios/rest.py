@@ -30,8 +30,10 @@ async def completions(stage: Stage) -> None:
     await stage.request("POST", CHAT, tools | {"stream": True})
     answer = [{"role": "assistant", "tool_calls": called["message"]["tool_calls"]}]
     answer += [{"role": "tool", "tool_call_id": "call_a", "content": "clear"}]  # type: ignore[list-item]
-    told = await stage.request("POST", CHAT, tools | {"messages": tools["messages"] + answer, "tool_choice": "none"})
-    assert told.json["choices"][0]["message"]["content"] == "It says clear."
+    reported = await stage.request(
+        "POST", CHAT, tools | {"messages": tools["messages"] + answer, "tool_choice": "none"}
+    )
+    assert reported.json["choices"][0]["message"]["content"] == "It says clear."
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     await stage.request("POST", CHAT, {"model": "default", "messages": user("json"), "response_format": form})
 
@@ -147,7 +149,7 @@ async def client_secrets(stage: Stage) -> None:
 
 @scenario(server={"api_keys": ("key",)})
 async def nothing_there(stage: Stage) -> None:
-    """A path that there is not is told those that there are; no key, and a wrong one, are told apart."""
+    """An unknown path is answered with the known ones. A missing key and a wrong key have different errors."""
     key = {"authorization": "Bearer key"}
     for url in ("/v1/realtme", "/v1/models"):
         wrong = await stage.connect(url, headers=key)

@@ -17,7 +17,7 @@ def frame(seq: int, **fields: Any) -> SentFrame:
     return SentFrame(seq, json.dumps({**fields, "server_event_seq": seq}, separators=(",", ":")))
 
 
-def told(continued: ResumePoint) -> list[dict[str, Any]]:
+def received(continued: ResumePoint) -> list[dict[str, Any]]:
     return [json.loads(f.frame) for f in continued.journal]
 
 
@@ -33,7 +33,7 @@ JOURNAL = [
 
 def test_when_a_client_lacks_the_end_alone_then_it_is_told_it_under_the_numbers_it_expects() -> None:
     found = with_missed(ResumePoint(journal=JOURNAL, finished=DONE, owed=[]), 6)
-    assert [(f["type"], f["server_event_seq"]) for f in told(found)] == [
+    assert [(f["type"], f["server_event_seq"]) for f in received(found)] == [
         ("conversation.item.done", 7),
         ("conversation.item.added", 8),
         ("response.done", 9),
@@ -53,14 +53,14 @@ def test_when_a_client_lacks_pieces_of_the_last_response_then_it_is_begun_anew()
     for last_received in (3, 5):
         found = with_missed(ResumePoint(journal=JOURNAL, finished=DONE, owed=[waiting]), last_received)
         # The frame of the user's item is kept. The response's end is reported when the session continues.
-        assert [(f["item"]["id"], f["server_event_seq"]) for f in told(found)] == [("item_2", last_received + 1)]
+        assert [(f["item"]["id"], f["server_event_seq"]) for f in received(found)] == [("item_2", last_received + 1)]
         assert found.open_response == DONE.response
         assert found.owed == [DONE.request, waiting]
 
 
 def test_when_a_client_lacks_the_beginning_too_then_it_is_told_that_first() -> None:
     found = with_missed(ResumePoint(journal=JOURNAL, finished=DONE), 1)
-    assert [(f["type"], f["server_event_seq"]) for f in told(found)] == [
+    assert [(f["type"], f["server_event_seq"]) for f in received(found)] == [
         ("response.created", 2),
         ("conversation.item.added", 3),
         ("conversation.item.added", 4),
@@ -70,7 +70,7 @@ def test_when_a_client_lacks_the_beginning_too_then_it_is_told_that_first() -> N
 
 def test_when_pieces_of_a_response_before_the_last_turn_are_missing_then_what_ended_it_is_told() -> None:
     found = with_missed(ResumePoint(journal=JOURNAL), 3)
-    assert [f["server_event_seq"] for f in told(found)] == [4, 5, 6]
+    assert [f["server_event_seq"] for f in received(found)] == [4, 5, 6]
     assert found.open_response is None
 
 

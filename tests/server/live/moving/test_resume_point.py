@@ -123,12 +123,12 @@ def test_an_answer_that_ended_with_its_host_is_no_turn_that_was_kept(
 def test_what_has_no_end_is_deleted_and_the_client_is_told() -> None:
     items = [Item("a", role="user"), Item("b", role="assistant", status="in_progress"), Item("c", role="user")]
     continued = ResumePoint(unread_items=["c"], open_response=OpenResponse("resp_1", False, ["b"]))
-    kept, told = recovered(items, continued)
+    kept, reported = recovered(items, continued)
     assert [item.id for item in kept] == ["a"]
-    done = told[0]
+    done = reported[0]
     assert isinstance(done, ResponseDone)
     assert (done.response.id, done.response.status, done.response.reason) == ("resp_1", "cancelled", "session_moved")
-    assert told[1:] == [ItemDeleted("b"), ItemDeleted("c")]
+    assert reported[1:] == [ItemDeleted("b"), ItemDeleted("c")]
 
 
 @pytest.mark.parametrize(

@@ -236,8 +236,8 @@ def test_a_client_is_told_first_that_its_conversation_is_not_stored_and_that_it_
 
     stage = play(scene)
     assert kinds(stage.sent) == ["session.state_degraded", "first", "second", "session.state_degraded", "third"]
-    told = [msgspec.json.decode(f.encode()) for f in stage.sent]
-    assert [frame["degraded"] for frame in told if "degraded" in frame] == [True, False]
+    missed_events = [msgspec.json.decode(f.encode()) for f in stage.sent]
+    assert [frame["degraded"] for frame in missed_events if "degraded" in frame] == [True, False]
 
 
 def test_a_session_that_another_host_has_ends_here_and_nothing_of_it_is_told() -> None:
@@ -313,17 +313,17 @@ def test_a_resume_says_how_many_messages_are_stored() -> None:
 
 
 def restored(**facts: Any) -> Restored:
-    told = [ItemDeleted("lost")]
+    missed_events = [ItemDeleted("lost")]
     tail = [(5, np.ones(1600, np.float32)), (6, np.ones(800, np.float32))]
     continued = ResumePoint(received=4, applied=[6], heard_ms=50.0, owed=[CreateResponse(instructions="1")])
-    return Restored(ROW, [Item("x")], **{"continued": continued, "told": told, "tail": tail} | facts)
+    return Restored(ROW, [Item("x")], **{"continued": continued, "missed_events": missed_events, "tail": tail} | facts)
 
 
 def test_a_restored_session_goes_on_where_the_last_host_has_left_it() -> None:
-    told: list[Any] = []
+    missed_events: list[Any] = []
 
     async def emit(event: Any) -> None:
-        told.append(event)
+        missed_events.append(event)
 
     async def scene(stage: Stage) -> None:
         assert stage.copy.goes_on
@@ -342,7 +342,7 @@ def test_a_restored_session_goes_on_where_the_last_host_has_left_it() -> None:
         assert stage.inbox.num_put == 2
 
     play(scene, restored())
-    assert told == [ItemDeleted("lost")]
+    assert missed_events == [ItemDeleted("lost")]
 
 
 def test_a_message_that_the_last_host_has_carried_out_is_passed_over() -> None:
