@@ -70,7 +70,7 @@ async def answer(session: LocalSession, count: int) -> list[float]:
 
 
 async def first(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, Any]:
-    async def anew(prompt: list[int]) -> float:
+    async def from_scratch(prompt: list[int]) -> float:
         took = []
         for k in range(trials):
             session = await reported(engine, prompt, number=1 + k)
@@ -78,7 +78,7 @@ async def first(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, A
             session.close()
         return median(took)
 
-    cold_s, kept, rebuilt, given = await anew(ids[:COLD_TOKENS]), list[float](), list[float](), list[int]()
+    cold_s, kept, rebuilt, given = await from_scratch(ids[:COLD_TOKENS]), list[float](), list[float](), list[int]()
     session = await engine.open()
     for turn in range(TURNS):
         session.append(ids[turn * TURN_TOKENS : (turn + 1) * TURN_TOKENS])
@@ -87,7 +87,7 @@ async def first(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, A
         rows = await engine.thread.call(lambda: list(session.scheduled.rows.ids))
         given = [i for i in rows if i is not None]
         if turn in (1, TURNS - 1):
-            rebuilt.append(await anew(given[: len(given) - ANSWER_TOKENS]))
+            rebuilt.append(await from_scratch(given[: len(given) - ANSWER_TOKENS]))
     session.close()
     early, late = median(kept[1:4]), median(kept[-3:])
     out = {

@@ -89,7 +89,7 @@ class RemoteError(ModelError):
 
 class ModelLost(ModelError):
     """A model computes nothing any more: one of its threads ended, or hangs in a step. Every call of it fails with this
-    error until the server is started anew. The message names the model's lane or thread, and why it is lost.
+    error until the server is restarted. The message names the model's lane or thread, and why it is lost.
     """
 
 

@@ -184,7 +184,7 @@ def test_the_compose_file_names_services_volumes_files_and_settings_that_there_a
             args = argument_parser().parse_args([str(arg) for arg in service["command"]])
             assert set(service.get("environment", ())) <= SETTINGS, name
             assert service["read_only"]
-            # As whoever sets nothing but the keys has them.
+            # The settings of an operator who sets only the keys.
             given = {
                 k: re.sub(r"\$\{\w+(?::-(.*?)|:\?.*?)\}", r"\1", v) for k, v in service.get("environment", {}).items()
             }

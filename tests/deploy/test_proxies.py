@@ -99,7 +99,7 @@ def _forget(upstream: Echo) -> None:
 
 
 def asked(upstream: Echo) -> list[str]:
-    """What the upstream was asked, but for what HAProxy asks for itself."""
+    """The requests that the upstream got, except the health checks of HAProxy."""
     return [target for target, headers, _ in upstream.seen if "host" in headers]
 
 
@@ -109,7 +109,7 @@ def test_what_is_hidden_comes_through_in_no_spelling(proxy: str, upstream: Echo,
         for headers in ({}, UPGRADE):
             status, _ = ask(proxy, target, headers=headers)
             assert not [seen for seen in asked(upstream) if is_hidden(seen)], name
-            # Nothing else is answered by the proxy itself, but for Caddy, which may say how a path is spelled.
+            # The proxy itself answers nothing else, except that Caddy may redirect to another spelling of a path.
             assert status in (0, 301, 308, 400, 404, 414) or asked(upstream), (name, status)
             upstream.seen.clear()
 

@@ -111,7 +111,7 @@ class Other:
         elif self.name.startswith("vllm"):
             self.process = self._start_vllm()
         elif self.name == "ray-llm":
-            # The environment first: it is made anew with all that is in its folder.
+            # The environment first: creating it replaces its whole folder.
             python = with_vllm("ray_llm")
             script = [HERE / "serve_ray_llm.py", self.folder, self.model, str(self.port)]
             self.process = self._wait_for([python, *script])
@@ -121,7 +121,7 @@ class Other:
             self.process = started([python, HERE / "serve_llamacpp.py", file, str(self.port)])
 
     def _start_vllm(self) -> subprocess.Popen[str]:
-        # The environment first: it is made anew with all that is in its folder.
+        # The environment first: creating it replaces its whole folder.
         python = with_vllm("vllm")
         flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"]
         flags += ["--block-size", "32", "--enable-prompt-tokens-details", "--enable-auto-tool-choice"]

@@ -37,7 +37,7 @@ from tests.cluster.callers import StockCaller
 from tests.store.servers import RedisServer, free_port
 
 SCRIPTED = ("-m", "tests.cluster.scripted_host")
-# Seconds: a host that is silent for so long is dead; a check that takes longer has failed.
+# Seconds: a host that is silent for HOST_TTL_S is dead; a check that takes longer than the other has failed.
 TTL_S, LIMIT_S = 2.0, 180.0
 PACE_S = 0.02
 # Three words are 0.9 s of sound.
@@ -94,7 +94,7 @@ class Service:
         serve.start(http_options={"host": "127.0.0.1", "port": self.port})
 
     def deploy(self, hosts: int, most: int = 0, doors: int = 0, host_cpus: float = 0.5, **rules: Any) -> float:
-        """Deploy so many hosts, and doors unless that is 0; return how long it took until all served, in seconds."""
+        """Deploy this number of hosts, and doors unless it is 0; return the seconds until all of them served."""
         begun_s = time.monotonic()
         rules |= {"fewest": hosts, "most": max(most, hosts)}
         app = ray_app.hosts_application(self.settings, ScalingRules(**rules), host_cpus, 0.0, "127.0.0.1", SCRIPTED)
