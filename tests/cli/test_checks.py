@@ -230,10 +230,10 @@ def test_when_nothing_of_a_text_can_be_spoken_then_there_is_an_error_and_no_file
 ) -> None:
     target = tmp_path / "a.wav"
     assert main(["say", "Привет мир", "-o", str(target)]) == 1
-    assert capsys.readouterr().err == "antiphon: the voice can speak nothing of this text: Привет мир\n"
+    assert capsys.readouterr().err == "antiphon: the voice cannot speak any of this text: Привет мир\n"
     assert not target.exists()
     assert main(["say", "Привет мир. Hello there.", "-o", str(target)]) == 0
-    assert "left out, for the voice cannot speak it: Привет мир." in capsys.readouterr().err
+    assert "left out because the voice cannot speak it: Привет мир." in capsys.readouterr().err
     with wave.open(str(target)) as spoken:
         assert spoken.getnframes() > 10_000
 

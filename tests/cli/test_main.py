@@ -53,7 +53,7 @@ def test_when_the_language_is_none_of_the_models_then_the_error_is_one_line(live
     with (DATA / "audio" / "jfk.flac").open("rb") as file:
         done = run("transcribe", "--language", "zz", "-" if live else file.name, stdin=file)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "antiphon: --language: 'zz' is no language of this model.\n"
+    assert done.stderr == "antiphon: --language: this model does not know the language 'zz'.\n"
 
 
 @pytest.mark.slow

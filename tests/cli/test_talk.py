@@ -115,7 +115,7 @@ def test_each_turn_has_a_line_and_what_was_heard_of_an_answer_stands_below_it() 
         "(of that answer, 0.6 s were heard)",
         "you: Stop.",
         "antiphon: Fine.",
-        "(the connection broke, and is there again)",
+        "(the connection broke and is restored)",
         "(error invalid_value: No.)",
     ]
 
@@ -146,7 +146,7 @@ def test_without_a_url_a_server_is_started_for_the_conversation(tmp_path: Path) 
     [
         (["--hear", "/missing.wav", "--url", "http://127.0.0.1:9"], "/missing.wav: ", 2),
         (["--hear", "README.md", "--url", "http://127.0.0.1:9"], "README.md: ", 2),
-        (["--into", "x.wav"], "--into: with --hear alone", 2),
+        (["--into", "x.wav"], "--into works only with --hear", 2),
         (["--hear", "tests/data/audio/jfk.flac", "--url", "ftp://here"], "--url: the server's address", 2),
         (["--hear", "tests/data/audio/jfk.flac", "--url", "http://127.0.0.1:9"], "no server answers there", 1),
     ],

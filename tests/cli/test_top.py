@@ -92,10 +92,10 @@ def test_it_reads_a_server_and_its_key_and_says_what_it_cannot(
         url = ws.replace("ws", "http", 1)
         monkeypatch.delenv("ANTIPHON_METRICS_KEY", raising=False)
         assert main(["top", "--url", url, "--once"]) == 1
-        assert "answers 401 for /metrics: it wants a key: ANTIPHON_METRICS_KEY" in capsys.readouterr().err
+        assert "answers 401 for /metrics: it needs a key: ANTIPHON_METRICS_KEY" in capsys.readouterr().err
         monkeypatch.setenv("ANTIPHON_METRICS_KEY", "wrong")
         assert main(["top", "--url", url, "--once"]) == 1
-        assert "it takes another key than ANTIPHON_METRICS_KEY" in capsys.readouterr().err
+        assert "it needs another key than ANTIPHON_METRICS_KEY" in capsys.readouterr().err
         monkeypatch.setenv("ANTIPHON_METRICS_KEY", "of-metrics")
         assert main(["top", "--url", f"{url}/metrics", "--once"]) == 0
         assert "sessions: none" in capsys.readouterr().out
