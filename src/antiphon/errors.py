@@ -3,7 +3,7 @@
 AntiphonError
 ├── SettingsError          a setting is unknown or out of range; names the key; the process does not start
 ├── StoreError             a file is missing, damaged or unavailable; names the file and the fix
-│   ├── SupersededError    this host no longer owns the stored session: another host claimed it, or it was deleted
+│   ├── SupersededError    this host no longer owns the stored session: another one claimed it, or it was deleted
 │   └── RowError           one stored session is damaged or of another version; the other sessions are readable
 ├── Unauthorized           a request's API key is missing or unknown; answered with 401
 ├── RemoteProtocolError    the client's fault; answered on the wire, and the session continues

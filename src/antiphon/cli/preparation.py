@@ -239,7 +239,7 @@ def require(settings: Settings) -> None:
 
 
 def check_extras(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
-    """Check that the packages which the models of these roles need are installed. Raises SettingsError if one is not."""
+    """Check that the packages for the models of these roles are installed. Raises SettingsError if one is not."""
     for model in local_models(settings, roles):
         require_extra(spec_of(model).extra, f"{shown_role(model.role)} model {model.id}")
 

@@ -130,7 +130,7 @@ def _lights(now: Reading) -> str:
 
 
 def _kinds(now: Reading) -> Table:
-    """List the sessions of each kind; with a certificate, also how many more are admitted and how many are certified."""
+    """List the sessions of each kind; with a certificate, also the number admitted now and the certified number."""
     table = Table("kind", "held", "more", "certified", box=None, pad_edge=False)
     known = [now.by(f"antiphon_{name}_sessions", "kind") for name in ("held", "headroom", "capacity")]
     for kind in known[0]:

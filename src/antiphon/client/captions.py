@@ -68,7 +68,7 @@ class SentAudio:
         return bool(self._entries) and self._entries[-1] is None
 
     def add(self, entry: bytes | None) -> None:
-        """Append an entry. Drops the oldest audio that the session was given while more than MAX_KEPT_BYTES are kept."""
+        """Append an entry. Above MAX_KEPT_BYTES, drop the oldest audio that the session was given."""
         self._entries.append(entry)
         self.size += len(entry or b"")
         while self.size > MAX_KEPT_BYTES and self.num_given > 1 and self._entries[0]:

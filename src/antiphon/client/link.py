@@ -80,7 +80,7 @@ class _Word(TypedDict):
 
 
 class ServerMessage(TypedDict, total=False):
-    """A message of any of the server's protocols. It is not validated: another version of the server may send others."""
+    """A message of any of the server's protocols. It is not validated: another server version may send others."""
 
     # Names the message: the one field that every message has.
     type: str

@@ -40,7 +40,7 @@ class ScalingRules:
             raise SettingsError("the number of spare hosts and the seconds must not be negative")
 
     def check_certificate(self, certificate: str) -> None:
-        """Check that hosts which are scaled by their load have a certificate. Raises SettingsError if they have none."""
+        """Check that hosts that are scaled by load have a certificate. Raises SettingsError if they have none."""
         if self.most > self.fewest and not certificate:
             raise SettingsError(
                 f"scaling from {self.fewest} to {self.most} hosts by their load needs --certificate: without one a "

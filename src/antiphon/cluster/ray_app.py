@@ -271,7 +271,7 @@ class Keeper:
 
 
 def doors_application(settings: Settings, doors: int) -> Any:
-    """Return the application of the doors, for the route /. `doors`: their number. They find hosts through the store."""
+    """Return the application of the doors, for the route /. `doors`: their number. They find hosts in the store."""
 
     def door() -> Starlette:
         return door_app(settings)

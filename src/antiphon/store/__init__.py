@@ -1,4 +1,4 @@
-"""The files and databases of a server: model files with their sources and sha256, uploaded voices, stored conversations.
+"""The server's files and databases: model files with their sources and sha256, uploaded voices, stored sessions.
 
 Does not interpret model files, and runs no code from downloads.
 """

@@ -192,8 +192,8 @@ class Store:
             failures.append("--offline is set")
         why = "; ".join(failures) or "no source has it"
         raise StoreError(
-            f"{self.folder(model) / file.name}: cannot be fetched ({why}). Check the network and run `{self.pull_command}` "
-            "again, or put the file into a folder and name it with --models-from"
+            f"{self.folder(model) / file.name}: cannot be fetched ({why}). Check the network and run "
+            f"`{self.pull_command}` again, or put the file into a folder and name it with --models-from"
         )
 
     def _install(self, model: Model, file: ModelFile, found: Path) -> None:

@@ -16,7 +16,7 @@ from antiphon.roles import ModelRole
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A file in a repository of the model hub. It is used only if its sha256 matches, since a revision may change it."""
+    """A file in a repository of the model hub. It is used only if its sha256 matches: revisions may differ."""
 
     repo: str
     path: str

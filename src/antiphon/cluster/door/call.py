@@ -323,7 +323,7 @@ def _raw(value: Mapping[str, msgspec.Raw | str | _Fields]) -> msgspec.Raw:
 
 
 def _is_broken_off(response: _HostResponse) -> bool:
-    """Whether playback ends with the response. A response that the caller cancels plays on until the caller clears it."""
+    """Whether playback ends with the response. A response that the caller cancels plays on until it is cleared."""
     reason = response.status_details.reason if response.status_details else None
     return response.status == "cancelled" and reason != "client_cancelled"
 

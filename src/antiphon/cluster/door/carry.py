@@ -219,7 +219,7 @@ class Carrier:
         return True
 
     async def _read_hosts(self, host: ClientConnection) -> tuple[int, str]:
-        """Forward the frames of the host, and of the hosts that follow it. Returns the client's close code and reason."""
+        """Forward the frames of the host, and of its successors. Returns the client's close code and reason."""
         while True:
             self._host = host
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""Sessions in Postgres: one table each for rows, tails and hosts. The server's own setup decides how durable a commit is.
+"""Sessions in Postgres: one table each for rows, tails and hosts. The server's setup decides how durable a commit is.
 
 Each write is one statement. It checks that the fence is the newest while it holds the lock of the row.
 """
@@ -371,7 +371,7 @@ def _write(db: Any, write: Write) -> StoreError | None:
 
 
 def _on_row(db: Any, query: str, base: dict[str, object]) -> StoreError | None:
-    """Run a statement that updates the row if it exists. Returns SupersededError if the row exists but was not updated."""
+    """Run an update of the row. Returns SupersededError if the row exists but was not updated."""
     done = _count(db, query, base) or not _count(db, EXISTS, base)
     return None if done else superseded(str(base["id"]))
 

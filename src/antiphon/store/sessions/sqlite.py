@@ -35,8 +35,8 @@ FILE = "sessions.sqlite3"
 FORMAT = 2
 # Errors of a single row, not of the file.
 ROW_ERRORS = (sqlite3.DataError, sqlite3.ProgrammingError)
-# `who` and `kept` are StoredSession's `key_hash` and `snapshot`; `at` is the time of writing, in seconds since 1970. The
-# row of a forgotten session has an empty `kept`, and stays until it expires.
+# `who` and `kept` are StoredSession's `key_hash` and `snapshot`; `at` is the time of writing, in seconds since 1970.
+# The row of a forgotten session has an empty `kept`, and stays until it expires.
 SCHEMA = """
 create table if not exists sessions (
     id text primary key, who text not null, token blob not null, kept blob not null, at real not null
@@ -111,7 +111,7 @@ class SqliteBackend(Backend):
         return failures
 
     def _write(self, db: sqlite3.Connection, write: Write) -> StoreError | None:
-        """Apply the write of one session. Returns its error, or None. Raises sqlite3.DatabaseError if the file fails."""
+        """Apply one session's write. Returns its error, or None. Raises sqlite3.DatabaseError if the file fails."""
         try:
             with _transaction(db):
                 _apply(db, write, self._clock())
