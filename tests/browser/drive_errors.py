@@ -201,17 +201,17 @@ def metrics(browser: Browser, folder: Path) -> None:
     """The board of the server: with a key, without it, and while nobody answers."""
     page = opened(browser, server := Server(metrics_key="scrape"))
     page.locator("#tab-server").click()
-    expect(page.locator("#server-error")).to_contain_text("The metrics want a key")
+    expect(page.locator("#server-error")).to_contain_text("The metrics need a key")
     page.locator("#metrics-key").fill("wrong")
     page.locator("#metrics-key").press("Tab")
-    expect(page.locator("#server-error")).to_contain_text("not the key of the metrics")
+    expect(page.locator("#server-error")).to_contain_text("key of the metrics is wrong")
     page.locator("#metrics-key").fill("scrape")
     page.locator("#metrics-key").press("Tab")
     expect(page.locator("#load-text")).to_have_text("62 %")
     expect(page.locator("#kinds tbody tr").first).to_have_text("Captions3512")
     # Half of 8 lie below 0.5 s; of the other half, which lies between 0.5 and 1 s, nine tenths below 0.95 s.
     expect(page.locator("#delays tbody tr").last).to_have_text("Voice to voice8500950")
-    expect(page.locator("#lights")).to_have_text("No one else is let in now: lane")
+    expect(page.locator("#lights")).to_have_text("No new sessions are admitted now: lane")
     everybody_can_use(page, "server")
     page.screenshot(path=folder / "server.png", full_page=True)
     server.is_gone = True
@@ -225,10 +225,10 @@ def metrics(browser: Browser, folder: Path) -> None:
 
 def keys(browser: Browser, folder: Path) -> None:
     page = opened(browser, Server(key="right"))
-    expect(page.locator("#status")).to_contain_text("wants an API key")
+    expect(page.locator("#status")).to_contain_text("needs an API key")
     expect(page.locator("#key-field")).to_be_visible()
     start(page, "talk")
-    says(page, "talk", "wants an API key")
+    says(page, "talk", "needs an API key")
     page.locator("#key").fill("wrong")
     page.locator("#key").press("Tab")
     expect(page.locator("#status")).to_contain_text("key is wrong")

@@ -112,7 +112,7 @@ def goes_on(page: Page) -> None:
     page.get_by_role("button", name="Start captions").click()
     expect(page.locator("#captions-log")).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
     print("kill it", flush=True)
-    expect(page.locator("#captions-state")).to_contain_text("Goes on once the server is ready", timeout=SLOW_MS)
+    expect(page.locator("#captions-state")).to_contain_text("Continues when the server is ready", timeout=SLOW_MS)
     expect(page.locator("#status")).to_contain_text("does not answer")
     before = page.locator("#captions-log p").count()
     print("bring it back", flush=True)
@@ -141,7 +141,7 @@ def stops_in_mid_line(page: Page) -> None:
     assert re.search(r"-->.*\n\w", downloaded(page, "Download subtitles").decode())
     lines = page.locator("#captions-log p").count()
     page.get_by_role("button", name="Start captions").click()
-    expect(page.locator("#captions-state")).to_contain_text("is added below", timeout=SLOW_MS)
+    expect(page.locator("#captions-state")).to_contain_text("are added below", timeout=SLOW_MS)
     expect(page.locator("#captions-log p")).to_have_count(lines)
     page.get_by_role("button", name="Clear").click()
     expect(page.locator("#captions-log p")).to_have_count(0)
@@ -248,7 +248,7 @@ def main() -> None:
         expect(page.get_by_role("button", name="Stop")).to_be_disabled()
         page.get_by_role("button", name="Speak").press("Enter")
         expect(page.get_by_role("button", name="Stop")).to_be_enabled()
-        expect(page.locator("#speech-state")).to_contain_text("made in", timeout=SLOW_MS)
+        expect(page.locator("#speech-state")).to_contain_text("generated in", timeout=SLOW_MS)
         expect(page.get_by_role("button", name="Stop")).to_be_disabled(timeout=SLOW_MS)
         with wave.open(io.BytesIO(downloaded(page, "Download sound"))) as sound:
             assert 1 < sound.getnframes() / sound.getframerate() < 10
