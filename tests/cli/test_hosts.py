@@ -1,4 +1,4 @@
-"""`antiphon hosts`: what is said of the hosts of a store, and to it."""
+"""`antiphon hosts`: lists the hosts of a store, and marks one as dead."""
 
 from __future__ import annotations
 

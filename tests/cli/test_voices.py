@@ -1,4 +1,4 @@
-"""`antiphon voices`: what there is, what is here, and how it sounds."""
+"""`antiphon voices`: lists the voices, shows which are downloaded, and plays a sample."""
 
 from __future__ import annotations
 
