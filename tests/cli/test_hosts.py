@@ -20,7 +20,7 @@ def test_hosts_are_listed_and_one_is_said_to_be_dead(tmp_path: Path, capsys: pyt
         store.renew(Host("beta/34"))
         assert main(["hosts", *state]) == 0
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert lines[0][:3] == ["load", "is", "known"]
+        assert lines[0][:3] == ["only", "hosts", "with"]
         assert lines[3:] == [
             ["alpha/12", "http://10.0.0.1:8000", "0.50", "draining"],
             ["beta/34", "-", "unknown", "serves"],

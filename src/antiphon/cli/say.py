@@ -318,7 +318,7 @@ def voice_lines(settings: Settings) -> list[str]:
 
 
 def with_voices(settings: Settings, names: Sequence[str]) -> Settings:
-    """Return the settings with these voices, or `all` voices of the registry. Raises SettingsError for an unknown name."""
+    """Return the settings with these voices, or `all` known ones. Raises SettingsError for an unknown name."""
     known = _voices()
     for name in names:
         if name not in known and name != ALL_VOICES:
