@@ -337,7 +337,7 @@ class ClientCaptions(LinkedSession):
                 except SessionEnded as ended:
                     if ended.code not in ENDS_A_SESSION:
                         raise
-                    log.info("captions go on in another session: %s", ended)
+                    log.info("captions continue in another session: %s", ended)
                     # Back off while sessions end without a word.
                     wait_s = FIRST_WAIT_S if self._settled > settled else min(2 * wait_s, MAX_WAIT_S)
                     await self._renew(wait_s)

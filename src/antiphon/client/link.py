@@ -207,9 +207,6 @@ class ResumingLink:
 
         Waits while more than MAX_UNSENT_BYTES are unsent.
 
-        Args:
-            message: A message of the session's protocol.
-
         Raises:
             SessionEnded: The session is over.
             ValueError: The message is one that only the client itself sends (OF_THE_LINK).
@@ -267,11 +264,7 @@ class ResumingLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def cut(self) -> bool:
-        """Abort the connection as a network failure does; the session continues on another. For tests of resuming.
-
-        Returns:
-            Whether the session was connected.
-        """
+        """Abort the connection as a network failure does, for tests. Returns whether the session was connected."""
         if socket := self._socket:
             self._socket = None
             socket.transport.abort()
@@ -397,11 +390,7 @@ class ResumingLink:
         self._incoming_bytes += size
 
     def end(self, ended: SessionEnded) -> None:
-        """Mark the session as ended, as if the server had ended it. Does not close the connection; `close` does.
-
-        Args:
-            ended: What `send` and `receive` raise from now on.
-        """
+        """Mark the session as ended: `send` and `receive` raise `ended` from now on. `close` closes the connection."""
         if not self._ended:
             self._ended = ended
             self._incoming.put_nowait((ended, 0))

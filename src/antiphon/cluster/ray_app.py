@@ -208,7 +208,7 @@ def build(args: Mapping[str, Any]) -> Any:
     if args.get("part") == "doors":
         return doors_application(settings, int(numbers["doors"]))
     if args.get("part") != "hosts":
-        raise SettingsError("part: hosts or doors, each an application of its own")
+        raise SettingsError("part must be hosts or doors, which are separate applications")
     if not settings.server.api_keys and not settings.server.allow_anonymous:
         raise SettingsError("hosts on Ray are reached from other nodes: set ANTIPHON_API_KEYS, or allow_anonymous")
     rules = ScalingRules(int(numbers["hosts"]), max(int(numbers["hosts"]), int(numbers["most_hosts"])))
