@@ -272,7 +272,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused() -> None:
 
     with pytest.raises(TypeError, match="the parameter a has no type"):
         FunctionTool(untyped)
-    with pytest.raises(TypeError, match="parameters have names"):
+    with pytest.raises(TypeError, match="parameters are passed by name"):
         FunctionTool(variable)
 
 

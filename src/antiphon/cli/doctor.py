@@ -146,7 +146,7 @@ async def _print_speech_speed(synthesizer: Synthesizer) -> None:
         firsts.append(first)
     print(
         f"  speech           first sound in {sorted(firsts)[TRIALS // 2] * 1000:.0f} ms, "
-        f"{1 / sorted(ratios)[TRIALS // 2]:.0f} times as fast as it is heard (median of {TRIALS})"
+        f"{1 / sorted(ratios)[TRIALS // 2]:.0f} times as fast as real time (median of {TRIALS})"
     )
 
 

@@ -26,13 +26,13 @@ def pcm16(audio: Audio) -> bytes:
     """
     if isinstance(audio, bytes | bytearray | memoryview):
         if len(audio) % 2:
-            raise ValueError("PCM of 16 bits has two bytes a sample; this ends in the middle of one")
+            raise ValueError("16-bit PCM has two bytes per sample; this audio ends in the middle of one")
         return bytes(audio)
     array = np.asarray(audio)
     if array.dtype == np.int16:
         return array.astype("<i2").tobytes()
     if not np.issubdtype(array.dtype, np.floating):
-        raise TypeError(f"audio is of int16 or of floats in [-1, 1], not of {array.dtype}")
+        raise TypeError(f"audio must be int16, or floats in [-1, 1], not {array.dtype}")
     return to_pcm16(array.astype(np.float32))
 
 

@@ -242,7 +242,7 @@ class ClientCaptions(LinkedSession):
             RuntimeError: Another `feed` is still running.
         """
         if self._feeding and not self._feeding.done():
-            raise RuntimeError("these captions are fed already")
+            raise RuntimeError("another `feed` is still running")
         self._feeding = asyncio.create_task(self._feed(pieces))
 
     async def _feed(self, pieces: AsyncIterable[Audio] | Iterable[Audio]) -> None:

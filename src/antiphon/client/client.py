@@ -48,7 +48,7 @@ class Client:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"the server's address is http:// or https:// and a host, not {url}")
+            raise ValueError(f"the server's address must be http:// or https:// and a host, not {url}")
         self.url = parts.geturl().rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._give_up_s = give_up_s
@@ -102,7 +102,7 @@ class Client:
             ValueError: `session` has `tools`.
         """
         if session and "tools" in session:
-            raise ValueError("functions are given as `tools`, not in the session: their calls would have no answer")
+            raise ValueError("pass functions as `tools`, not in the session: their calls would get no output")
         functions = tools_of(tools)
         found: dict[str, Json] = {
             "input_audio_format": "pcm16",

@@ -178,7 +178,7 @@ class HeldSession:
         received = event.get("received_events")
         if isinstance(received, int) and not isinstance(received, bool):
             if received + 1 < self._first_kept:
-                raise CannotResume("client_gap", "more of the client's messages were lost than are kept")
+                raise CannotResume("client_gap", "the host lacks messages of the client that are no longer kept")
             num_given = min(received + 1 - self._first_kept, len(self._kept))
             self._next = self._first_kept + num_given
             self.unsent_bytes = sum(len(frame) for frame in list(self._kept)[num_given:])

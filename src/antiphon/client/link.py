@@ -424,7 +424,7 @@ class LinkedSession(ABC):
         """Keep and log the warnings of a message of the server."""
         for warning in message.get("warnings") or ():
             self.warnings.append(warning)
-            log.warning("the server did not read %s: %s", warning.get("param"), warning.get("message"))
+            log.warning("the server ignored %s: %s", warning.get("param"), warning.get("message"))
 
     async def __aenter__(self) -> Self:
         """Connect, and wait until the session has begun.

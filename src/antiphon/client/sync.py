@@ -225,7 +225,7 @@ class SyncClient:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if not self._loop:
             work.close()
-            raise RuntimeError("a SyncClient is used within its `with` block")
+            raise RuntimeError("use a SyncClient within its `with` block")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -37,7 +37,9 @@ class FunctionTool:
         fields: list[Any] = []
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise TypeError(f"{self.name}: a tool's parameters have names; {parameter} has none")
+                raise TypeError(
+                    f"{self.name}: a tool's parameters are passed by name, which {parameter} does not allow"
+                )
             if parameter.name not in hints:
                 raise TypeError(f"{self.name}: the parameter {parameter.name} has no type")
             kind = _described(hints[parameter.name])

@@ -97,7 +97,7 @@ class DoorMetrics:
         self.connections = Gauge("antiphon_door_connections", "WebSockets of clients that are open", registry=registry)
         self.pauses_s = Histogram(
             "antiphon_door_pause_seconds",
-            "From the loss of a host until its session goes on",
+            "From the loss of a host until its session continues",
             buckets=PAUSES_S,
             registry=registry,
         )

@@ -340,4 +340,4 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("commit")
 
 
-assert ROW_VERSION == 1, "MIGRATION gives rows of before there were versions the first one"
+assert ROW_VERSION == 1, "MIGRATION gives older rows version 1"
