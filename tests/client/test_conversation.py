@@ -290,7 +290,7 @@ def test_what_the_server_refuses_is_an_event_and_the_session_goes_on(scripted: t
 
 def test_half_a_sample_is_refused(scripted: tuple[str, ServerState, Echo]) -> None:
     async def use(talk: ClientConversation) -> None:
-        with pytest.raises(ValueError, match="two bytes a sample"):
+        with pytest.raises(ValueError, match="two bytes per sample"):
             await talk.send_audio(b"123")
 
     talked(scripted, use)
