@@ -22,9 +22,9 @@ class ScalingRules:
     fewest: int = 1
     # The largest number of hosts.
     most: int = 100
-    # Hosts are added until each has at most this load, from above `low` to 1.
+    # Hosts are added until the load of each is at most this. Above `low`, and at most 1.
     target: float = 0.75
-    # The number of hosts in addition to those.
+    # The number of hosts to run beyond those.
     spare: int = 1
     # A host may be removed if the load of each remaining one would be at most this.
     low: float = 0.6
