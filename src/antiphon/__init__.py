@@ -1,6 +1,6 @@
-"""antiphon: a self-hosted server for live speech, over the protocols clients already speak.
+"""antiphon: a self-hosted server for live speech, over protocols that existing clients already use.
 
-`antiphon.Server` serves within a program (docs/client.md), `antiphon.client` has a client.
+`antiphon.Server` runs the server within a program (docs/client.md). `antiphon.client` has a client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Server", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the server where it is asked for: it takes a second, and a client does without it."""
+    """Import `Server` on first use: the import takes a second, and a client does not need it."""
     if name == "Server":
         from antiphon.cli.embedded import Server
 

@@ -1,4 +1,4 @@
-"""The extras of the package (pyproject.toml): which of them are installed, and what to install where one is missing."""
+"""The package's extras (pyproject.toml): checks whether they are installed, and names the command that installs one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from antiphon.errors import SettingsError
 
-# Packages that the code of an extra imports, by its name. The base, which hears and transcribes, has none of them.
+# The packages that the code of each extra imports. The base package, which transcribes, needs none of them.
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "speech": ("hibari", "onnx", "py3langid"),
@@ -21,18 +21,18 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def missing_packages(extra: str) -> tuple[str, ...]:
-    """Return the packages of an extra that are not installed. "", the base, lacks none. Raises KeyError."""
+    """Return the packages of an extra that are not installed; () for "", the base. Raises KeyError."""
     return tuple(name for name in EXTRAS[extra] if not _is_installed(name)) if extra else ()
 
 
 def require_extra(extra: str, what: str) -> None:
-    """Raise SettingsError where `what`, which the user asked for, needs an extra that is not installed."""
+    """Check that an extra is installed. `what` names the feature that needs it. Raises SettingsError if it is not."""
     if missing := missing_packages(extra):
         raise SettingsError(f"{what} needs {missing[0]}, which is not installed: {install_command(extra)}")
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra from a clone: no package is published yet."""
+    """Return the command that installs an extra from a clone, since no package is published yet."""
     return f"pip install '.[{extra}]'"
 
 

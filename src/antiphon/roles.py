@@ -1,4 +1,4 @@
-"""The roles that a model can have in the server, each of which stands for a contract of `contracts/`.
+"""The roles that a model can have in the server. Each role stands for a contract of `contracts/`.
 
 | role | contract |
 |---|---|
@@ -8,10 +8,10 @@
 | `speaker` | `SpeakerModel` |
 | `language` | `LanguageModel` |
 | `synthesizer` | `Synthesizer` |
-| `conversation_model` | `ConversationModel`, or `NativeModel` where it takes turns by itself |
+| `conversation_model` | `ConversationModel`, or `NativeModel` if it takes turns by itself |
 | `video_model` | `VideoModel` |
 | `image_reader` | `ImageReader` |
-| `fallback` | `Synthesizer`, for languages that the other one does not speak |
+| `fallback` | `Synthesizer`, for languages that the `synthesizer` does not speak |
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ModelRole = Literal[
     "image_reader",
     "fallback",
 ]
-# Other names of roles, as specs and `--placement` may say them; metrics, /ready and logs do.
+# Aliases of roles. Specs and `--placement` accept them; metrics, /ready and logs print them.
 OTHER_NAMES: Mapping[str, ModelRole] = MappingProxyType(
     {"partner": "conversation_model", "watcher": "video_model", "reader": "image_reader"}
 )
 
 
 def role_named(name: str) -> ModelRole:
-    """Return the role with this name, or this other name. Raises ValueError where there is none."""
+    """Return the role with this name or alias. Raises ValueError if there is none."""
     role = OTHER_NAMES.get(name, name)
     if role not in get_args(ModelRole):
         raise ValueError(f"there is no role {name!r}")
@@ -47,5 +47,5 @@ def role_named(name: str) -> ModelRole:
 
 
 def shown_role(role: ModelRole) -> str:
-    """Return what metrics, /ready and logs call a role."""
+    """Return the name of a role in metrics, /ready and logs: its alias, if it has one."""
     return next((name for name, other in OTHER_NAMES.items() if other == role), role)

@@ -1,4 +1,4 @@
-"""Waking tasks that wait for a state to change. For tasks of one event loop; threads have `threading.Condition`."""
+"""Wakes tasks that wait for a change of state. For tasks of one event loop; threads use `threading.Condition`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ T = TypeVar("T")
 
 
 class Signal:
-    """A change that any number of tasks of one event loop can wait for, again and again.
+    """A repeatable notification that any number of tasks of one event loop can wait for.
 
-    The waiter checks the state itself, in a loop: `while not ready(): await signal.wait()`. Nothing may be awaited
-    between the check and `wait`, or a notification in between is lost; where that cannot be avoided, take `pending()`
-    before the check and wait on what it returned.
+    The waiter checks the state itself, in a loop: `while not ready(): await signal.wait()`. It may not await anything
+    between the check and `wait`, or it misses a notification in between. If it has to, it calls `pending()` before the
+    check and waits on the returned event.
     """
 
     def __init__(self) -> None:
         self._event = anyio.Event()
 
     def notify(self) -> None:
-        """Wake every task that waits now. Does not wait itself, and remembers nothing for tasks that wait later."""
+        """Wake all tasks that wait now. Tasks that wait later are not woken by it."""
         self._event.set()
         self._event = anyio.Event()
 
     def pending(self) -> anyio.Event:
-        """Return the event that the next `notify` sets. It stays set, so it can be waited for at any later time."""
+        """Return the event that the next `notify` sets. The event stays set, so it can be awaited at any later time."""
         return self._event
 
     async def wait(self) -> None:
@@ -36,7 +36,7 @@ class Signal:
 
 
 async def become(reached: Callable[[], bool], every_s: float) -> None:
-    """Wait until `reached`, looking every `every_s` seconds: for what changes by the clock, which notifies nobody."""
+    """Poll `reached` every `every_s` seconds until it is true: for conditions of time, which notify no task."""
     while True:
         if reached():
             return
@@ -44,9 +44,9 @@ async def become(reached: Callable[[], bool], every_s: float) -> None:
 
 
 async def unless_set(event: anyio.Event, work: Callable[[], Awaitable[T]]) -> T | None:
-    """Return what `work` returns, or None where `event` is set before, which cancels it.
+    """Return the result of `work`. If `event` is set first, cancel `work` and return None.
 
-    What it raises comes in an ExceptionGroup.
+    An exception of `work` is raised in an ExceptionGroup.
     """
     async with anyio.create_task_group() as group:
         group.start_soon(_cancel_when_set, event, group.cancel_scope)

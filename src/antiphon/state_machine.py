@@ -1,4 +1,4 @@
-"""States that only a table of transitions changes. Pure: it knows no socket, no task and no clock."""
+"""State machines that are defined by a table of transitions. Pure: no sockets, tasks or clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Following = TypeVar("Following")
 
 
 def transition(table: Mapping[StateT, Mapping[EventT, Following]], state: StateT, event: EventT) -> Following:
-    """Return what a table has for an event in a state. Raises LocalProtocolError where it has nothing."""
+    """Return the table's entry for an event in a state. Raises LocalProtocolError if it has none."""
     following = table[state].get(event) if state in table else None
     if following is None:
         raise LocalProtocolError(f"{_name(event)} has no transition from {type(state).__name__}.{_name(state)}")
@@ -28,9 +28,9 @@ def _name(value: Hashable) -> str:
 
 @dataclass(slots=True)
 class StateMachine(Generic[StateT, EventT]):
-    """A state and the table of its transitions: for each state, each event that it allows and the next state.
+    """A state and its table of transitions: for each state, the allowed events and their next states.
 
-    Several objects may share one machine. It wakes no task: the object that applies an event does that.
+    Several objects may share one machine. It wakes no tasks; the object that applies an event does.
     """
 
     _transitions: Mapping[StateT, Mapping[EventT, StateT]]
@@ -38,13 +38,13 @@ class StateMachine(Generic[StateT, EventT]):
 
     @property
     def state(self) -> StateT:
-        """The present state; the one that the machine was made with until the first event is applied."""
+        """The current state; at first, the one the machine was created with."""
         return self._state
 
     def apply(self, event: EventT) -> StateT:
-        """Move to the state that the table has for this event, and return it.
+        """Move to the table's next state for this event, and return it.
 
-        Raises LocalProtocolError, and changes nothing, where the present state has no such transition.
+        Raises LocalProtocolError, and changes nothing, if the current state does not allow the event.
         """
         self._state = transition(self._transitions, self._state, event)
         return self._state

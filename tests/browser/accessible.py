@@ -1,4 +1,4 @@
-"""Whether everybody can use a page: axe finds nothing serious."""
+"""Checks the accessibility of a page: axe finds nothing serious."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GRAVE = ("serious", "critical")
 
 
 def everybody_can_use(page: Page, where: str) -> None:
-    """Fail where a screen reader, a keyboard or weak eyes meet something serious. `where` is for the message."""
+    """Fail if axe finds a serious problem for screen readers, keyboards or weak eyes. `where`: for the message."""
     found = Axe().run(page).response["violations"]
     grave = [f"{v['id']}: {[n['html'][:120] for n in v['nodes']]}" for v in found if v["impact"] in GRAVE]
     assert not grave, (where, grave)

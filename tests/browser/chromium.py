@@ -9,12 +9,12 @@ from playwright.sync_api import Browser, Playwright
 
 
 def path() -> str | None:
-    """Where Chromium is; None: playwright looks for one of its own."""
+    """Return the path of Chromium; None: playwright uses its own."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def launched(playwright: Playwright, microphone: str | Path, camera: str | Path, *, loops: bool = False) -> Browser:
-    """Start it; it may use both at once. `loops`: the microphone's file begins anew at its end."""
+    """Start Chromium, with permission to use both. `loops`: the microphone's file repeats."""
     flags = [
         "--no-sandbox",
         "--use-fake-ui-for-media-stream",

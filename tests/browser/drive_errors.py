@@ -1,4 +1,4 @@
-"""What the page says when something is missing or refused, in headless Chromium, without a real server.
+"""The page's messages when something is missing or refused, in headless Chromium, without a real server.
 
     drive_errors.py FOLDER
 
@@ -20,7 +20,7 @@ from accessible import everybody_can_use
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 WEB = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "web"
-# A browser trusts localhost as it does https, and no other http.
+# A browser trusts http://localhost like https, but no other http address.
 TRUSTED, UNTRUSTED = "localhost", "antiphon.example"
 FULL = {"error": {"message": "No room for another session.", "code": "rate_limit_exceeded"}}
 METRICS = """# HELP antiphon_load What of the machine is promised.
@@ -42,7 +42,7 @@ KINDS = ("captions", "conversation", "speech", "video", "duplex")
 
 @dataclass
 class Server:
-    """What the server that is played answers. It takes no WebSocket."""
+    """The state of the fake server. It accepts no WebSockets."""
 
     key: str = ""
     status: str = "ready"
@@ -54,7 +54,7 @@ class Server:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """The page's files, and the answers of `plays`."""
+    """Serves the page's files, and the answers of `plays`."""
 
     plays = Server()
 
@@ -105,7 +105,7 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 listener = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
@@ -128,7 +128,7 @@ def start(page: Page, tab: str) -> None:
 
 
 def says(page: Page, tab: str, what: str) -> None:
-    """The tab says it to everybody, right below its button."""
+    """Check that the tab shows this error right below its button, also to screen readers."""
     error = page.locator(f"#{tab}-error")
     expect(error).to_contain_text(re.compile(what), timeout=10_000)
     assert error.get_attribute("role") == "alert"
@@ -152,7 +152,7 @@ def at_rest(browser: Browser, folder: Path) -> None:
         for tab in TABS:
             page.locator(f"#tab-{tab}").click()
             for label in page.locator(f"#{tab} .bar label:has(select, input[type=range])").all():
-                # A label is beside what it names.
+                # A label is next to its control.
                 text, field = label.bounding_box(), label.locator("select, input").bounding_box()
                 assert text
                 assert field
@@ -198,20 +198,20 @@ def lacks(browser: Browser) -> None:
 
 
 def metrics(browser: Browser, folder: Path) -> None:
-    """The board of the server: with a key, without it, and while nobody answers."""
+    """The server tab: with a key, without it, and while the server does not answer."""
     page = opened(browser, server := Server(metrics_key="scrape"))
     page.locator("#tab-server").click()
-    expect(page.locator("#server-error")).to_contain_text("The metrics want a key")
+    expect(page.locator("#server-error")).to_contain_text("The metrics need a key")
     page.locator("#metrics-key").fill("wrong")
     page.locator("#metrics-key").press("Tab")
-    expect(page.locator("#server-error")).to_contain_text("not the key of the metrics")
+    expect(page.locator("#server-error")).to_contain_text("key of the metrics is wrong")
     page.locator("#metrics-key").fill("scrape")
     page.locator("#metrics-key").press("Tab")
     expect(page.locator("#load-text")).to_have_text("62 %")
     expect(page.locator("#kinds tbody tr").first).to_have_text("Captions3512")
     # Half of 8 lie below 0.5 s; of the other half, which lies between 0.5 and 1 s, nine tenths below 0.95 s.
     expect(page.locator("#delays tbody tr").last).to_have_text("Voice to voice8500950")
-    expect(page.locator("#lights")).to_have_text("No one else is let in now: lane")
+    expect(page.locator("#lights")).to_have_text("No new sessions are admitted now: lane")
     everybody_can_use(page, "server")
     page.screenshot(path=folder / "server.png", full_page=True)
     server.is_gone = True
@@ -225,10 +225,10 @@ def metrics(browser: Browser, folder: Path) -> None:
 
 def keys(browser: Browser, folder: Path) -> None:
     page = opened(browser, Server(key="right"))
-    expect(page.locator("#status")).to_contain_text("wants an API key")
+    expect(page.locator("#status")).to_contain_text("needs an API key")
     expect(page.locator("#key-field")).to_be_visible()
     start(page, "talk")
-    says(page, "talk", "wants an API key")
+    says(page, "talk", "needs an API key")
     page.locator("#key").fill("wrong")
     page.locator("#key").press("Tab")
     expect(page.locator("#status")).to_contain_text("key is wrong")
@@ -246,7 +246,7 @@ def keys(browser: Browser, folder: Path) -> None:
 
 
 def languages(browser: Browser) -> None:
-    """Those that are loaded, by their names; where there is one, it is all that can be chosen."""
+    """Offers the model's languages by name; if there is only one, it is the only choice."""
     for codes, names in ((("en", "de", "fr"), ["Any", "English", "French", "German"]), (("en",), ["English"])):
         page = opened(browser, Server(languages=codes))
         expect(page.locator("#status")).to_have_text("Ready: one")

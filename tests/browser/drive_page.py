@@ -1,10 +1,11 @@
-"""A user of the page, played by headless Chromium with a recording for a microphone.
+"""A user of the page, simulated by headless Chromium with a recording as its microphone.
 
     drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER [websocket|webrtc|returns]
 
-It talks, hears the answer and interrupts a long one by the button, over WebSocket and WebRTC; then captions, speech,
-video, and the keyboard alone. Screenshots go to FOLDER. With a transport it only talks by that, at a door whose host
-dies in the first answer; with `returns` it has captions, says so, and goes on once the server was killed and is back.
+It talks, hears the answer and interrupts a long one by the button, over WebSocket and WebRTC; then it tries captions,
+speech, video, and the keyboard alone. Screenshots go to FOLDER. With a transport, it only talks over that, at a door
+whose host dies during the first answer. With `returns`, it starts captions, prints that, and continues after the server
+was killed and restarted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from chromium import launched
 from playwright.sync_api import Page, expect, sync_playwright
 
 SLOW_MS = 30_000
-# How much of the waveform's colours is painted, by side: what is drawn, not what was meant to be.
+# Measures the pixels in each side's waveform colour: what is really drawn.
 LOUDEST = """() => {
     const canvas = document.getElementById("timeline"), pen = canvas.getContext("2d");
     const ratio = canvas.width / canvas.clientWidth, found = {};
@@ -40,7 +41,7 @@ LOUDEST = """() => {
 
 
 def heard_something(page: Page) -> None:
-    """The newest row of the stages has all its times, in an order that can be."""
+    """Check that the newest row of the table of stages has all its times, in a possible order."""
     row = page.locator("#stages tbody tr").first
     expect(row.locator("td").nth(5)).to_have_text(re.compile(r"^\d+$"), timeout=SLOW_MS)
     sound, heard = (int(row.locator("td").nth(k).inner_text()) for k in (4, 5))
@@ -57,7 +58,7 @@ def talk(page: Page, transport: str, folder: Path) -> None:
     options(page, shown=False)
     page.get_by_role("button", name="Start talking").click()
     expect(page.locator("#talk-state")).to_have_text("Listening", timeout=SLOW_MS)
-    # The recording is heard and understood …
+    # The recording is heard and transcribed …
     expect(page.locator("#talk-log .me").first).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
     # … and answered, aloud.
     expect(page.locator("#talk-log .them").first).to_contain_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
@@ -67,7 +68,7 @@ def talk(page: Page, transport: str, folder: Path) -> None:
     for side, loudest in page.evaluate(LOUDEST).items():
         assert loudest > 0.02, f"the waveform of {side} is flat"
     expect(page.locator("#talk-state")).to_have_text("Listening", timeout=SLOW_MS)
-    # A long answer to a written question is cut short by the button: what was not heard is struck out.
+    # The button cuts off a long answer to a written question: the unheard part is struck out.
     page.locator("#typed").fill("Count from one to sixty in words, please: one, two, three and so on.")
     page.get_by_role("button", name="Send").click()
     expect(page.locator("#talk-state")).to_have_text("Speaking", timeout=SLOW_MS)
@@ -77,7 +78,7 @@ def talk(page: Page, transport: str, folder: Path) -> None:
     expect(cut).to_have_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
     kept = page.locator("#talk-log .them").last.locator("span").first.inner_text()
     assert kept, "nothing of 2.5 seconds was heard"
-    # It stays so: whatever was still under way neither sounds nor counts as heard.
+    # It stays like that: later audio of the answer neither plays nor counts as heard.
     page.wait_for_timeout(1500)
     expect(cut).to_have_text(re.compile(r"\w{3,}"))
     assert page.locator("#talk-log .them").last.locator("span").first.inner_text() == kept
@@ -90,7 +91,7 @@ def talk(page: Page, transport: str, folder: Path) -> None:
 
 
 def talk_on(page: Page, transport: str, folder: Path) -> None:
-    """The host dies while the first answer sounds: it is begun anew, and the next question is answered, too."""
+    """The host dies while the first answer plays: the answer begins again, and the next question is answered too."""
     page.locator("#transport").select_option(transport)
     page.get_by_role("button", name="Start talking").click()
     expect(page.locator("#talk-log .me").first).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
@@ -107,12 +108,12 @@ def talk_on(page: Page, transport: str, folder: Path) -> None:
 
 
 def goes_on(page: Page) -> None:
-    """The server is killed by whoever reads what this prints, and comes back: captions begin again by themselves."""
+    """The reader of this program's output kills the server and restarts it: captions resume by themselves."""
     page.get_by_role("tab", name="Captions").click()
     page.get_by_role("button", name="Start captions").click()
     expect(page.locator("#captions-log")).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
     print("kill it", flush=True)
-    expect(page.locator("#captions-state")).to_contain_text("Goes on once the server is ready", timeout=SLOW_MS)
+    expect(page.locator("#captions-state")).to_contain_text("Continues when the server is ready", timeout=SLOW_MS)
     expect(page.locator("#status")).to_contain_text("does not answer")
     before = page.locator("#captions-log p").count()
     print("bring it back", flush=True)
@@ -121,15 +122,15 @@ def goes_on(page: Page) -> None:
     expect(page.locator("#captions-log p").nth(before)).to_contain_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
     page.get_by_role("button", name="Stop captions").click()
     expect(page.locator("#captions-state")).to_have_text("Stopped", timeout=SLOW_MS)
-    # Times go on: none of a line is before that of the line above it.
+    # Times increase from line to line.
     begins = re.findall(r"^(\d\d:\d\d:\d\d,\d{3}) -->", downloaded(page, "Download subtitles").decode(), re.MULTILINE)
     assert len(begins) > before
     assert begins == sorted(begins), begins
 
 
 def stops_in_mid_line(page: Page) -> None:
-    """What is being said at a stop is finished, and in the subtitles; a second start says that it adds, and *Clear*
-    begins anew.
+    """A line under way at a stop is completed, and is in the subtitles. A second start says that it adds lines, and
+    *Clear* starts over.
     """
     page.get_by_role("tab", name="Captions").click()
     page.locator("#language").select_option("English")
@@ -141,7 +142,7 @@ def stops_in_mid_line(page: Page) -> None:
     assert re.search(r"-->.*\n\w", downloaded(page, "Download subtitles").decode())
     lines = page.locator("#captions-log p").count()
     page.get_by_role("button", name="Start captions").click()
-    expect(page.locator("#captions-state")).to_contain_text("is added below", timeout=SLOW_MS)
+    expect(page.locator("#captions-state")).to_contain_text("are added below", timeout=SLOW_MS)
     expect(page.locator("#captions-log p")).to_have_count(lines)
     page.get_by_role("button", name="Clear").click()
     expect(page.locator("#captions-log p")).to_have_count(0)
@@ -150,7 +151,7 @@ def stops_in_mid_line(page: Page) -> None:
 
 
 def talk_by_keyboard(page: Page) -> None:
-    """From the top of the page, by Tab, Enter and arrows alone: a written question is answered aloud."""
+    """Ask a written question with Tab, Enter and arrows alone, from the top of the page, and hear the answer."""
     page.locator("body").evaluate("() => document.activeElement?.blur()")
     page.get_by_role("tab", name="Talk").focus()
     page.keyboard.press("Tab")
@@ -182,7 +183,7 @@ def server_board(page: Page) -> None:
 
 
 def downloaded(page: Page, button: str) -> bytes:
-    """What the page gives to keep on a press of this button."""
+    """Return the file that the page downloads when this button is pressed."""
     with page.expect_download() as download:
         page.get_by_role("button", name=button).press("Enter")
     return Path(download.value.path()).read_bytes()
@@ -248,7 +249,7 @@ def main() -> None:
         expect(page.get_by_role("button", name="Stop")).to_be_disabled()
         page.get_by_role("button", name="Speak").press("Enter")
         expect(page.get_by_role("button", name="Stop")).to_be_enabled()
-        expect(page.locator("#speech-state")).to_contain_text("made in", timeout=SLOW_MS)
+        expect(page.locator("#speech-state")).to_contain_text("generated in", timeout=SLOW_MS)
         expect(page.get_by_role("button", name="Stop")).to_be_disabled(timeout=SLOW_MS)
         with wave.open(io.BytesIO(downloaded(page, "Download sound"))) as sound:
             assert 1 < sound.getnframes() / sound.getframerate() < 10

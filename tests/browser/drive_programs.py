@@ -1,4 +1,4 @@
-"""The programs of docs/browser.md in headless Chromium, as they are printed, against a real server at port 8000.
+"""The programs of docs/browser.md, exactly as printed, in headless Chromium with a real server at port 8000.
 
     drive_programs.py FOLDER MICROPHONE.wav CAMERA.y4m
 
@@ -21,10 +21,10 @@ ORIGIN_PORT = 3000
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves the folder without a line a request."""
+    """Serves the folder without logging requests."""
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def opened(browser: Browser, name: str, errors: list[str]) -> Page:
@@ -43,9 +43,9 @@ def agent(page: Page) -> None:
     page.locator("#ask").click()
     expect(page.locator("#start")).to_contain_text("start it first")
     page.locator("#start").click()
-    # The recording is said first; then the model has to call a tool, and to answer with what it gave.
+    # The recording is transcribed first. Then the model has to call a tool and answer with its output.
     expect(page.locator("#lines")).to_contain_text("assistant: ", timeout=SLOW_MS)
-    # What the small model says is drawn: not each time is it a call.
+    # The small model's answers are sampled, so not every one is a call.
     called = re.compile(r"tool: get_weather\(.*Paris.*17 degrees")
     for _ in range(4):
         page.locator("#ask").click()

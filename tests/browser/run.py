@@ -2,8 +2,8 @@
 
 It needs Chromium (Debian: `apt install chromium`) and npm. It uses ports 3000 and 8000, as docs/browser.md does.
 
-`make browser DOOR=1` tries the page at a door alone.
-The driver's environment is made beside this file on the first run; screenshots are left in out/.
+`make browser DOOR=1` tests only the page at a door.
+The first run creates the driver's environment next to this file. Screenshots are written to out/.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIMIT_S = 300
 
 
 def microphone(path: Path) -> None:
-    """Write what Chromium takes for a microphone: a moment of silence, then the recording."""
+    """Write the file that Chromium uses as a microphone: a moment of silence, then the recording."""
     pcm = np.concatenate((np.zeros(int(LEAD_S * 16_000), np.float32), decode_all(str(RECORDING))))
     resampler = Resampler(16_000, MICROPHONE_HZ)
     with wave.open(str(path), "wb") as file:
@@ -49,7 +49,7 @@ def microphone(path: Path) -> None:
 
 
 def camera(path: Path) -> None:
-    """Write what Chromium takes for a camera: a door's sign, as YUV4MPEG2."""
+    """Write the file that Chromium uses as a camera: a door's sign, as YUV4MPEG2."""
     image = Image.new("RGB", (640, 360), "white")
     ImageDraw.Draw(image).text((60, 140), SIGN, "black", ImageFont.load_default(72))
     luma, *chroma = (np.asarray(plane) for plane in image.convert("YCbCr").split())
@@ -58,7 +58,7 @@ def camera(path: Path) -> None:
 
 
 def returning(command: Callable[[str], Sequence[str | Path]]) -> int:
-    """Drive the page while its server is killed, and comes back at the same port, when the driver says so."""
+    """Drive the page; when the driver says so, kill its server, and restart it on the same port."""
     process, url = started("--profile", "light")
     driver = subprocess.Popen(command(url), stdout=subprocess.PIPE, text=True)
     timer = threading.Timer(LIMIT_S, driver.kill)
@@ -81,7 +81,7 @@ def returning(command: Callable[[str], Sequence[str | Path]]) -> int:
 
 
 def programs(command: Callable[[Path], Sequence[str | Path]]) -> int:
-    """Drive the pages that docs/browser.md prints, as it says to run them."""
+    """Drive the pages of docs/browser.md, run as the page describes."""
     text = (HERE.parents[1] / "docs" / "browser.md").read_text()
     flags = re.search(r"^antiphon serve (.+)$", text, re.MULTILINE)
     assert flags
@@ -94,13 +94,13 @@ def programs(command: Callable[[Path], Sequence[str | Path]]) -> int:
 
 
 def module() -> int:
-    """Check the types of the module, and pack it: what npm would publish has its types and every file."""
+    """Check the module's types, and pack it: the npm package has its types and every file."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "client"
         shutil.copytree(HERE.parents[1] / "src" / "antiphon" / "web" / "client", folder)
         npm = partial(subprocess.run, cwd=folder, timeout=LIMIT_S, check=True, stdout=subprocess.PIPE, text=True)
         npm(["npm", "install", "--silent", "--no-audit", "--no-fund"])
-        # Its types are made by `prepack`, which fails where they do not hold.
+        # `prepack` generates the types, and fails on a type error.
         said = npm(["npm", "pack", "--json", "--silent"]).stdout
         names = {file["path"] for file in json.loads(said[said.index("[\n") :])[0]["files"]}
         scripts = {path.name for path in folder.glob("*.js")}

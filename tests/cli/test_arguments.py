@@ -28,7 +28,7 @@ def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def sections_of(text: str) -> dict[str, list[str]]:
-    """The long flags of a help text, by the heading that they stand under; a switch by its positive form alone."""
+    """Return the long flags of a help text, by heading; a switch only by its positive form."""
     found: dict[str, list[str]] = {}
     heading = ""
     for line in text.splitlines():
@@ -40,7 +40,7 @@ def sections_of(text: str) -> dict[str, list[str]]:
 
 
 def with_flags() -> list[Option]:
-    """The settings but secrets, which other users could read on a command line."""
+    """Return the settings that have flags: all except secrets, which other users could read on a command line."""
     return [o for o in options() if not o.check.secret]
 
 

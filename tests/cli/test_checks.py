@@ -1,4 +1,4 @@
-"""What is wrong with a command's arguments is told in one line, before anything is fetched, measured or loaded."""
+"""Errors in a command's arguments are printed in one line, before anything is fetched, measured or loaded."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Refused = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def threads_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`serve` ends the process where threads are left, and this one has those of other tests."""
+    """Disable the exit of `serve` if threads are left: this process has threads of other tests."""
     monkeypatch.setattr("antiphon.cli.main._leave_threads", lambda status: None)
 
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Runs a command that is refused with one line, which is returned, and that comes to no model."""
+    """Run a command that fails with one line before any model is touched, and return the line."""
 
     def late(*_: object, **__: object) -> None:
         raise AssertionError("it was told too late")
@@ -91,7 +91,7 @@ def test_when_a_port_is_taken_then_serve_stops_at_once_and_frees_it_on_every_fai
         taken.listen()
         port = str(taken.getsockname()[1])
         assert f"cannot listen on 127.0.0.1:{port}" in refused("serve", "--port", port, status=2)
-    # Refused behind the bind: the port can be listened on.
+    # The refusal comes after the bind, so the port must be free again.
     refused("serve", "--port", port, "--record", "/proc/antiphon", "--home", str(tmp_path))
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(port)))
@@ -230,10 +230,10 @@ def test_when_nothing_of_a_text_can_be_spoken_then_there_is_an_error_and_no_file
 ) -> None:
     target = tmp_path / "a.wav"
     assert main(["say", "Привет мир", "-o", str(target)]) == 1
-    assert capsys.readouterr().err == "antiphon: the voice can speak nothing of this text: Привет мир\n"
+    assert capsys.readouterr().err == "antiphon: the voice cannot speak any of this text: Привет мир\n"
     assert not target.exists()
     assert main(["say", "Привет мир. Hello there.", "-o", str(target)]) == 0
-    assert "left out, for the voice cannot speak it: Привет мир." in capsys.readouterr().err
+    assert "left out because the voice cannot speak it: Привет мир." in capsys.readouterr().err
     with wave.open(str(target)) as spoken:
         assert spoken.getnframes() > 10_000
 
@@ -285,7 +285,7 @@ def test_checks_import_torch_only_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 def test_when_models_are_fetched_then_each_ends_with_where_it_came_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder of the user's stands for the network."""
+    """A local folder stands in for the network."""
     store = store_of(Settings().models)
     for model in (SILERO, SMART_TURN):
         store.require(model)

@@ -1,4 +1,4 @@
-"""What a command does as a container's first process."""
+"""Commands as a container's first process: SIGTERM ends them."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ time.sleep(30)
 
 def test_when_it_is_the_first_process_then_sigterm_ends_it_before_anything_is_served() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, check=False)
-    # As a shell tells of it; without a handler of its own the signal would have killed it.
+    # The exit status that a shell would report. Without its own handler, the signal would have killed the process.
     assert done.returncode == 128 + signal.SIGTERM

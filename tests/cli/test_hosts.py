@@ -1,4 +1,4 @@
-"""`antiphon hosts`: what is said of the hosts of a store, and to it."""
+"""`antiphon hosts`: lists the hosts of a store, and marks one as dead."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from antiphon.store.sessions import Host, open_store
 def test_hosts_are_listed_and_one_is_said_to_be_dead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = ["--state", str(tmp_path)]
     assert main(["hosts", *state]) == 0
-    assert "no host lives in this store" in capsys.readouterr().out
+    assert "no host is alive in this store" in capsys.readouterr().out
     store = open_store(str(tmp_path), 3600, 1000.0)
     try:
         store.renew(Host("alpha/12", "http://10.0.0.1:8000", 0.5, draining=True))
         store.renew(Host("beta/34"))
         assert main(["hosts", *state]) == 0
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert lines[0][:3] == ["load", "is", "known"]
+        assert lines[0][:3] == ["only", "hosts", "with"]
         assert lines[3:] == [
             ["alpha/12", "http://10.0.0.1:8000", "0.50", "draining"],
             ["beta/34", "-", "unknown", "serves"],
@@ -28,10 +28,10 @@ def test_hosts_are_listed_and_one_is_said_to_be_dead(tmp_path: Path, capsys: pyt
         for name in ("nobody", "alph", "alpha/13"):
             assert main(["hosts", *state, "--dead", name]) == 1
             assert capsys.readouterr().err.endswith(
-                f"--dead {name}: no such host lives in this store; there are: alpha/12, beta/34\n"
+                f"--dead {name}: no such host is alive in this store; alive are: alpha/12, beta/34\n"
             )
         assert main(["hosts", *state, "--dead", "alpha"]) == 0
-        assert capsys.readouterr().out == "alpha is dead: its sessions may be taken up elsewhere\n"
+        assert capsys.readouterr().out == "alpha is marked as dead: other hosts may claim its sessions\n"
         assert [host.name for host in store.hosts()] == ["beta/34"]
     finally:
         store.close()

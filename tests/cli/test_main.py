@@ -1,4 +1,4 @@
-"""The commands as a user runs them, in processes of their own."""
+"""The commands as a user runs them, in separate processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_when_a_file_is_transcribed_then_text_subtitles_or_json_are_printed() ->
     file = str(DATA / "audio" / "jfk.flac")
     plain = run("transcribe", file)
     assert plain.returncode == 0, plain.stderr
-    # As the server writes it of a file that is posted, and not as live speech with a pause in it.
+    # The same as the server's transcript of a posted file, not of live speech with a pause.
     assert plain.stdout == (
         "And so my fellow Americans, ask not what your country can do for you, ask what you can do for your country.\n"
     )
@@ -53,7 +53,7 @@ def test_when_the_language_is_none_of_the_models_then_the_error_is_one_line(live
     with (DATA / "audio" / "jfk.flac").open("rb") as file:
         done = run("transcribe", "--language", "zz", "-" if live else file.name, stdin=file)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "antiphon: --language: 'zz' is no language of this model.\n"
+    assert done.stderr == "antiphon: --language: this model does not know the language 'zz'.\n"
 
 
 @pytest.mark.slow

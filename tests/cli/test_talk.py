@@ -1,4 +1,4 @@
-"""`antiphon talk` with a real server over scripted models, and with a real one that it starts itself."""
+"""`antiphon talk` with a real server over scripted models, and with a real server that it starts itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMIT_S = 60
 
 
 def recording(folder: Path, *parts: tuple[int, int], silence_frames: int) -> str:
-    """A WAV file of scripted words, (first, count) each, with silence behind each part."""
+    """Write a WAV file of scripted words, in parts of (first, count), with silence after each part."""
     file = folder / "said.wav"
     with wave.open(str(file), "wb") as out:
         out.setparams((1, 2, 16_000, 0, "NONE", ""))
@@ -62,7 +62,7 @@ def test_a_recording_is_answered_aloud_and_both_sides_are_shown(
     with wave.open(str(played)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
         assert file.getframerate() == 24_000
-    # All of the answer is there, in one piece.
+    # The answer is complete, in one piece.
     loud = np.flatnonzero(samples)
     assert (loud[-1] - loud[0] + 1) / 24_000 == pytest.approx(3 * WORD_S, abs=0.05)
 
@@ -96,7 +96,7 @@ def test_each_turn_has_a_line_and_what_was_heard_of_an_answer_stands_below_it() 
         ResponseEnds("r1", "cancelled", "Once upon a time"),
         Heard("i2", 400),
         Heard("i2", 600),
-        # Words may come only when they are complete.
+        # Words may appear only when they are complete.
         UserSaid("i3", "Stop."),
         ResponseWords("r2", "Fine."),
         ResponseEnds("r2", "completed", "Fine."),
@@ -107,7 +107,7 @@ def test_each_turn_has_a_line_and_what_was_heard_of_an_answer_stands_below_it() 
     ):
         screen.show(event)
         idle.append(screen.is_idle)
-    # From speech on a turn is under way, until it is answered to the end or found empty; a cut answer ends none.
+    # A turn is under way from its speech until it is answered completely or found empty. A cut answer does not end it.
     assert idle == [False] * 13 + [True] * 3 + [False, True]
     assert out.getvalue().splitlines() == [
         "you: Tell me a story.",
@@ -115,7 +115,7 @@ def test_each_turn_has_a_line_and_what_was_heard_of_an_answer_stands_below_it() 
         "(of that answer, 0.6 s were heard)",
         "you: Stop.",
         "antiphon: Fine.",
-        "(the connection broke, and is there again)",
+        "(the connection broke and is restored)",
         "(error invalid_value: No.)",
     ]
 
@@ -146,7 +146,7 @@ def test_without_a_url_a_server_is_started_for_the_conversation(tmp_path: Path) 
     [
         (["--hear", "/missing.wav", "--url", "http://127.0.0.1:9"], "/missing.wav: ", 2),
         (["--hear", "README.md", "--url", "http://127.0.0.1:9"], "README.md: ", 2),
-        (["--into", "x.wav"], "--into: with --hear alone", 2),
+        (["--into", "x.wav"], "--into works only with --hear", 2),
         (["--hear", "tests/data/audio/jfk.flac", "--url", "ftp://here"], "--url: the server's address", 2),
         (["--hear", "tests/data/audio/jfk.flac", "--url", "http://127.0.0.1:9"], "no server answers there", 1),
     ],

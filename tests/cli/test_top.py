@@ -1,4 +1,4 @@
-"""`antiphon top`: what is shown of a server's metrics."""
+"""`antiphon top`: the board that it makes of a server's metrics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_quantiles_lie_in_their_buckets_and_are_of_the_time_between_two_readings
     half = quantile(before, now, HISTOGRAM, 0.5, kind="final")
     assert half is not None
     assert 0.025 < half < 0.05
-    # Beyond the last bound nothing is known but that.
+    # Above the last bound, only the bound is known.
     assert quantile(before, now, HISTOGRAM, 1.0, kind="final") == 10.0
     assert quantile(now, now, HISTOGRAM, 0.5, kind="vad") is None
     assert quantile(before, before, "nothing", 0.5) is None
@@ -68,7 +68,7 @@ def test_the_board_has_what_was_in_between_and_what_is_now() -> None:
     assert lines[1] == ["sessions:", "3", "realtime;", "connections:", "0;", "refused:", "2"]
     rows = {line[0]: line for line in lines if line}
     assert rows["vad"][1] == "1"
-    # None since the reading before.
+    # No observations since the previous reading.
     assert rows["final"][1:] == ["0", "-", "-"]
     assert rows["language"][:3] == ["language", "final", "1"]
 
@@ -92,10 +92,10 @@ def test_it_reads_a_server_and_its_key_and_says_what_it_cannot(
         url = ws.replace("ws", "http", 1)
         monkeypatch.delenv("ANTIPHON_METRICS_KEY", raising=False)
         assert main(["top", "--url", url, "--once"]) == 1
-        assert "answers 401 for /metrics: it wants a key: ANTIPHON_METRICS_KEY" in capsys.readouterr().err
+        assert "answers 401 for /metrics: it needs a key: ANTIPHON_METRICS_KEY" in capsys.readouterr().err
         monkeypatch.setenv("ANTIPHON_METRICS_KEY", "wrong")
         assert main(["top", "--url", url, "--once"]) == 1
-        assert "it takes another key than ANTIPHON_METRICS_KEY" in capsys.readouterr().err
+        assert "it needs another key than ANTIPHON_METRICS_KEY" in capsys.readouterr().err
         monkeypatch.setenv("ANTIPHON_METRICS_KEY", "of-metrics")
         assert main(["top", "--url", f"{url}/metrics", "--once"]) == 0
         assert "sessions: none" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`antiphon voices`: what there is, what is here, and how it sounds."""
+"""`antiphon voices`: lists the voices, shows which are downloaded, and plays a sample."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_voice_is_heard(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_cannot_be_is_told_in_a_line(tmp_path: Path) -> None:
     done = antiphon("-o", "x.wav")
-    assert (done.returncode, done.stderr) == (2, "antiphon: -o: with --hear alone\n")
+    assert (done.returncode, done.stderr) == (2, "antiphon: -o works only with --hear\n")
     done = antiphon("--add", "emma", "--offline", "--home", str(tmp_path))
     assert done.returncode == 1
     assert "emma" in done.stderr

@@ -1,4 +1,4 @@
-"""Captions of our own client go on over the ends of the server's sessions, and are finished before they stop."""
+"""Captions of our own client continue over the ends of the server's sessions, and are complete before they stop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def times(captions: ClientCaptions) -> list[float]:
 
 
 async def ended_by(captions: ClientCaptions, code: str) -> None:
-    """Have the present session end as by the server."""
+    """End the current session as the server would."""
     captions.link.end(SessionEnded(code))
 
 
@@ -65,7 +65,7 @@ CODES = ("session_expired", "server_shutting_down", "unknown_session", "resync_r
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("at", [1, 7, 12])
 def test_another_session_goes_on_with_what_has_no_words_yet(at: int, code: str, scripted: str) -> None:
-    """The words come once, with their places in all audio, whatever ends the session behind a piece."""
+    """Each word arrives once, with its position in all audio, whatever ends the session after a piece."""
 
     async def use(captions: ClientCaptions) -> tuple[str, list[float], int]:
         for number, piece in enumerate(pieces(speech(1, 10, silence_frames=40))):
@@ -148,7 +148,7 @@ def test_a_stop_ends_the_feeding_and_has_the_last_words(says: str, scripted: str
         await was_heard.wait()
         await asyncio.gather(captions.stop(), captions.stop())
         first = await all_words(captions)
-        # They may be fed again.
+        # `feed` may be called again.
         captions.feed(pieces(speech(20, 3)))
         return first, await all_words(captions)
 
@@ -172,7 +172,7 @@ def test_a_stop_does_not_wait_for_a_server_that_says_nothing(scripted: str, monk
 def new_links_receive(
     monkeypatch: pytest.MonkeyPatch, captions: ClientCaptions, refusals: list[SessionEnded], *, always: bool
 ) -> None:
-    """Have the sessions after this one be refused: `always` by the first, or once by each."""
+    """Make the sessions after this one fail: `always` on the first, or once on each."""
     receive = ResumingLink.receive
 
     async def refused(link: ResumingLink) -> dict[str, Any] | bytes:

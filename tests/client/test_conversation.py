@@ -1,4 +1,4 @@
-"""Conversations of our own client with a real server over scripted models: what is said comes once, whatever breaks."""
+"""Conversations of our own client with a real server over scripted models: all events arrive once, whatever breaks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.scripted import speech, text
 from tests.server.scripted import RATE_HZ, WORD_S, Echo, serving
 
 LIMIT_S = 60
-# Turns end after 300 ms of silence, which is pushed behind each: no test waits for it.
+# Turns end after 300 ms of silence, which is sent after each turn, so that no test waits for it.
 VAD = {"type": "server_vad", "silence_duration_ms": 300}
 
 
@@ -58,7 +58,7 @@ def scripted() -> Iterator[tuple[str, ServerState, Echo]]:
 def talked(
     scripted: tuple[str, ServerState, Echo], use: Callable[[ClientConversation], Awaitable[Any]], **options: Any
 ) -> Any:
-    """Run `use` with a conversation, and check that none is left on the server."""
+    """Run `use` with a conversation, and check that no session is left on the server."""
 
     async def main() -> Any:
         async with Client(scripted[0]) as client, client.conversation(**options) as talk:
@@ -70,7 +70,7 @@ def talked(
 
 
 async def until(talk: ClientConversation, kind: type[ConversationEvent]) -> list[ConversationEvent]:
-    """What happens up to the first event of a kind."""
+    """Return the events up to the first one of a kind."""
     seen = list[ConversationEvent]()
     async for event in talk:
         seen.append(event)
@@ -145,10 +145,10 @@ def test_two_hundred_cuts_lose_and_double_nothing(scripted: tuple[str, ServerSta
         turn = 0
         while cuts < 200:
             turn += 1
-            # Other words than the answer's just before, which would be taken for its echo.
+            # Words that differ from the previous answer, or they would be taken for its echo.
             first = 1 + 3 * turn
             pcm = speech(first, 3, silence_frames=30)
-            # Cut between two pieces of what is said, and between two events of what is answered.
+            # The connection breaks between two pieces of speech, and between two events of the answer.
             at_piece, at_event = chance.randrange(8), chance.randrange(12)
             for k in range(8):
                 await talk.send_audio(pcm[k * len(pcm) // 8 : (k + 1) * len(pcm) // 8])
@@ -160,7 +160,7 @@ def test_two_hundred_cuts_lose_and_double_nothing(scripted: tuple[str, ServerSta
                 if not isinstance(event, Reconnected):
                     seen.append(event)
                 if isinstance(event, AudioToPlay):
-                    # Nothing is left to sound when the next turn begins, which would be speech over an answer.
+                    # All audio is played before the next turn begins, so that it is not speech over an answer.
                     await talk.played(event)
                 if len(seen) == at_event:
                     at_event = -1
@@ -178,12 +178,12 @@ def test_two_hundred_cuts_lose_and_double_nothing(scripted: tuple[str, ServerSta
 
 
 async def cut(talk: ClientConversation) -> int:
-    """Break the connection, if there is one just now."""
+    """Break the connection, if there is one at the moment."""
     return int(await talk.link.cut())
 
 
 class Caller(Echo):
-    """Calls `add` with what it is told as JSON; where it is given a result, it says that."""
+    """Calls `add` with the user's JSON; says the result when it gets one."""
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
@@ -200,7 +200,7 @@ class Caller(Echo):
 def add(a: int, b: Annotated[int, "What is added."] = 1) -> int:
     """Add two numbers.
 
-    Only the first paragraph is told.
+    Only the first paragraph is sent to the model.
     """
     if a == 13:
         raise ValueError("thirteen is not added to")
@@ -272,7 +272,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused() -> None:
 
     with pytest.raises(TypeError, match="the parameter a has no type"):
         FunctionTool(untyped)
-    with pytest.raises(TypeError, match="parameters have names"):
+    with pytest.raises(TypeError, match="parameters are passed by name"):
         FunctionTool(variable)
 
 
@@ -290,7 +290,7 @@ def test_what_the_server_refuses_is_an_event_and_the_session_goes_on(scripted: t
 
 def test_half_a_sample_is_refused(scripted: tuple[str, ServerState, Echo]) -> None:
     async def use(talk: ClientConversation) -> None:
-        with pytest.raises(ValueError, match="two bytes a sample"):
+        with pytest.raises(ValueError, match="two bytes per sample"):
             await talk.send_audio(b"123")
 
     talked(scripted, use)
@@ -348,7 +348,7 @@ def test_a_program_without_an_event_loop_has_the_same(scripted: tuple[str, Serve
 
 
 def test_the_language_is_given_and_changed_in_mid_call(scripted: tuple[str, ServerState, Echo]) -> None:
-    """The scripted model hears English alone: what is refused shows that it was asked for."""
+    """The scripted model hears only English, so a refusal shows that the language was sent."""
 
     async def use(talk: ClientConversation) -> list[str]:
         told = []

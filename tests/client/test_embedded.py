@@ -1,4 +1,4 @@
-"""The server within a program: the very path of `antiphon serve`, without its signals."""
+"""The server within a program: the same code path as `antiphon serve`, without its signal handlers."""
 
 from __future__ import annotations
 

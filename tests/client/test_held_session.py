@@ -1,4 +1,4 @@
-"""What a door keeps of a session: both sides lose nothing, and get nothing twice, wherever the connection breaks."""
+"""A door's state of a session: neither side loses a frame or gets one twice, wherever the connection breaks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_client_gets_a_session_without_token_and_numbers() -> None:
         "type": "session.resume",
         "session_id": "sess-1",
         "resume_token": "t1",
-        # The binary frame counts without saying so.
+        # The binary frame counts, although it has no sequence number.
         "last_received_server_event_seq": 2,
     }
 
@@ -133,7 +133,7 @@ def test_events_are_acknowledged_in_batches() -> None:
 
 
 class Host:
-    """A host that counts as the real one does: it numbers its events, and knows what it has received."""
+    """A host that counts as the real one does: it numbers its events, and counts the frames that it received."""
 
     def __init__(self) -> None:
         self.received: list[str] = []
@@ -160,7 +160,7 @@ def test_wherever_the_connection_breaks_then_both_sides_get_everything_once(step
                     in_flight += 1
                     client.append(held.receive(numbered(in_flight, text=host.said[in_flight - 1])))
             case "drop":
-                # What the host was sent is lost on the way, and the connection with it.
+                # The frames on their way to the host are lost with the connection.
                 sent(held)
                 held.resumed(resumed(len(host.received)))
             case "cut":

@@ -1,4 +1,4 @@
-"""A client of a server in its own process: its sessions are as over a network, and no socket is opened for them."""
+"""A client of a server in its own process: sessions behave as over a network, and open no socket."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VAD = {"type": "server_vad", "silence_duration_ms": 300}
 
 @asynccontextmanager
 async def served(settings: Settings | None = None) -> AsyncIterator[tuple[Any, ServerState]]:
-    """The application of a server over scripted models, in this event loop."""
+    """The application of a server over scripted models, on this event loop."""
     state = ServerState(settings or Settings(), Metrics(), scripted_models(Echo(), ScriptedTranscriber()))
     async with anyio.create_task_group() as state.group:
         yield build(state), state

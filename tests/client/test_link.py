@@ -1,4 +1,4 @@
-"""A session's link at its edges: servers that misbehave, messages that are not its user's, what is refused at once."""
+"""Edge cases of a session's link: misbehaving servers, messages that only the client may send, immediate refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scripted_by(
     use: Callable[[ClientConversation], Awaitable[Any]],
     **given: Any,
 ) -> Any:
-    """Run `use` with a conversation at a server that does this with each connection."""
+    """Run `use` with a conversation at a server that handles each connection with this function."""
 
     async def main() -> Any:
         async with serve(handle, "127.0.0.1", 0) as server:

@@ -1,4 +1,4 @@
-"""What a loudspeaker is given, and what is told of it: nothing twice, nothing that was dropped, softly while ducked."""
+"""The audio that a loudspeaker gets, and the reports of it: nothing twice, nothing dropped, softly while ducked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE_HZ = 24_000
 
 
 def piece(start: int, num_samples: int, level: int = 0) -> AudioToPlay:
-    """Samples that count from `start`, or that all are at a level."""
+    """Make a piece whose samples count up from `start`, or all have one level."""
     samples = np.full(num_samples, level) if level else np.arange(start, start + num_samples)
     return AudioToPlay("resp", "item", samples.astype("<i2").tobytes(), RATE_HZ, start / RATE_HZ * 1000)
 
@@ -39,7 +39,7 @@ def test_what_is_put_is_taken_once_in_order_with_silence_behind_it(sizes: list[i
     asked, there = sum(takes), sum(sizes)
     expected = np.arange(min(asked, there)).astype("<i2").tobytes()
     assert taken == expected + bytes(2 * max(0, asked - there))
-    # Whatever was taken whole is told whole, in order, and once.
+    # Each piece that was taken whole is reported as whole, in order, and once.
     whole = [one for one, part in told if part == 1.0]
     assert (
         whole
@@ -85,7 +85,7 @@ def test_while_somebody_speaks_over_it_it_is_soft_and_then_as_before() -> None:
 
     assert level() == (10_000, 10_000)
     playback.follow(Ducked(True))
-    # It gets there without a step.
+    # The gain reaches its target without a jump.
     assert level() == (10_000, 10_000 * DUCKED_GAIN)
     playback.follow(Ducked(False))
     assert level() == (10_000 * DUCKED_GAIN, 10_000)
@@ -126,7 +126,7 @@ def test_the_microphone_is_heard_and_the_loudspeaker_is_given_what_waits() -> No
         with sound_devices(playback, "3", "head") as microphone:
             heard, played = Stream.opened
             assert (heard.device, played.device) == (3, "head")
-            # What was heard before anybody listened is old.
+            # Blocks from before the iteration began are stale.
             heard.callback(bytes(2 * INPUT_BLOCK), INPUT_BLOCK, None, None)
             await asyncio.sleep(0)
             with pytest.raises(TimeoutError):

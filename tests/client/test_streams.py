@@ -1,4 +1,4 @@
-"""Captions, speech and video of our own client with real servers: whole however often the connection breaks."""
+"""Captions, speech and video of our own client with real servers: complete however often the connection breaks."""
 
 from __future__ import annotations
 
@@ -170,9 +170,9 @@ def test_an_answer_is_that_to_its_question_whatever_came_before(talker: Process)
             break
         camera.show(b"no picture")
         assert told.strip()
-        # What was left of the answer that nobody took is not the next one's.
+        # The rest of the abandoned answer does not become part of the next one.
         words = list(camera.stream("Is the picture bright?"))
-        # Another turn may word it otherwise, and begins like the first answer.
+        # The next answer may have other words, but begins like the first one.
         assert words[0].split()[:1] == told.split()[:1]
         assert camera.ask("Is the picture bright?").strip()
 
@@ -196,14 +196,14 @@ def test_a_generator_that_waits_does_not_hold_up_the_event_loop(scripted: str) -
 
     def sounds() -> Iterator[Pcm]:
         yield speech(1, 5)
-        # The first piece is transcribed while the second is waited for.
+        # The first piece is transcribed while the client waits for the second one.
         assert gate.wait(LIMIT_S)
         yield speech(6, 5, silence_frames=30)
 
     async def main() -> str:
         async with Client(scripted) as client, client.captions() as captions:
             captions.feed(sounds())
-            with pytest.raises(RuntimeError, match="fed already"):
+            with pytest.raises(RuntimeError, match="still running"):
                 captions.feed([])
             async for _ in captions:
                 sent.append(1)

@@ -1,4 +1,4 @@
-"""Debian's HAProxy in front of hosts: it knows nothing of sessions, and sends each connection to any host."""
+"""Debian's HAProxy in front of hosts. It knows nothing of sessions, and sends each connection to any host."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ backend hosts
 
 
 def missing() -> str:
-    """Why there is no HAProxy here; "" where there is."""
+    """Return why HAProxy cannot run here; "" if it can."""
     return "" if shutil.which("haproxy") else "haproxy is not installed: apt-get install haproxy"
 
 
 def deployed(doors: Sequence[str], port: int) -> str:
-    """`deploy/haproxy.cfg`, at this port and in front of these two doors (HOST:PORT)."""
+    """Return `deploy/haproxy.cfg` with this port, in front of these two doors (HOST:PORT)."""
     text = DEPLOYED.read_text().replace("bind :8000", f"bind 127.0.0.1:{port}")
     for number, address in enumerate(doors, 1):
         text, found = re.subn(rf" server door-{number} \S+", f" server door-{number} {address}", text)
@@ -54,8 +54,8 @@ def deployed(doors: Sequence[str], port: int) -> str:
 
 
 class Balancer:
-    """One HAProxy. `addresses`: HOST:PORT of each server behind it. `as_deployed`: by the file of the deployment, in
-    front of two doors, and `hard_stop_s` is the file's.
+    """One HAProxy. `addresses`: HOST:PORT of each server behind it. `as_deployed`: use the deployment's file, with two
+    doors and the file's own `hard_stop_s`.
     """
 
     def __init__(self, addresses: Sequence[str], hard_stop_s: int = 1, *, as_deployed: bool = False) -> None:
@@ -83,15 +83,15 @@ class Balancer:
             return False
 
     def workers(self) -> set[int]:
-        """The processes that carry connections: after a reload, a new one and those that still have some."""
+        """Return the processes that carry connections: after a reload, a new one and old ones that still have some."""
         return {p.pid for p in psutil.Process(self._popen.pid).children()}
 
     def reload(self) -> None:
-        """Have a new process take over, which cuts all connections a while later."""
+        """Start a new process that takes over. The old one cuts its connections after `hard_stop_s`."""
         self._popen.send_signal(signal.SIGUSR2)
 
     def close(self) -> None:
-        """Stop it, and delete its folder."""
+        """Stop HAProxy and delete its folder."""
         self._popen.terminate()
         self._popen.wait(20)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Clients that hold conversations with scripted hosts while these die, and judge what they are told.
+"""Clients that hold conversations with scripted hosts while the hosts die, and check the events that they get.
 
-`View` is what a client knows by its events alone, and finds whatever contradicts itself. A `ResumingCaller` resumes by
-itself, a `StockCaller` knows nothing of resuming: a door does it for it.
+`View` is a client's knowledge from its events alone; it detects contradictions. A `ResumingCaller` resumes by itself. A
+`StockCaller` knows nothing of resuming; a door resumes for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.server.clients import b64
 
 RATE_HZ = 24_000
 CHUNK_S = 0.1
-# Of a scripted word.
+# The duration of a scripted word.
 WORD_S = WORD_SAMPLES / 16_000
 TURN_S = 20.0
 SESSION = {
@@ -39,15 +39,15 @@ SESSION = {
         }
     },
 }
-# What a host says of itself to a client that resumes.
+# Events about the host, which only a client that resumes gets.
 OF_THE_HOST = {"session.moving", "session.state_degraded", "session.resumed", "session.event_ack"}
 
 
 class View:
-    """A conversation as its events tell it. `take` raises AssertionError for an event that the earlier ones forbid.
+    """A conversation as its events describe it. `take` raises AssertionError for a contradiction to earlier events.
 
-    `items`: by id, in their order. `responses`: each one's status, "" while it is open. `heard_at_s`: when audio
-    came. `cancelled_at_s`: when the last response ended that was cancelled; None: none was.
+    `items`: by id, in order. `responses`: the status of each, "" while it is open. `heard_at_s`: the arrival times of
+    audio. `cancelled_at_s`: when the last cancelled response ended; None: none was cancelled.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class View:
         self._transcribed: set[str] = set()
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take the next event."""
+        """Check and apply the next event."""
         match event["type"]:
             case "error":
                 raise AssertionError(event)
@@ -100,7 +100,7 @@ class View:
         self.items = dict([*order[:at], (item["id"], item), *order[at:]])
 
     def said(self, role: str) -> list[str]:
-        """What this role has said, in order, without what was broken off."""
+        """Return the words of this role, in order, without items that were broken off."""
         return [
             words(item)
             for item in self.items.values()
@@ -109,15 +109,15 @@ class View:
 
 
 def words(item: dict[str, Any]) -> str:
-    """The text of an item, spoken or written."""
+    """Return the text of an item, spoken or written."""
     return " ".join(part.get("transcript") or part.get("text") or "" for part in item["content"])
 
 
 class Caller:
-    """A client that takes turns, written and spoken in turn, and waits for each to be answered.
+    """A client that takes written and spoken turns alternately, and waits for the answer to each.
 
-    `session_id`: once it is known. `view`: what it was told. `said`: what it has said. `num_sent`: its messages;
-    `num_spoken`: how many there were when the last spoken turn had its last word.
+    `session_id`: set when it is known. `view`: built from its events. `said`: its own words. `num_sent`: the number of
+    its messages; `num_spoken`: that number at the last word of the last spoken turn.
     """
 
     def __init__(self, number: int, urls: Sequence[str], seed: int, key: str = "") -> None:
@@ -137,10 +137,10 @@ class Caller:
     # --- the conversation ---------------------------------------------------------------------------------------------
 
     async def converse(self, turns: int, *, spoken: bool = True, num_words: int = 3) -> None:
-        """Take `turns`, and wait for the answer to each."""
+        """Take `turns` turns, and wait for the answer to each."""
         await self.send("session.update", session=SESSION)
         for turn in range(turns):
-            # A word's number is the audio's loudness.
+            # The audio's level encodes the word's number.
             if self._next_word + num_words > 900:
                 self._next_word = 1
             expected = text(self._next_word, num_words)
@@ -158,7 +158,7 @@ class Caller:
             await asyncio.sleep(self._random.uniform(0, 0.1))
 
     async def ask(self, question: str) -> None:
-        """Write a question, and ask for the answer. Does not wait for it."""
+        """Write a question and request the answer, without waiting for it."""
         await self.send("session.update", session=SESSION)
         content = [{"type": "input_text", "text": question}]
         await self.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
@@ -175,7 +175,7 @@ class Caller:
                 self.num_spoken = self.num_sent
 
     async def _until_answered(self, expected: str) -> None:
-        """Wait until the words were answered, which repeats them, and nothing is under way."""
+        """Wait until an answer has repeated the words and nothing is under way."""
         try:
             async with asyncio.timeout(TURN_S):
                 while not (self.view.said("assistant")[-1:] == [expected] and "" not in self.view.responses.values()):
@@ -185,7 +185,7 @@ class Caller:
             raise AssertionError(f"caller {self.number}: {expected!r} was not answered; {self.latest()}") from None
 
     def latest(self) -> str:
-        """The latest events that it was told, in short, without pieces."""
+        """Return the latest events in short form, without deltas."""
         told = [self._short(event) for event in self.events if not event["type"].endswith("delta")]
         return "it was told " + ", ".join(told[-60:])
 
@@ -196,7 +196,7 @@ class Caller:
         return f"{event['type']} {about.get('id') or event.get('item_id') or ''} {said}".strip()
 
     def check(self) -> None:
-        """Raise AssertionError unless all that was said is there once, in order, each with one answer."""
+        """Raise AssertionError unless each turn appears once, in order, with one answer."""
         for role in ("user", "assistant"):
             said = self.view.said(role)
             at = next((n for n, pair in enumerate(zip(said, self.said, strict=False)) if pair[0] != pair[1]), 0)
@@ -223,11 +223,11 @@ class Caller:
 
 
 class StockCaller(Caller):
-    """A client that knows nothing of resuming, at a door: its connection never breaks."""
+    """A client without resuming, connected to a door: its connection never breaks."""
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Be connected while the block runs."""
+        """Stay connected while the block runs."""
         url = f"{self._random.choice(self._urls)}/v1/realtime"
         async with websockets.connect(url, max_size=None, additional_headers=self._headers) as self._socket:
             reader = asyncio.create_task(self._read())
@@ -253,10 +253,10 @@ class StockCaller(Caller):
 
 
 class ResumingCaller(Caller):
-    """A client that resumes by itself at any of its hosts, and sends again what was not received.
+    """A client that resumes by itself at any of its hosts, and sends unreceived messages again.
 
-    `first`: the host that takes the session, else any. `how`: by which ways its session
-    was resumed; `resumed_s`: how long that took, from the end of a connection to the answer of the next.
+    `first`: the host to begin at; by default any. `how`: the ways in which its session was resumed. `resumed_s`: the
+    time of each resume, from the end of a connection to the answer on the next.
     """
 
     def __init__(self, number: int, urls: Sequence[str], seed: int, key: str = "", first: str = "") -> None:
@@ -266,7 +266,7 @@ class ResumingCaller(Caller):
         self.resumed_s: list[float] = []
         self._token = ""
         self._last_seq = self._acked_seq = 0
-        # What the host has not received for sure, by number, and the number that this connection gets next.
+        # Messages that the host may not have received, by number, and the number to send next on this connection.
         self._kept: dict[int, str] = {}
         self._next = 1
         self._socket: ClientConnection | None = None
@@ -274,7 +274,7 @@ class ResumingCaller(Caller):
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Be connected, again and again, while the block runs."""
+        """Reconnect whenever the connection breaks, while the block runs."""
         await self._open()
         reader = asyncio.create_task(self._read())
         try:
@@ -310,7 +310,7 @@ class ResumingCaller(Caller):
         )
 
     def cut(self) -> None:
-        """Break the connection, as a network does that fails."""
+        """Abort the connection, as a network failure does."""
         if self._socket:
             self._socket.transport.abort()
 
@@ -320,7 +320,7 @@ class ResumingCaller(Caller):
         await self._write()
 
     async def _write(self) -> None:
-        """Send what this connection has not had, in order; what breaks it is sent again at the next one."""
+        """Send the messages that this connection lacks, in order. If it breaks, the next one sends them again."""
         async with self._writing:
             while self._socket and self._next in self._kept:
                 try:
@@ -337,7 +337,7 @@ class ResumingCaller(Caller):
                     await self._receive(json.loads(frame))
             except ConnectionClosed:
                 pass
-            # One that hangs is not waited for.
+            # Do not wait for a connection that hangs.
             self._socket.transport.abort()
             broke_s = time.monotonic()
             self._socket = None
@@ -395,7 +395,7 @@ class ResumingCaller(Caller):
         self._token = resumed["resume_token"]
         received = resumed["received_events"]
         assert received + 1 >= min(self._kept, default=1), (received, "the host has forgotten what it had stored")
-        # What is received and not stored may have to be sent to another host.
+        # Messages that are received but not stored may have to be sent to another host.
         self._kept = {n: frame for n, frame in self._kept.items() if n > resumed["stored_events"]}
         async with self._writing:
             self._next = received + 1

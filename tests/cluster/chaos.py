@@ -1,12 +1,12 @@
-"""Hosts that die and hang while people talk to them, again and again: nothing said is lost, and nothing is said twice.
+"""Hosts die and hang repeatedly while callers talk to them: no words are lost, and none are repeated.
 
     python -m tests.cluster.chaos [--kills 500] [--hangs 20] [--handovers 50] [--callers 9]
         [--store sqlite|redis|postgres] [--seed 1]
 
-Callers take turns, written and spoken; half of them resume by themselves, half know nothing of resuming and sit behind
-a door. Each round kills a host that has sessions, at a random moment of their turns, and starts it anew; a hang is
-SIGSTOP, beyond the time after which a host counts as dead, and then SIGCONT. A handover is SIGTERM, and SIGKILL while
-the host gives its sessions away.
+Callers take written and spoken turns. Half of them resume by themselves; the others know nothing of resuming and use a
+door. Each round kills a host that has sessions, at a random moment of their turns, and restarts it. A hang is SIGSTOP
+for longer than the time after which a host counts as dead, then SIGCONT. A handover is SIGTERM, then SIGKILL while the
+host hands its sessions over.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.processes import Cluster, Host, cluster, until
 from tests.store.servers import PostgresServer, RedisServer, Server
 
-# Of hosts, in seconds.
+# The time to live of hosts, in seconds.
 HOST_TTL_S = 1.5
 PACE_S = 0.1
-# A host has given its sessions away by then, most times.
+# The time in which a host usually hands its sessions over.
 CUT_OFF_S = 0.4
 SERVERS: dict[str, type[Server]] = {"redis": RedisServer, "postgres": PostgresServer}
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What rounds came to. `num_hit`: sessions whose host died or hung under them. `how`: how they were resumed."""
+    """The result of the rounds. `num_hit`: sessions whose host died or hung. `how`: how they were resumed."""
 
     kills: int = 0
     hangs: int = 0
@@ -51,7 +51,7 @@ class Outcome:
 
 @contextmanager
 def store_url(kind: str) -> Iterator[str]:
-    """The `--state` of a store of this kind; "" for a folder."""
+    """Yield the `--state` of a store of this kind; "" for a folder."""
     if kind == "sqlite":
         yield ""
         return
@@ -64,7 +64,7 @@ def store_url(kind: str) -> Iterator[str]:
 
 
 def phase_of(caller: Caller) -> str:
-    """In which phase of a turn a caller is, as far as it was told."""
+    """Return the phase of a caller's turn, according to its events."""
     if "" in caller.view.responses.values():
         return "answering"
     last = caller.events[-1]["type"] if caller.events else ""
@@ -78,8 +78,8 @@ def phase_of(caller: Caller) -> str:
 async def rounds(
     hosts: Cluster, callers: list[Caller], kills: int, hangs: int, seed: int, handovers: int = 0
 ) -> Outcome:
-    """Kill and hang hosts, and cut off their handovers, while the callers talk. Then have all of them end, and judge
-    what they were told.
+    """Kill and hang hosts, and interrupt their handovers, while the callers talk. Then end all callers and check the
+    events that they got.
     """
     outcome = Outcome()
     chance = random.Random(seed)
@@ -112,7 +112,7 @@ async def rounds(
         async with asyncio.TaskGroup() as group:
             for caller in callers:
                 group.create_task(talk(caller))
-            # All are in a conversation.
+            # All callers are in a conversation.
             await asyncio.sleep(1.0)
             group.create_task(befall())
     finally:
@@ -124,35 +124,35 @@ async def rounds(
 
 
 def busiest(hosts: Cluster) -> tuple[int, Host]:
-    """How many sessions the host with the most has, and that host, once another one is ready to take them."""
+    """Wait until a host is ready to take over, then return the largest number of sessions at a host, and that host."""
     until(lambda: sum(host.is_ready() for host in hosts.hosts) >= 2)
     return max(((host.num_sessions(), host) for host in hosts.hosts if host.is_ready()), key=lambda found: found[0])
 
 
 def kill(hosts: Cluster, host: Host) -> None:
-    """Kill a host as it stands, say so as its supervisor, and start it anew without waiting for that."""
+    """Kill a host, report its death as a supervisor would, and start it again without waiting."""
     host.kill()
     hosts.unregister(host)
     host.start()
 
 
 def hang(_: Cluster, host: Host) -> None:
-    """Have a host hang until all others take it for dead, and go on."""
+    """Stop a host until all others count it as dead, then continue it."""
     host.send(signal.SIGSTOP)
     time.sleep(HOST_TTL_S * 2)
     host.send(signal.SIGCONT)
 
 
 def cut_off(hosts: Cluster, host: Host, after_s: float) -> None:
-    """Have a host give its sessions away, kill it in the middle of that, and start it anew."""
+    """Make a host hand its sessions over, kill it in the middle of that, and start it again."""
     host.send(signal.SIGTERM)
     time.sleep(after_s)
     kill(hosts, host)
 
 
 def check_stored(store: SessionStore, caller: Caller) -> None:
-    """Raise AssertionError unless the store has the very items that the caller was told of, in their order, and the
-    next host would ask for no words again.
+    """Raise AssertionError unless the store has exactly the items of the caller's events, in order, and the next host
+    would need no words sent again.
     """
     row = store.get(caller.session_id)
     assert row
@@ -164,7 +164,7 @@ def check_stored(store: SessionStore, caller: Caller) -> None:
 
 
 def run(kind: str, kills: int, hangs: int, num_callers: int, seed: int, handovers: int = 0) -> Outcome:
-    """Run rounds over three hosts that share a store of this kind, with a door, from their start to their end."""
+    """Start three hosts that share a store of this kind, and a door; run the rounds, and stop them."""
     flags = ("--host-ttl-s", str(HOST_TTL_S), "--sessions-per-key", "200", "--max-sessions", "200")
     with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S) as hosts:
         door = hosts.add_door()
@@ -183,7 +183,7 @@ def run(kind: str, kills: int, hangs: int, num_callers: int, seed: int, handover
 
 
 def main() -> None:
-    """Run the rounds that the command line asks for, and print what they came to."""
+    """Run the rounds of the command line, and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--hangs", type=int, default=20)

@@ -1,9 +1,9 @@
-"""Connections that break under people who talk, behind a balancer that knows nothing of sessions.
+"""Connections break while callers talk, behind a load balancer that knows nothing of sessions.
 
     python -m tests.cluster.cuts [--cuts 200] [--reloads 30] [--callers 9] [--seed 1]
 
-Each caller resumes through HAProxy, which sends it to any of three hosts: one that has the session, or one that relays
-to it. A reload of HAProxy cuts all connections a second later.
+Each caller resumes through HAProxy, which sends it to any of three hosts: the owner of the session, or one that relays
+to the owner. A reload of HAProxy cuts all connections a second later.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.cluster.processes import cluster
 
 
 async def rounds(balancer: Balancer, callers: list[ResumingCaller], cuts: int, reloads: int, seed: int) -> Counter[str]:
-    """Cut callers off and reload the balancer while they talk, and judge what they were told. Returns how they came
-    back.
+    """Cut callers off and reload the balancer while they talk, and check the events that they got. Returns how they
+    were resumed.
     """
     chance = random.Random(seed)
     over = asyncio.Event()
@@ -62,7 +62,7 @@ def run(kind: str, cuts: int, reloads: int, num_callers: int, seed: int) -> Coun
 
 
 def main() -> None:
-    """Run the rounds that the command line asks for, and print what they came to."""
+    """Run the rounds of the command line, and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cuts", type=int, default=200)
     parser.add_argument("--reloads", type=int, default=30)

@@ -1,6 +1,4 @@
-"""Hosts on a network of their own, each in a network namespace: their links fail as real ones do. It needs root and
-`ip`.
-"""
+"""Hosts on a separate network, each in a network namespace, whose links fail as real ones do. Needs root and `ip`."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# No machine has it: what is sent there is lost without a word.
+# No machine has this address: packets to it are lost silently.
 NOBODY = "02:00:00:00:00:99"
 _numbers = itertools.count()
 
@@ -21,7 +19,7 @@ def _ip(*words: str) -> None:
 
 
 def missing() -> str:
-    """Why there can be no such network here; "" where there can."""
+    """Return why such a network is not possible here; "" if it is."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return "network namespaces need root and iproute2"
     name = f"antiphon-try-{os.getpid()}"
@@ -32,7 +30,7 @@ def missing() -> str:
 
 
 class Network:
-    """A bridge. Tests reach its hosts from `here`. `store` is the store's address, which can be cut off alone."""
+    """A bridge. Tests reach its hosts from `here`. `store` is the store's address, which can be cut off separately."""
 
     def __init__(self) -> None:
         number = (os.getpid() * 7 + next(_numbers)) % 65_000
@@ -47,7 +45,7 @@ class Network:
         _ip("link", "set", self._bridge, "up")
 
     def add(self) -> tuple[tuple[str, ...], str]:
-        """Make a namespace, and return what runs a command there, and its address."""
+        """Create a namespace. Returns the command prefix that runs a program in it, and its address."""
         number = len(self._names)
         name, address = f"ant-{self._tag}-{number}", f"{self._subnet}.{10 + number}"
         self._names.append(name)
@@ -66,7 +64,7 @@ class Network:
         return self._names[int(address.rsplit(".", 1)[1]) - 10]
 
     def cut(self, address: str, other: str) -> None:
-        """Lose all that the host at `address` sends to another address from now on."""
+        """Drop all packets that the host at `address` sends to another address from now on."""
         _ip("-n", self._name(address), "neigh", "replace", other, "lladdr", NOBODY, "dev", "eth0", "nud", "permanent")
 
     def mend(self, address: str, other: str) -> None:
@@ -74,11 +72,11 @@ class Network:
         _ip("-n", self._name(address), "neigh", "del", other, "dev", "eth0")
 
     def set_link(self, address: str, state: str) -> None:
-        """Pull the host's cable (`down`), or put it back (`up`)."""
+        """Disconnect the host (`down`), or connect it again (`up`)."""
         _ip("link", "set", self._link(address), state)
 
     def close(self) -> None:
-        """Take the network away. The links of a namespace go with it."""
+        """Delete the network. The links of a namespace are deleted with it."""
         for name in self._names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
@@ -86,7 +84,7 @@ class Network:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """A network, until the block is over."""
+    """Create a network for the block."""
     found = Network()
     try:
         yield found

@@ -1,4 +1,4 @@
-"""Several real servers as one service: hosts over scripted models that share a store, doors, and what befalls them."""
+"""Several real servers as one service: hosts over scripted models that share a store, doors, and their failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPTED = ("tests.cluster.scripted_host",)
 
 @dataclass(slots=True)
 class Host:
-    """One server, which keeps its name and port when it is started anew. `prefix`: of its command line."""
+    """One server, which keeps its name and port over restarts. `prefix`: the beginning of its command line."""
 
     name: str
     module: tuple[str, ...]
@@ -51,7 +51,7 @@ class Host:
         return (self.folder / f"{self.name}.log").read_text()
 
     def start(self) -> None:
-        """Start it; `wait` returns when it is ready."""
+        """Start the server; `wait` returns when it is ready."""
         arguments = [*self.module, "--host", self.address, "--port", str(self.port), *self.flags]
         env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | self.env
         with (self.folder / f"{self.name}.log").open("a") as log:
@@ -62,7 +62,7 @@ class Host:
                 self.popen = forker().start(arguments, log, env)
 
     def wait(self) -> None:
-        """Wait until it is ready."""
+        """Wait until the server is ready."""
         assert self.popen
         assert self.popen.stdout
         for line in self.popen.stdout:
@@ -75,12 +75,12 @@ class Host:
         self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it as it stands, and wait for its end."""
+        """Kill the server at once, and wait for its end."""
         self.send(signal.SIGKILL)
         self.end()
 
     def end(self) -> int:
-        """Wait until it has ended, and return its exit status."""
+        """Wait until the server has ended, and return its exit status."""
         assert self.popen
         with self.popen:
             code = self.popen.wait(START_S)
@@ -88,18 +88,18 @@ class Host:
         return code
 
     def is_ready(self) -> bool:
-        """Whether it takes sessions now."""
+        """Whether the server accepts sessions now."""
         try:
             return httpx.get(f"{self.url}/ready", trust_env=False, timeout=1).status_code == 200
         except httpx.HTTPError:
             return False
 
     def num_sessions(self) -> int:
-        """How many sessions it has; 0 where it does not answer."""
+        """Return the number of its sessions; 0 if it does not answer."""
         return round(self.metric("antiphon_sessions{"))
 
     def metric(self, beginning: str) -> float:
-        """The sum of its metrics whose lines begin so; 0 where it does not answer."""
+        """Return the sum of its metrics with this prefix; 0 if it does not answer."""
         try:
             lines = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=2).text.splitlines()
         except httpx.HTTPError:
@@ -108,7 +108,7 @@ class Host:
 
 
 class Cluster:
-    """Hosts that share a store, with scripted models. `hosts` are the ones that were started; all stop together."""
+    """Hosts with scripted models that share a store. `hosts`: the started ones; all stop together."""
 
     def __init__(self, state: str, folder: Path, *flags: str, pace_s: float = 0.0, api_key: str = "") -> None:
         self.state = state
@@ -128,8 +128,8 @@ class Cluster:
         address: str = "127.0.0.1",
         skew_s: float = 0.0,
     ) -> Host:
-        """Start another host, at `address`, by a command line that begins with `prefix`; `wait` for it. `skew_s`: how
-        far its clock is ahead.
+        """Start another host at `address`, and `wait` for it. `prefix`: the beginning of its command line. `skew_s`:
+        how far its clock is ahead.
         """
         name = f"host-{len(self.hosts) + 1}"
         env = self._env | {"ANTIPHON_TEST_SKEW_S": str(skew_s)}
@@ -140,7 +140,7 @@ class Cluster:
         return host
 
     def add_door(self, *flags: str) -> Host:
-        """Start a door, which finds the hosts in their store unless `flags` say otherwise; `wait` for it."""
+        """Start a door, which finds the hosts in their store unless `flags` name them; `wait` for it."""
         name = f"door-{len(self.doors) + 1}"
         door = Host(name, ("antiphon", "serve"), ("--role", "door", *(flags or ("--state", self.state))), self.folder)
         self.doors.append(door)
@@ -148,7 +148,7 @@ class Cluster:
         return door
 
     def unregister(self, dead: Host) -> None:
-        """Say that a host is dead, as its supervisor, at any other that is alive."""
+        """Mark a host as dead, as its supervisor would, on any other host that is alive."""
         for host in self.hosts:
             if host is dead or host.popen is None:
                 continue
@@ -163,7 +163,7 @@ class Cluster:
         raise AssertionError("no host is alive")
 
     def close(self) -> None:
-        """Stop all that run, hosts at once."""
+        """Stop all running servers, all hosts at once."""
         for process in [*self.doors, *self.hosts]:
             if process.popen:
                 process.send(signal.SIGCONT)
@@ -172,7 +172,7 @@ class Cluster:
 
 @contextmanager
 def cluster(state: str, *flags: str, num_hosts: int = 3, pace_s: float = 0.0, api_key: str = "") -> Iterator[Cluster]:
-    """Hosts that share the store `state`, ready to serve, until the block is over."""
+    """Run hosts that share the store `state`, ready to serve, for the block."""
     with tempfile.TemporaryDirectory(prefix="antiphon-hosts-") as folder:
         found = Cluster(state or f"{folder}/state", Path(folder), *flags, pace_s=pace_s, api_key=api_key)
         try:
@@ -186,7 +186,7 @@ def cluster(state: str, *flags: str, num_hosts: int = 3, pace_s: float = 0.0, ap
 
 
 def until(true: object, limit_s: float = START_S) -> None:
-    """Wait until a function returns something true. Raises AssertionError after `limit_s`."""
+    """Wait until a function returns a true value. Raises AssertionError after `limit_s`."""
     assert callable(true)
     end_s = time.monotonic() + limit_s
     while not true():

@@ -1,4 +1,4 @@
-"""Spellings of paths that are for those who run a server, and of some that clients ask for; and an upstream to ask."""
+"""Spellings of paths that are hidden from clients, and of some that are not, and an upstream that echoes requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 HIDDEN = ("metrics", "internal/hosts", "internal/drain", "start_profile", "stop_profile")
 _ALL = "".join
-# Each of a path that is hidden, without its leading slash.
+# Spellings of a hidden path, without its leading slash.
 SPELLINGS = {
     "plain": "/{0}",
     "a letter": "/{first}{rest}",
@@ -84,7 +84,7 @@ SPELLINGS = {
     "dots before a query": "/v1/..?/{0}",
     "long": "/v1/" + "x/" * 3000 + "../" * 3001 + "{0}",
 }
-# What clients ask for: as they spell it, and what a host then has.
+# Paths that clients may request: as they spell them, and as a host gets them.
 SERVED = {
     "/": "/",
     "/?x=/../metrics": "/?x=/../metrics",
@@ -105,7 +105,7 @@ SERVED = {
 
 
 def spelled(hidden: str) -> dict[str, str]:
-    """Each spelling of a hidden path, by what it is."""
+    """Return each spelling of a hidden path, by its description."""
     code = f"{ord(hidden[0]):02x}"
     words = {
         "first": f"%{code}",
@@ -119,7 +119,7 @@ def spelled(hidden: str) -> dict[str, str]:
 
 
 def meaning(target: str) -> str:
-    """What a lenient server would make of a request's target: every spelling of a hidden path is that path."""
+    """Return the path that a lenient server would see in a request's target: it resolves every spelling."""
     path = re.sub(r"^https?://[^/?#]*", "", target).split("?")[0]
     for _ in range(4):
         path = unquote(path, "latin-1")
@@ -129,7 +129,7 @@ def meaning(target: str) -> str:
 
 
 def is_hidden(target: str) -> bool:
-    """Whether a lenient server would take a target for a path that is hidden."""
+    """Whether a lenient server would resolve a target to a hidden path."""
     return meaning(target).lstrip("/") in HIDDEN
 
 
@@ -138,8 +138,8 @@ _HEAD = b"HTTP/1.1 200 OK\r\nSet-Cookie: one=client; Path=/\r\nContent-Length: %
 
 @dataclass(slots=True)
 class Echo:
-    """An HTTP server that answers each request with its target and a cookie, and keeps what it was sent: target,
-    headers, body. A header that came several times has its values with `|` between them.
+    """An HTTP server that answers each request with its target and a cookie, and keeps the requests: target, headers,
+    body. The values of a repeated header are joined with `|`.
     """
 
     port: int
@@ -152,7 +152,7 @@ class Echo:
 
 @contextmanager
 def echo() -> Iterator[Echo]:
-    """Such a server, until the block is over."""
+    """Run an Echo for the block."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -182,7 +182,7 @@ def echo() -> Iterator[Echo]:
         allow_reuse_address = True
 
         def handle_error(self, *_: object) -> None:
-            """A proxy drops connections as it likes."""
+            """Ignore errors: a proxy may drop connections at any time."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         found = Echo(server.server_address[1])
@@ -203,8 +203,8 @@ def ask(
     body: bytes = b"",
     source: str = "127.0.0.1",
 ) -> tuple[int, str]:
-    """Send one request with this target as it is, and these headers, from the address `source`; return the status and
-    the body of the answer. The status is 0 where there was none, or only a part of it.
+    """Send one request with exactly this target, and these headers, from the address `source`. Returns the status and
+    the body of the response. The status is 0 if there was no complete response.
     """
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, 20, (source, 0))
@@ -217,7 +217,7 @@ def ask(
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     except (ConnectionError, http.client.HTTPException):
-        # It was cut off, which is a refusal too.
+        # A dropped connection counts as a refusal too.
         return 0, ""
     finally:
         connection.close()

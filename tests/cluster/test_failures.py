@@ -1,5 +1,5 @@
-"""What fails besides hosts: the network, a balancer, a door, the store, one session. Each is a row of the table in
-docs/design/hosts.md, over real processes.
+"""Failures other than of hosts: the network, a balancer, a door, the store, one session. Each test is a row of the
+table in docs/design/hosts.md, with real processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def redis() -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def talking(callers: list[ResumingCaller]) -> AsyncIterator[None]:
-    """Have callers talk while the block runs, and judge what they were told. A caller that fails ends the block."""
+    """Let callers talk while the block runs, and check the events that they got. A caller that fails ends the block."""
     over = False
 
     async def talk(caller: ResumingCaller) -> None:
@@ -86,14 +86,14 @@ def test_when_the_store_is_away_then_sessions_go_on_and_are_told_and_all_is_writ
                 await reached(lambda: all(degraded(caller)[-1:] == [False] for caller in callers))
 
         asyncio.run(main())
-        # They were told as it was.
+        # Every caller's view matches the store.
         assert all(degraded(caller) == [True, False] for caller in callers)
-        # Nobody had to resume.
+        # No caller had to resume.
         assert not [how for caller in callers for how in caller.how]
 
 
 async def reached(true: Callable[[], object]) -> None:
-    """Wait until a function returns something true."""
+    """Wait until a function returns a true value."""
     while True:
         if true():
             return
@@ -107,7 +107,7 @@ def degraded(caller: ResumingCaller) -> list[bool]:
 def test_when_a_door_dies_then_a_client_that_resumes_goes_on_and_the_session_of_another_ends(
     redis: RedisServer,
 ) -> None:
-    # Long enough for a client that resumes on a machine that is busy, short enough to wait for the other's end.
+    # Enough for a client that resumes on a busy machine, and short enough to wait for the other one's end.
     with cluster(redis.url, "--grace-s", "5", num_hosts=2, pace_s=PACE_S) as hosts:
         first, second = hosts.add_door(), hosts.add_door()
         for door in (first, second):
@@ -149,7 +149,7 @@ def test_a_session_that_ends_its_hosts_is_refused_in_time_and_the_others_go_on(r
                         host.start()
 
         async def resume(session_id: str, token: str, last: int) -> str | None:
-            """Resume at any host; return why that was refused for good, None once a host has died of it."""
+            """Resume at any host. Returns why it was refused for good; None if the session crashed a host."""
             for host in hosts.hosts:
                 try:
                     async with connect(host.ws, f"?resume={session_id}") as wire:
@@ -204,7 +204,7 @@ def test_when_more_sessions_resume_than_there_is_room_for_then_they_wait_and_non
                 await reached(lambda: all(caller.view.said("assistant") for caller in callers))
                 await asyncio.to_thread(one.kill)
                 await asyncio.to_thread(hosts.unregister, one)
-                # The other one has room for one of five.
+                # The other host has capacity for one of five.
                 await reached(lambda: sum("claimed" in caller.how for caller in callers) == 1)
                 await asyncio.sleep(1.0)
                 assert sum("claimed" in caller.how for caller in callers) == 1

@@ -1,4 +1,4 @@
-"""Links that fail between hosts, and between a host and the store: each host is in a network namespace of its own."""
+"""Failing links between hosts, and between a host and the store. Each host is in its own network namespace."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def net() -> Iterator[Network]:
 
 @contextmanager
 def apart(net: Network, num_hosts: int) -> Iterator[tuple[Cluster, SessionStore]]:
-    """Hosts in namespaces of their own, and the store that they share, which has an address of its own."""
+    """Hosts in separate namespaces, and the store that they share, which has its own address."""
     redis = RedisServer(net.store)
     redis.start()
     store = open_store(redis.url, 3600)
@@ -63,7 +63,7 @@ def raises_closed(code: int) -> Iterator[None]:
 
 
 async def begin(wire: Wire) -> dict[str, Any]:
-    """Have a turn, and return what resumes the session."""
+    """Take one turn, and return the message that resumes the session."""
     created = await wire.read()
     await wire.say("session.update", session=SESSION)
     assert await answer(wire, "one") == "one"
@@ -72,7 +72,7 @@ async def begin(wire: Wire) -> dict[str, Any]:
 
 
 async def resume(host: Host, wire: Wire, request: dict[str, Any]) -> dict[str, Any]:
-    """Ask a host for a session, and return its first frame."""
+    """Resume a session at a host, and return the host's first frame."""
     await wire.say("session.resume", **request)
     return await wire.read()
 
@@ -90,7 +90,7 @@ def test_when_a_host_is_lost_with_its_link_then_its_callers_go_on_elsewhere_and_
                 await reached(lambda: all(caller.view.said("assistant") for caller in callers))
                 net.set_link(lost.address, "down")
                 await reached(lambda: all("claimed" in caller.how for caller in callers))
-                # It is back, with sessions that others have by now.
+                # The host is back, with sessions that other hosts own by now.
                 net.set_link(lost.address, "up")
                 said = [len(caller.said) for caller in callers]
                 await reached(lambda: all(len(c.said) >= n + 2 for c, n in zip(callers, said, strict=True)))
@@ -118,10 +118,10 @@ def test_when_a_host_is_cut_off_from_the_store_then_its_client_goes_on_until_ano
                     resumed = await resume(two, again, request)
                     assert (resumed["how"], resumed["num_items"]) == ("claimed", 2)
                     assert await answer(again, "two") == "two"
-                    # Both have answered by now, and what the first host says is known to be in no store.
+                    # Both hosts have answered by now, and the first host's answer is in no store.
                     assert await answer(wire, "lost") == "lost"
                     net.mend(one.address, net.store)
-                    # Nothing else is sent there: the host finds out by itself.
+                    # Nothing else is sent to the host: it detects the failure by itself.
                     await wire.until("session.replaced")
                     with raises_closed(1000):
                         await wire.read()
@@ -151,7 +151,7 @@ def test_when_hosts_cannot_reach_each_other_then_a_session_stays_with_the_one_th
                     assert refused["error"]["retryable"]
                 assert asyncio.get_running_loop().time() - began_s >= HOST_TTL_S
                 assert await answer(wire, "two") == "two"
-                # The way is free again: it is relayed.
+                # The link works again: the client is relayed.
                 net.mend(two.address, one.address)
                 async with connect(two.ws, query, additional_headers=BEARER) as again:
                     resumed = await resume(two, again, request)

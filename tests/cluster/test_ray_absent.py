@@ -1,4 +1,4 @@
-"""Where Ray is not installed, which the tests' environment has not: the start says what to install, before anything."""
+"""Without Ray, which the tests' environment lacks: the start says what to install, before anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps Ray's ports on loopback, as far as that can be tried without Ray; `make ray` looks at every port."""
+"""Keeping Ray's ports on loopback, as far as it can be tested without Ray. `make ray` checks every port."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_haproxy_has_its_statistics_and_metrics_on_loopback_and_the_doors_where_
     real.chmod(0o700)
     file = tmp_path / "a config.cfg"
     variables = write_launcher(tmp_path, str(real), host, 8000)
-    for _ in range(2):  # A reload is a start with the same file.
+    for _ in range(2):  # A reload starts HAProxy with the same file.
         file.write_text(CONFIG)
         command = [variables[BINARY], "-db", "-f", str(file), "-sf", "12"]
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
@@ -76,7 +76,7 @@ def test_the_internal_server_of_a_replica_is_on_loopback() -> None:
     ("given", "expected"), [({}, "0 token"), ({SWITCH: "1", "RAY_AUTH_MODE": "disabled"}, "1 disabled")]
 )
 def test_the_switch_is_set_before_ray_is_imported(tmp_path: Path, given: dict[str, str], expected: str) -> None:
-    """Ray reads it once. A package of that name says what it finds."""
+    """Ray reads the switch once. A fake package of that name prints its value."""
     (tmp_path / "ray").mkdir()
     found = f"os.environ[{SWITCH!r}] + ' ' + os.environ['RAY_AUTH_MODE']"
     (tmp_path / "ray" / "__init__.py").write_text(f"import os\nraise ModuleNotFoundError({found})\n")

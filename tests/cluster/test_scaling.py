@@ -1,4 +1,4 @@
-"""Hosts come and go without Ray: behind doors, and Debian's HAProxy with the deployment's file.
+"""Hosts are added and removed without Ray: behind doors, and Debian's HAProxy with the deployment's file.
 
 The callers know nothing of resuming. `tests/ray_serve` does the same on Ray.
 """
@@ -22,15 +22,15 @@ pytestmark = [
     pytest.mark.skipif(bool(balancer.missing()), reason=balancer.missing()),
     pytest.mark.skipif(bool(RedisServer.missing()), reason=RedisServer.missing()),
 ]
-# Answers are made as fast as they are heard: a word is 0.3 s of sound. A story is of so many words.
+# Answers are generated in real time: a word is 0.3 s of audio. Then the number of words in a story.
 NUM_CALLERS, LIMIT_S, PACE_S, STORY = 4, 120.0, 0.3, 28
-# Who was answered thinks before the next question.
+# The pause of a caller before the next question.
 THINKS_S = 0.3
 
 
 @pytest.fixture
 def hosts() -> Iterator[Cluster]:
-    """Two hosts, and two doors that find them in their store."""
+    """Two hosts, and two doors that find them in the store."""
     redis = RedisServer()
     redis.start()
     try:
@@ -46,8 +46,8 @@ def hosts() -> Iterator[Cluster]:
 
 @asynccontextmanager
 async def talking(url: str) -> AsyncIterator[Callable[[], object]]:
-    """Callers that talk while the block runs; none may miss anything, or be cut. Yields what waits until each of them
-    has been answered twice more.
+    """Let callers talk while the block runs; none may miss an event or be cut off. Yields a function that waits until
+    each of them has been answered twice more.
     """
     callers = [StockCaller(n, [url], n) for n in range(NUM_CALLERS)]
     over = False
@@ -73,7 +73,7 @@ async def talking(url: str) -> AsyncIterator[Callable[[], object]]:
 
 
 def drain(host: Host) -> None:
-    """Have a host hand its sessions over, and end."""
+    """Make a host hand its sessions over and end."""
     host.send(signal.SIGTERM)
     assert host.end() == 0
 
@@ -84,7 +84,7 @@ def test_hosts_are_added_taken_away_replaced_and_killed_and_a_stock_client_misse
 
     async def act() -> None:
         async with talking(front.ws) as go_on:
-            # One more, which somebody comes to once the doors have found it.
+            # One more host, which gets callers when the doors have found it.
             third = await asyncio.to_thread(hosts.add_host)
             await asyncio.to_thread(third.wait)
             async with AsyncExitStack() as connected:
@@ -98,14 +98,14 @@ def test_hosts_are_added_taken_away_replaced_and_killed_and_a_stock_client_misse
                 story = asyncio.create_task(listener.converse(1, num_words=STORY))
                 while len(listener.view.heard_at_s) == before:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-                # It is taken away: whoever was at it is elsewhere, and has heard the end of a long answer.
+                # It is removed: its callers are elsewhere, and have heard a long answer to the end.
                 await asyncio.to_thread(drain, third)
                 await story
                 await listener.converse(1)
                 assert set(listener.view.responses.values()) == {"completed"}
                 listener.check()
             await go_on()
-            # Both are replaced, one after the other, and HAProxy reloads meanwhile.
+            # Both doors are replaced, one after the other, and HAProxy reloads meanwhile.
             for host in (first, second):
                 await asyncio.to_thread(drain, host)
                 before = front.workers()
@@ -118,7 +118,7 @@ def test_hosts_are_added_taken_away_replaced_and_killed_and_a_stock_client_misse
                 host.start()
                 await asyncio.to_thread(host.wait)
                 await go_on()
-            # One is killed, and its supervisor says so.
+            # One host is killed, and its supervisor reports it.
             await asyncio.to_thread(first.kill)
             await asyncio.to_thread(hosts.unregister, first)
             await go_on()

@@ -1,6 +1,6 @@
-"""Many connections that resume the same sessions at once, at all hosts: each has an answer, one the session.
+"""Many connections resume the same sessions at once, at all hosts: each gets an answer, and one gets the session.
 
-The sockets are real, and so are the hosts, which share a store.
+The sockets and the hosts, which share a store, are real.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.server.live.test_ownership import SESSION, Server, answer, last_seq, 
 
 NUM_SESSIONS, NUM_AT_ONCE = 20, 10
 LIMIT_S = 60.0
-# What a connection may be told: it has the session, or another one was faster and it may ask again, or its token is of
-# before. A host has 64 places for connections without a first event: beyond these it may ask again, too (1013).
+# The allowed answers: the session; another connection was faster, so try again; or the token is outdated. A host has 64
+# places for connections without a first event; further ones are also asked to try again (1013).
 SERVED = {"attached", "relayed", "claimed"}
 REFUSED = {"session_elsewhere", "invalid_resume_token", "session.replaced", "resource_exhausted", "closed 1013"}
 
@@ -36,7 +36,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Server]]:
 
 
 async def begun(host: Server, name: str) -> tuple[str, str, int]:
-    """A session that said its name and was answered: its id, its token, and the last event that it got."""
+    """Begin a session that says its name and is answered. Returns its id, its token, and its last event."""
     async with connect(host.ws, "?resume=1") as wire:
         created = await wire.read()
         await wire.say("session.update", session=SESSION)
@@ -45,7 +45,7 @@ async def begun(host: Server, name: str) -> tuple[str, str, int]:
 
 
 async def storm(stack: AsyncExitStack, host: Server, session: tuple[str, str, int]) -> tuple[str, Wire | None]:
-    """Resume a session; what the first frame says, and the connection where it is the session."""
+    """Resume a session. Returns the answer in the first frame, and the connection if it got the session."""
     session_id, token, last = session
     socket = await stack.enter_async_context(
         websockets.connect(f"{host.ws}/v1/realtime?resume={session_id}", max_size=None, open_timeout=LIMIT_S)
@@ -63,7 +63,7 @@ async def storm(stack: AsyncExitStack, host: Server, session: tuple[str, str, in
 
 
 async def alive(wire: Wire) -> bool:
-    """Whether a connection still has its session: it is answered, in the session that said its name before."""
+    """Whether a connection still has its session: the answer knows the name that was said before."""
     try:
         return await answer(wire, "still") == "still"
     except ConnectionClosed:
@@ -96,7 +96,7 @@ def test_when_200_connections_resume_20_sessions_at_once_then_each_is_answered_a
             for n in range(NUM_SESSIONS):
                 wires = [wire for _, wire in told[n * NUM_AT_ONCE : (n + 1) * NUM_AT_ONCE] if wire]
                 served.append(sum([await alive(wire) for wire in wires]))
-            # Of those that got it one after the other, the last has it.
+            # Of the connections that got the session one after the other, the last one has it.
             assert served == [1] * NUM_SESSIONS, (served, outcomes)
             owners = Counter(session_id for host in at for session_id in host.state.sessions.resumable)
             assert owners == Counter(session_id for session_id, _, _ in sessions)

@@ -1,4 +1,4 @@
-"""`--store-speech`: what is being said outlives its host, also of a client that keeps only its last second."""
+"""`--store-speech`: speech under way outlives its host, even if the client keeps only its last second."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SESSION = {
     "audio": {"input": {"transcription": {}, "turn_detection": {"type": "server_vad", "silence_duration_ms": 300}}},
 }
 FRAME_S = 0.1
-# Whole words of 320 ms. A host that stops gives a session away in mid-turn after 3.5 s at most.
+# Whole words of 320 ms. A host that stops hands a session over in mid-turn after 3.5 s at most.
 BEFORE, AFTER = 10, 16
-# The configuration, and a turn before it that is written.
+# The configuration, and a written turn before the speech.
 NUM_FIRST = 3
 
 
@@ -34,7 +34,7 @@ def hosts() -> Iterator[Cluster]:
 
 
 async def speak(wire: Wire, frames: Sequence[str]) -> None:
-    """Send frames of sound as a microphone gives them."""
+    """Send frames of audio at the pace of a microphone."""
     for frame in frames:
         await wire.say("input_audio_buffer.append", audio=frame)
         await asyncio.sleep(FRAME_S)
@@ -57,7 +57,7 @@ def test_a_turn_that_was_being_said_is_heard_whole_by_the_next_host(hosts: Clust
             await wire.until("input_audio_buffer.speech_started")
             if drains:
                 one.send(signal.SIGTERM)
-                # Who speaks goes on until they are told.
+                # The user speaks on until the client notices the end.
                 async with asyncio.TaskGroup() as both:
                     speaking = both.create_task(speak(wire, frames[num_before:]))
                     await wire.until("session.moving")
@@ -70,7 +70,7 @@ def test_a_turn_that_was_being_said_is_heard_whole_by_the_next_host(hosts: Clust
             await wire.say("session.resume", **about, last_received_server_event_seq=last)
             resumed = await wire.read()
             assert resumed["how"] == ("handed_over" if drains else "claimed")
-            # The first messages were the configuration and the turn before.
+            # The first messages are the configuration and the written turn.
             for frame in frames[resumed["received_events"] - NUM_FIRST :]:
                 await wire.say("input_audio_buffer.append", audio=frame)
             done = await wire.until("conversation.item.input_audio_transcription.completed")
@@ -79,5 +79,5 @@ def test_a_turn_that_was_being_said_is_heard_whole_by_the_next_host(hosts: Clust
 
     received, transcript = asyncio.run(main())
     assert transcript.strip() == text(1, BEFORE + AFTER)
-    # Of 3.2 s all is in it, but where the host was killed for what came after the last chunk, a second ago at most.
+    # All 3.2 s are in it; if the host was killed, except the audio after the last chunk, at most a second.
     assert received > NUM_FIRST + num_before - (1 if drains else 15)

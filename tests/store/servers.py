@@ -1,6 +1,6 @@
-"""Real servers of Redis and Postgres, each in a folder of its own, that tests and benchmarks start and stop.
+"""Real Redis and Postgres servers, each in its own folder, that tests and benchmarks start and stop.
 
-They come from Debian's packages redis-server and postgresql. Nothing of them outlives `close`.
+They need Debian's packages redis-server and postgresql. `close` removes everything.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ PASSWORD = "s3cret-of-the-store"
 
 
 def free_port() -> int:
-    """A port on which nobody listens now."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])
 
 
 def binary(name: str) -> str | None:
-    """The path of a program, also of those that Debian keeps off the path; None where it is not installed."""
+    """Return the path of a program, also outside of PATH where Debian keeps some; None if it is not installed."""
     found = shutil.which(name)
     places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     return found or (str(places[-1]) if places else None)
 
 
 class Server:
-    """A server process that can be stopped, killed, made to hang and started again with what it had kept."""
+    """A server process that can be stopped, killed, made to hang, and started again with its data."""
 
     needs = ""
     package = ""
@@ -47,19 +47,19 @@ class Server:
 
     @classmethod
     def missing(cls) -> str:
-        """Why there is no such server here; "" where there is."""
+        """Return why such a server cannot run here; "" if it can."""
         return "" if binary(cls.needs) else f"{cls.needs} is not installed: apt-get install {cls.package}"
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command that starts the server."""
         raise NotImplementedError
 
     def answers(self) -> bool:
-        """Whether it serves."""
+        """Whether the server answers."""
         raise NotImplementedError
 
     def start(self, **how: Any) -> None:
-        """Start it, and wait until it serves."""
+        """Start the server, and wait until it answers."""
         with (self.folder / "log").open("ab") as log:
             self.popen = subprocess.Popen(self.command(), stdout=log, stderr=log, cwd=self.folder, **how)
         until_s = time.monotonic() + START_S
@@ -69,30 +69,30 @@ class Server:
             time.sleep(0.02)
 
     def stop(self, number: int = signal.SIGKILL) -> None:
-        """Kill it, and wait for its end."""
+        """Kill the server, and wait for its end."""
         if self.popen:
             self.popen.send_signal(number)
             self.popen.wait(START_S)
             self.popen = None
 
     def pause(self) -> None:
-        """Have it hang: it is connected, and answers nothing."""
+        """Make the server hang: it keeps connections, but does not answer."""
         assert self.popen
         self.popen.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Have it answer again."""
+        """Let the server answer again."""
         assert self.popen
         self.popen.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop it, and delete its folder."""
+        """Stop the server and delete its folder."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class RedisServer(Server):
-    """Redis, which writes each command to the disk before it answers."""
+    """Redis, configured to write each command to the disk before it answers."""
 
     needs, package = "redis-server", "redis-server"
 
@@ -109,7 +109,7 @@ class RedisServer(Server):
         return [server, *flags.split(), "--save", "", "--dir", str(self.folder)]
 
     def client(self) -> Any:
-        """A client of its own, for a look at the keys."""
+        """Return a separate client, to inspect the keys."""
         import redis
 
         return redis.Redis.from_url(self.url)
@@ -130,7 +130,7 @@ class RedisServer(Server):
 
 
 class PostgresServer(Server):
-    """Postgres with a user `antiphon` that has a password. It runs as `postgres` where the tests run as root."""
+    """Postgres with a user `antiphon` that has a password. It runs as `postgres` if the tests run as root."""
 
     needs, package = "postgres", "postgresql"
 
@@ -166,11 +166,11 @@ class PostgresServer(Server):
         super().start(**self._user, **how)
 
     def stop(self, number: int = signal.SIGQUIT) -> None:
-        """Stop it at once, as a crash does; its own children end too."""
+        """Stop the server at once, as a crash does. Its child processes end too."""
         super().stop(number)
 
     def client(self) -> Any:
-        """A connection of its own, for a look at the tables."""
+        """Return a separate connection, to inspect the tables."""
         import psycopg
 
         return psycopg.connect(self.url, autocommit=True)

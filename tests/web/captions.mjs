@@ -1,7 +1,7 @@
 // The captions of the browser's client in Node, with a real server: `node captions.mjs MODULE URL < steps.json`.
 //
-// What a browser has and Node lacks is the microphone: here it hears what the steps say. Each thing that the captions
-// tell is a line of JSON on standard output; a step waits for what it names.
+// Node has no microphone, so this one hears what the steps say. Each event of the captions is a line of JSON on
+// standard output. A step waits for the event that it names.
 
 import { readFileSync } from "node:fs";
 
@@ -46,7 +46,7 @@ const print = (kind, detail) => {
   console.log(JSON.stringify([kind, detail]));
   heard();
 };
-/** Wait until something was told of this kind, with these fields, since the last such wait. */
+/** Wait for an event of this kind, with these fields, since the last such wait. */
 async function until(kind, fields) {
   const is = ([found, detail]) =>
     found === kind && Object.entries(fields).every(([name, value]) => detail?.[name] === value);

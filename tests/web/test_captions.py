@@ -1,5 +1,5 @@
-"""The captions of the browser's client, in Node with a real server over scripted models: what is said comes once, with
-its place in time, whatever ends, breaks or is unplugged.
+"""The captions of the browser's client, in Node, with a real server over scripted models: each word arrives once, at
+the right time, whatever ends, breaks or is unplugged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.server.scripted import RATE_HZ, serving
 HERE = Path(__file__).parent
 MODULE = HERE.parents[1] / "src" / "antiphon" / "web" / "client" / "captions.js"
 NODE = shutil.which("node")
-# A guard against a hang.
+# Timeout in case Node hangs, in seconds.
 LIMIT_S = 60
 WORD_MS = 320
 Told = list[tuple[str, Any]]
@@ -41,13 +41,13 @@ def scripted() -> Iterator[tuple[str, ServerState]]:
 
 
 def said(first: int, count: int, silence_frames: int = 0) -> tuple[str, str]:
-    """The step of a microphone that hears these words."""
+    """Return the step in which the microphone hears these words."""
     pcm = soxr.resample(speech(first, count, silence_frames), 16_000, RATE_HZ, quality="QQ")
     return "hear", b64encode(to_pcm16(np.asarray(pcm, np.float32))).decode()
 
 
 def told(url: str, *steps: Sequence[Any]) -> Told:
-    """What captions tell that are used like this."""
+    """Run captions with these steps, and return the events that they emit."""
     assert NODE
     done = subprocess.run(
         [NODE, "--experimental-websocket", "--no-warnings", HERE / "captions.mjs", MODULE, url],
@@ -62,7 +62,7 @@ def told(url: str, *steps: Sequence[Any]) -> Told:
 
 
 def lines(found: Told) -> list[dict[str, Any]]:
-    """The lines as they are in the end, of those that have words."""
+    """Return the final state of the lines that have words."""
     last = {line["id"]: line for kind, line in found if kind == "line"}
     return [line for line in last.values() if line["text"]]
 
@@ -124,7 +124,7 @@ def test_a_stop_while_they_begin_gives_the_microphone_back(scripted: tuple[str, 
 def test_what_breaks_is_gone_on_with_and_times_go_on(
     cut_after: int, moved: bool, scripted: tuple[str, ServerState]
 ) -> None:
-    """`cut_after`: words of the second line. In between, the server is away while more is said."""
+    """`cut_after`: the number of words of the second line. Then the server is away while more words are said."""
     with serving() as (other, _, _):
         found = told(
             scripted[0],

@@ -1,6 +1,6 @@
-"""The page's files, without a browser: what they refer to is there, and every tab says what to do and what is wrong.
+"""The page's files, without a browser: all references exist, and every tab has hints and a place for errors.
 
-How it behaves is tried by `make browser`.
+`make browser` tests the page's behaviour.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_when_the_page_is_offline_then_it_needs_nothing_from_elsewhere() -> None
 
 def test_the_module_stands_alone_is_typed_and_is_packed_whole() -> None:
     for name, text in MODULE.items():
-        # It is used on pages of others: it knows none of ours, and nothing outside its folder.
+        # The client is used on other pages, so it refers to no page of ours, and to nothing outside its folder.
         assert not re.search(r'getElementById|querySelector|from "\.\./', text), name
         assert text.startswith("// @ts-check\n") or name == "client/worklets.js", name
     package = json.loads((WEB / "client" / "package.json").read_text())
@@ -58,13 +58,13 @@ def test_when_a_tab_is_opened_then_it_has_a_main_button_an_alert_below_it_and_no
     text = TABS[tab]
     assert len(re.findall(r'<button[^>]*class="main"', text)) + text.count("<button class=main") == 1
     alert = text.index(f'<p id="{tab}-error" class="error" role="alert"></p>')
-    # Before anything that may be long.
+    # Before any content that may be long.
     assert all(alert < box.start() for box in re.finditer(r'class="log|<canvas|<video', text))
     logs = re.findall(r'<div[^>]*class="log[^>]*>(\s*)', text)
     assert all(inside == "" for inside in logs)
     assert text.count("data-hint=") == len(logs)
     assert "hint" in text
-    # A table scrolls in a box of its own where the window is too narrow.
+    # A table scrolls in its own box if the window is too narrow.
     for table in re.finditer(r"<table", text):
         assert 'class="scroll"' in text[: table.start()].rsplit("<div", 1)[1]
 

@@ -1,1 +1,1 @@
-"""The command line: one module for each command. `arguments` declares their arguments, `main` runs them."""
+"""The command line: one module for each command. `arguments` declares the commands' arguments, `main` runs them."""

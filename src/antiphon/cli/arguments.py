@@ -1,6 +1,6 @@
-"""The arguments of every command, and their help. Settings become flags here, grouped by their section.
+"""The arguments of every command and their help. Settings become flags here, grouped by section.
 
-Nothing heavy is imported: `antiphon --help` answers at once.
+Imports nothing slow, so that `antiphon --help` answers at once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ HEADINGS = {
     "server": "server",
     "resume": "resume (sessions that outlive their connection)",
     "cluster": "cluster (several processes as one service)",
-    "memory": "memory (what clients may make the server hold)",
-    "audio": "audio (what clients send)",
-    "models": "models (which are loaded, from where and on which device)",
+    "memory": "memory (limits on the data that the server holds for clients)",
+    "audio": "audio (the audio that clients send)",
+    "models": "models (which are loaded, from where, and on which device)",
     "engine": "engine (language model, conversation model, video model and their KV)",
-    "remote": "remote (a language model that another server runs)",
+    "remote": "remote (a language model on another server)",
     "speech": "speech (synthesizer, voices and speech streams)",
     "video": "video (video streams)",
 }
@@ -51,10 +51,10 @@ BENCHMARKS = (
 class Command:
     """One command of the command line.
 
-    - `help`: what it does, in one line.
-    - `operands`: what its usage line names besides its options.
-    - `sections`: the sections of the settings that are its flags.
-    - `add_arguments`: adds the arguments that are its own.
+    - `help`: its description, in one line.
+    - `operands`: the positional arguments in its usage line.
+    - `sections`: the sections of the settings that become its flags.
+    - `add_arguments`: adds the arguments that are not settings.
     """
 
     help: str
@@ -64,8 +64,11 @@ class Command:
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """The parser of all commands. It sets `command`, a command's own arguments, and one attribute for each setting of
-    the command's sections, by its name; a setting that was not given is None."""
+    """Return the parser of all commands.
+
+    Its result has `command`, the command's own arguments, and each setting of the command's sections by name. A setting
+    that was not given is None.
+    """
     parser = argparse.ArgumentParser(
         prog="antiphon",
         usage="antiphon COMMAND [options]",
@@ -78,7 +81,7 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     for name, command in COMMANDS.items():
         usage = f"antiphon {name} [options] {command.operands}".rstrip()
-        # `bench` hands all its options on, `--help` too.
+        # `bench` passes all its options on, including `--help`.
         description = f"{command.help[0].upper()}{command.help[1:]}."
         own = commands.add_parser(
             name,
@@ -86,7 +89,7 @@ def argument_parser() -> argparse.ArgumentParser:
             usage=usage,
             description=description,
             add_help=name != "bench",
-            # A key given as --remote-key would be taken for --remote-key-file, and be on a command line.
+            # With abbreviations, --remote-key would be read as --remote-key-file, which puts a key on a command line.
             allow_abbrev=False,
         )
         command.add_arguments(own)
@@ -96,7 +99,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def meant(command: str, unknown: Sequence[str]) -> str:
-    """The command's option that is most like one of the `unknown` arguments, as a question; "" where none is."""
+    """Return a question that suggests the option closest to one of the `unknown` arguments; "" if none is close."""
     parser = argparse.ArgumentParser(add_help=False)
     COMMANDS[command].add_arguments(parser)
     _add_settings(parser, COMMANDS[command].sections)
@@ -133,20 +136,24 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-pull", action="store_true", help="fail if model files are missing instead of fetching them"
     )
-    parser.add_argument("--ray", action="store_true", help="hosts and doors on Ray Serve, on this machine")
-    parser.add_argument("--ray-hosts", type=int, default=1, metavar="N", help="with --ray: hosts, at least")
-    parser.add_argument("--ray-most", type=int, default=0, metavar="N", help="with --ray: hosts at most, by their load")
-    parser.add_argument("--ray-doors", type=int, default=1, metavar="N", help="with --ray: doors")
+    parser.add_argument("--ray", action="store_true", help="run hosts and doors on Ray Serve, on this machine")
+    parser.add_argument("--ray-hosts", type=int, default=1, metavar="N", help="with --ray: the least number of hosts")
+    parser.add_argument(
+        "--ray-most", type=int, default=0, metavar="N", help="with --ray: the most hosts, which are added by load"
+    )
+    parser.add_argument("--ray-doors", type=int, default=1, metavar="N", help="with --ray: the number of doors")
 
 
 def _add_pull(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="fetch these alone, by the names of --list")
-    parser.add_argument("--list", action="store_true", help="list the models and what is here, fetch nothing")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="fetch only these models; --list shows the names")
+    parser.add_argument(
+        "--list", action="store_true", help="list the models and whether they are downloaded; fetch nothing"
+    )
 
 
 def _add_transcribe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="any audio or video file; - for standard input")
-    parser.add_argument("--language", help="ISO-639-1; detected if not given")
+    parser.add_argument("--language", help="ISO 639-1 code; detected if not given")
     parser.add_argument("--prompt", default="", help="names and words to expect")
     parser.add_argument("--json", action="store_true", help="print one JSON object with segments and words")
     parser.add_argument("--srt", action="store_true", help="print subtitles")
@@ -159,70 +166,72 @@ def _add_say(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="wav, mp3, flac, opus, aac or pcm by its name; - for WAV on standard output",
+        help="wav, mp3, flac, opus, aac or pcm by its suffix; - for WAV on standard output",
     )
-    target.add_argument("--play", action="store_true", help="play it; this is the default without a file")
+    target.add_argument("--play", action="store_true", help="play the audio; the default without a file")
     parser.add_argument("--speak-as", metavar="VOICE", help="the voice; the first one loaded if not given")
-    parser.add_argument("--speed", type=float, default=1.0, help="0.25 to 4")
+    parser.add_argument("--speed", type=float, default=1.0, help="the speed of speech, from 0.25 to 4")
     parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same samples")
-    parser.add_argument("--words", action="store_true", help="print each word's times, on standard error")
+    parser.add_argument("--words", action="store_true", help="print each word's times on standard error")
 
 
 def _add_voices(parser: argparse.ArgumentParser) -> None:
     target = parser.add_mutually_exclusive_group()
     target.add_argument("--add", metavar="NAME", help="fetch a voice, or `all`; `serve --voice NAME` then loads it")
-    target.add_argument("--hear", metavar="NAME", help="have a voice say something")
-    parser.add_argument("-o", "--output", metavar="FILE", help="with --hear: a file in place of the loudspeaker")
+    target.add_argument("--hear", metavar="NAME", help="play a sample of a voice")
+    parser.add_argument("-o", "--output", metavar="FILE", help="with --hear: write a file instead of playing")
 
 
 def _add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a file, a URL, or a camera (/dev/video0)")
     parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be given several times")
-    parser.add_argument("--fps", type=float, default=1.0, help="frames shown to the model each second")
-    parser.add_argument("--seconds", type=float, default=None, help="how much is watched; all of a file if not given")
+    parser.add_argument("--fps", type=float, default=1.0, help="frames per second for the model")
+    parser.add_argument("--seconds", type=float, default=None, help="how long to watch; the whole file if not given")
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", default="", help="instructions that the model is told first")
-    parser.add_argument("--max-tokens", type=int, default=None, help="the most tokens of an answer")
-    parser.add_argument("--temperature", type=float, default=None, help="0 always takes the likeliest token")
+    parser.add_argument("--system", default="", help="the system prompt")
+    parser.add_argument("--max-tokens", type=int, default=None, help="the largest number of tokens in an answer")
+    parser.add_argument("--temperature", type=float, default=None, help="0 always chooses the likeliest token")
 
 
 def _add_talk(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="of a server that runs; without it, one is started for the conversation")
-    parser.add_argument("--key", help="its API key; better set ANTIPHON_TALK_KEY")
-    parser.add_argument("--instructions", help="what the model is told first")
+    parser.add_argument("--url", help="a running server; if not given, one is started for the conversation")
+    parser.add_argument("--key", help="the server's API key; ANTIPHON_TALK_KEY keeps it off the command line")
+    parser.add_argument("--instructions", help="the system prompt")
     parser.add_argument("--speak-as", metavar="VOICE", help="the voice; the first one loaded if not given")
-    parser.add_argument("--microphone", metavar="NAME", help="a part of its name, or its number")
-    parser.add_argument("--loudspeaker", metavar="NAME", help="the same")
+    parser.add_argument("--microphone", metavar="NAME", help="the input device: a part of its name, or its number")
+    parser.add_argument("--loudspeaker", metavar="NAME", help="the output device, likewise")
     parser.add_argument(
-        "--hear", metavar="FILE", help="a recording in place of the microphone; ends when it is answered"
+        "--hear", metavar="FILE", help="use a recording instead of the microphone; end when it is answered"
     )
-    parser.add_argument("--into", metavar="FILE", help="with --hear: a WAV file for what would be played")
+    parser.add_argument("--into", metavar="FILE", help="with --hear: write a WAV file instead of playing")
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a session's folder, as serve --record wrote it")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a session's folder that serve --record wrote")
 
 
 def _add_timeline(parser: argparse.ArgumentParser) -> None:
     _add_replay(parser)
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="the file; timeline.html in the folder if not given"
+        "-o", "--output", type=Path, metavar="FILE", help="the file to write; timeline.html in the folder by default"
     )
 
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--dead", metavar="NAME", help="have this host be dead now, as a supervisor that saw it die; names as listed"
+        "--dead",
+        metavar="NAME",
+        help="mark this host as dead now, for a supervisor that saw it end; a name of the list",
     )
 
 
 def _add_top(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("server", nargs="?", metavar="URL", help="of the server (default: http://127.0.0.1:8000)")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the same")
-    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between looks (default: 2)")
-    parser.add_argument("--once", action="store_true", help="print what was since the server's start, and end")
+    parser.add_argument("server", nargs="?", metavar="URL", help="the server (default: http://127.0.0.1:8000)")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, likewise")
+    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")
+    parser.add_argument("--once", action="store_true", help="print the figures since the server's start, and exit")
 
 
 def _add_nothing(parser: argparse.ArgumentParser) -> None:
@@ -238,24 +247,26 @@ def _add_certify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes",
         type=float,
-        help="at most, for each kind, beside --turns-alone; default 10, and with --check one step",
+        help="time limit for each kind, without --turns-alone; default: 10, with --check one step",
     )
     parser.add_argument("--data", type=Path, help="folder of recordings with a manifest.jsonl; default: the checkout's")
-    parser.add_argument("--out", type=Path, default=Path("certificate.json"), help="the certificate; a page beside it")
-    parser.add_argument("--url", help="measure the server that runs there, ours or another, and start none")
-    parser.add_argument("--key", help="its API key; better set ANTIPHON_CERTIFY_KEY")
-    parser.add_argument("--check", type=Path, metavar="FILE", help="try a certificate's numbers once more")
     parser.add_argument(
-        "--turns-alone", type=int, default=20, help="of one caller, before all else, some minutes; 0: none"
+        "--out", type=Path, default=Path("certificate.json"), help="the certificate; a page is written next to it"
+    )
+    parser.add_argument("--url", help="measure a running server, antiphon or another, instead of starting one")
+    parser.add_argument("--key", help="the server's API key; ANTIPHON_CERTIFY_KEY keeps it off the command line")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="measure a certificate's numbers again")
+    parser.add_argument(
+        "--turns-alone", type=int, default=20, help="turns of a single caller, measured first (takes minutes); 0: none"
     )
     parser.add_argument(
         "--turn-detection",
         choices=("server_vad", "semantic_vad"),
         default="server_vad",
-        help="how the ends of the one caller's turns are found",
+        help="how the ends of the single caller's turns are found",
     )
-    parser.add_argument("--no-mixture", action="store_true", help="measure no mixture of kinds")
-    parser.add_argument("serve", nargs="*", metavar="FLAG", help="behind --: flags of the server that is started")
+    parser.add_argument("--no-mixture", action="store_true", help="do not measure mixtures of kinds")
+    parser.add_argument("serve", nargs="*", metavar="FLAG", help="after --: flags of the server that is started")
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -266,13 +277,13 @@ COMMANDS: Mapping[str, Command] = {
         _add_serve,
     ),
     "pull": Command(
-        "fetch the models of a profile, or those that are named",
+        "fetch the models of a profile, or the named ones",
         "",
         ("models", "engine", "remote", "speech"),
         _add_pull,
     ),
     "transcribe": Command(
-        "turn a file, or standard input, into text as it is read", "FILE", ("models",), _add_transcribe
+        "transcribe a file, or standard input, while it is read", "FILE", ("models",), _add_transcribe
     ),
     "say": Command("speak a text, or standard input as it arrives", "TEXT", ("models", "speech"), _add_say),
     "voices": Command("list the voices, fetch one, hear one", "", ("models", "speech"), _add_voices),
@@ -299,15 +310,20 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "timeline": Command("draw a recorded session as one HTML file", "FOLDER", (), _add_timeline),
     "doctor": Command(
-        "show what is installed, which devices and models there are, and how fast they are",
+        "show the installed packages, the devices, the models, and how fast the models are",
         "",
         ("models", "engine", "remote", "speech"),
         _add_nothing,
     ),
-    "hosts": Command("list the hosts that share a store, or say that one is dead", "", ("resume",), _add_hosts),
-    "top": Command("show what a server does now: sessions, stages, lanes, memory", "[URL]", (), _add_top),
+    "hosts": Command("list the hosts that share a store, or mark one as dead", "", ("resume",), _add_hosts),
+    "top": Command("show what a server is doing: sessions, stages, lanes, memory", "[URL]", (), _add_top),
     "certify": Command(
-        "measure how many sessions of each kind this machine, or a server, holds", "[-- SERVE FLAGS]", (), _add_certify
+        "measure how many sessions of each kind this machine, or a server, can hold",
+        "[-- SERVE FLAGS]",
+        (),
+        _add_certify,
     ),
-    "bench": Command("measure (from a checkout); arguments go to bench/NAME.py", "NAME", (), _add_bench),
+    "bench": Command(
+        "run a benchmark (from a checkout); arguments are passed to bench/NAME.py", "NAME", (), _add_bench
+    ),
 }

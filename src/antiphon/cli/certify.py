@@ -1,4 +1,4 @@
-"""`antiphon certify`: how many sessions of each kind this machine, or another server, holds."""
+"""`antiphon certify`: measures how many sessions of each kind this machine, or another server, can hold."""
 
 from __future__ import annotations
 
@@ -18,48 +18,62 @@ from antiphon.certify.page import page
 from antiphon.certify.recordings import read_recordings
 from antiphon.errors import RemoteError, SettingsError
 
-# Seconds that a server may take to accept a connection, and to answer on it.
+# Timeout of connecting to a server, and of its answer, in seconds.
 REACHED_S = 5.0
-# The recordings of a checkout.
+# The folder of recordings in a checkout.
 RECORDINGS = Path(__file__).resolve().parents[3] / "tests" / "data"
 
 
 @dataclass(frozen=True, slots=True)
 class CertifyOptions:
-    """What the command is given. `check`: a certificate whose numbers are tried once more, and nothing is written."""
+    """The options of `antiphon certify`, from the command line."""
 
+    # The kinds of sessions to measure, separated by commas; "": all.
     kinds: str
+    # Time limit for each kind, in minutes, not counting `turns_alone`; 0: one step.
     minutes: float
+    # The folder of recordings; None: the checkout's.
     data: Path | None
+    # The certificate to write. An HTML page and, for a server started here, a log are written next to it.
     out: Path
+    # The server to measure; "": start one.
     url: str
+    # The server's API key; "": none.
     key: str
+    # A certificate whose numbers are measured again; nothing is written then.
     check: Path | None
+    # Flags of `antiphon serve` for the server that is started.
     serve: Sequence[str]
+    # Whether to measure mixtures of kinds.
     mixed: bool
+    # The number of turns of a single caller that are measured first; 0: none.
     turns_alone: int
+    # How the ends of that caller's turns are found: `server_vad` or `semantic_vad`.
     turn_detection: str
 
 
 def run(options: CertifyOptions) -> int:
-    """Measure, print each step, and write the certificate and its page. Returns 1 where a checked one does not hold.
+    """Measure, print each step, and write the certificate and its page. Returns the exit status: 1 if a checked
+    certificate no longer holds.
 
     Raises SettingsError, RemoteError.
     """
     kinds = kinds_of(options.kinds)
     if options.url and options.serve:
-        raise SettingsError("--url measures a server that runs: flags of `serve` go to it")
+        raise SettingsError("--url measures a running server: pass the flags of `serve` when you start that server")
     if options.url:
         _check_reached(options.url)
     before = read(options.check) if options.check else None
     data = options.data or RECORDINGS
-    # What is wrong with the recordings is told before a server is started.
+    # Check the recordings before a server is started.
     read_recordings(data)
     return asyncio.run(_run(options, kinds, data, before))
 
 
 def _check_reached(url: str) -> None:
-    """Raise SettingsError for what is no URL, RemoteError where no server answers there. Any answer will do."""
+    """Check that a server answers at this URL, with any response. Raises SettingsError for an invalid URL, RemoteError
+    if no server answers.
+    """
     if not re.match(r"(http|ws)s?://[^/]", url):
         raise SettingsError(f"--url {url}: expected http://HOST:PORT or ws://HOST:PORT")
     try:
@@ -69,12 +83,12 @@ def _check_reached(url: str) -> None:
     except httpx.InvalidURL as error:
         raise SettingsError(f"--url {url}: {error}") from None
     except httpx.HTTPError:
-        # It has taken the connection: one that only speaks WebSocket may not answer.
+        # The server accepted the connection; one that only speaks WebSocket may not answer HTTP.
         return
 
 
 def kinds_of(text: str) -> tuple[Kind, ...]:
-    """Read names of kinds, comma separated; "" is all. Raises SettingsError for another name."""
+    """Parse names of kinds, separated by commas; "" stands for all. Raises SettingsError for an unknown name."""
     names = [name.strip() for name in text.split(",") if name.strip()] or list(KINDS)
     if unknown := set(names) - set(KINDS):
         raise SettingsError(f"--kinds: there is no {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
@@ -126,7 +140,7 @@ async def _run(options: CertifyOptions, kinds: Sequence[Kind], data: Path, befor
 
 
 async def _check(certifier: Certifier, before: Certificate, kinds: Sequence[Kind]) -> int:
-    """Try each certified number again; 1 where one is over its objective by more than TOLERANCE."""
+    """Measure each certified number again. Returns 1 if one exceeds its objective by more than TOLERANCE, else 0."""
     numbers = {kind: before.kinds[kind].sessions for kind in kinds if kind in before.kinds}
     if not any(numbers.values()):
         raise RemoteError("the certificate has no sessions of these kinds")

@@ -1,5 +1,6 @@
-"""`antiphon chat`: a conversation with the language model in a terminal. Standard input that is no terminal is one
-question.
+"""`antiphon chat`: a written conversation with the language model in a terminal.
+
+If standard input is not a terminal, all of it is one question.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from antiphon.settings import Settings
 
 
 async def chat(settings: Settings, system: str, max_tokens: int | None, temperature: float | None) -> None:
-    """Converse until the input ends: an empty line, or its end. `system` is what the model is told first; None leaves
-    `max_tokens` and `temperature` to the model. Raises SettingsError where no language model is to be loaded,
-    StoreError, ModelError.
+    """Converse until an empty line or the end of the input.
+
+    `system`: the system prompt; "": none. `max_tokens`, `temperature`: None leaves them to the model. Raises
+    SettingsError if the settings load no language model, StoreError, ModelError.
     """
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, LANGUAGE_ROLES)
     if models.language_model is None:

@@ -1,4 +1,4 @@
-"""`antiphon doctor`: shows what is installed, which devices and models there are, and how fast the models are."""
+"""`antiphon doctor`: shows the installed packages, the devices, the models, and how fast the models are."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from antiphon.loading.recommendation import SIZES, Speed, recommended
 from antiphon.loading.selection import LocalModel, local_models
 from antiphon.settings import Settings
 
-# Each with the extra that it belongs to.
+# Packages, each with the extra that it belongs to; "": the base package.
 PACKAGES = {
     "ctranslate2": "",
     "faster-whisper": "",
@@ -53,14 +53,15 @@ PACKAGES = {
     "rapidocr": "video",
     "aiortc": "webrtc",
 }
-# Each time is the median of so many trials.
+# Each printed time is the median of this number of trials.
 TRIALS = 5
 SENTENCE = "The weather will be mild tomorrow, with some rain late in the evening."
 
 
 async def report(settings: Settings) -> int:
-    """Print the report, which loads all models and takes up to a minute. Returns the exit status: 1 where a package or
-    model is missing, or a model does not load.
+    """Print the report. Loads all models, which takes up to a minute.
+
+    Returns the exit status: 1 if a package or model is missing, or a model cannot be loaded.
     """
     print(f"{shown_version()}, Python {platform.python_version()}, {platform.platform(terse=True)}")
     package_missing = False
@@ -133,7 +134,7 @@ async def _print_speeds(settings: Settings) -> None:
 
 
 async def _print_speech_speed(synthesizer: Synthesizer) -> None:
-    """How soon a sentence's audio begins, and how many times faster it is generated than it is heard."""
+    """Print the time to a sentence's first audio, and how much faster than real time the audio is generated."""
     options = VoiceOptions(synthesizer.profile.voices[0])
     firsts, ratios = [], []
     for _ in range(TRIALS):
@@ -145,12 +146,12 @@ async def _print_speech_speed(synthesizer: Synthesizer) -> None:
         firsts.append(first)
     print(
         f"  speech           first sound in {sorted(firsts)[TRIALS // 2] * 1000:.0f} ms, "
-        f"{1 / sorted(ratios)[TRIALS // 2]:.0f} times as fast as it is heard (median of {TRIALS})"
+        f"{1 / sorted(ratios)[TRIALS // 2]:.0f} times as fast as real time (median of {TRIALS})"
     )
 
 
 async def _print_answer_speed(model: LanguageModel) -> Speed | None:
-    """How soon and how fast the language model answers a short question, once it is warm."""
+    """Print the warm language model's time to first token and rate of tokens for a short question, and return them."""
     found: Speed | None = None
     question = [Message("user", "Count from one to thirty.")]
     for warm in (False, True):

@@ -1,4 +1,4 @@
-"""The server within a program: what `antiphon serve` does, in the program's own event loop."""
+"""The server within a program: the same as `antiphon serve`, on the program's own event loop."""
 
 from __future__ import annotations
 
@@ -20,16 +20,26 @@ from antiphon.settings import Settings, load
 
 
 class Server:
-    """A server in this process. Entered with `async with`, which waits until its models are loaded, and fetches what is
-    missing of them; left, it drains.
+    """A server in this process. It is entered with `async with`, which waits until the models are loaded; at the end of
+    the block the server drains.
 
-    `options` are settings by their names of docs/settings.md; variables of the environment count where they are not
-    given. The port is one that is free unless one is given. `url` is where it is reached. It takes threads of its own
-    for models, and no signals: those are the program's. Raises SettingsError for what is no setting, or does not fit.
+    It runs models on threads of its own. It installs no signal handlers; those are the program's.
+
+    Args:
+        fetches: Whether to fetch missing model files. False: a missing file is an error.
+        settings: All settings, instead of `options`.
+        **options: Settings by their names in docs/settings.md. A setting that is not given is read from the
+            environment. `port` is a free port unless it is given.
+
+    Attributes:
+        url: The server's address; "" until it is ready.
+
+    Raises:
+        SettingsError: A setting is unknown, or its value is invalid.
     """
 
     def __init__(self, *, fetches: bool = True, settings: Settings | None = None, **options: Any) -> None:
-        """`fetches` false: what is missing of the models is an error. `settings`: in place of `options`."""
+        """Read the settings. Does not start anything."""
         self._settings = settings or load({"port": 0, **options}, os.environ)
         check_exposure(self._settings)
         self._fetches = fetches
@@ -39,7 +49,13 @@ class Server:
         self.url = ""
 
     async def __aenter__(self) -> Server:
-        """Start to serve. Raises SettingsError, StoreError and ModelError."""
+        """Fetch and load the models, start serving, and return the server.
+
+        Raises:
+            SettingsError: A setting does not fit this machine, such as a device or a port.
+            StoreError: A model's file is missing, damaged or cannot be fetched.
+            ModelError: A model cannot be loaded, or the server ended before it was ready.
+        """
         server = self._settings.server
         with ExitStack() as unless_served:
             bound = unless_served.enter_context(bind(server.host, server.port))
@@ -50,7 +66,7 @@ class Server:
                 self.url = url
                 ready.set_result(None)
 
-            # From here on the socket is the server's.
+            # From here on the server owns the socket.
             unless_served.pop_all()
             ends = (self._stop, self._now)
             self._serving = asyncio.create_task(serve(settings, told, bound, ends, on_app=self._serves))
@@ -70,8 +86,12 @@ class Server:
         await self._end()
 
     def client(self, *, over_network: bool = False, **options: Any) -> Client:
-        """Return a client of this server, with one of its keys. Its sessions go through no socket, unless it is to
-        reach the server `over_network` as others do. `options`: as of Client.
+        """Return a client of this server that uses its first API key.
+
+        Args:
+            over_network: Whether to connect through a socket, as other clients do. False: the client calls the server
+                directly, in this process.
+            **options: The options of `Client`.
         """
         keys = self._settings.server.api_keys
         return Client(self.url, keys[0] if keys else None, app=None if over_network else self._app, **options)

@@ -1,4 +1,4 @@
-"""`antiphon hosts`: the hosts of a store, and a supervisor's word that one of them is dead."""
+"""`antiphon hosts`: lists the hosts of a store, or marks one of them as dead on behalf of a supervisor."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from antiphon.store.sessions import is_store_url, open_store
 
 
 def show_hosts(settings: Settings, dead: str | None) -> None:
-    """Print the hosts that live in the store of `--state`, or have the host `dead` be dead at once.
+    """Print the hosts that are alive in the store of `--state`, or mark the host `dead` as dead at once.
 
-    `dead`: a host's name with its incarnation, or without for all of them. Raises SettingsError; StoreError, also for
-    a host that does not live in the store, and for a folder that is not there.
+    `dead`: a host's name with its incarnation, or without it for all its incarnations. Raises SettingsError, and
+    StoreError, also if the host is not alive in the store or the store's folder does not exist.
     """
     resume = settings.resume
     if not resume.state:
         raise SettingsError("antiphon hosts needs the store that the hosts share: --state, or ANTIPHON_STATE")
     if not is_store_url(resume.state) and not Path(resume.state).expanduser().is_dir():
-        # It would be made, and hold nobody.
+        # Opening the store would create the folder, and list no hosts.
         raise StoreError(f"--state {resume.state}: there is no such folder")
     store = open_store(resume.state, resume.state_hours * 3600, resume.host_ttl_s)
     try:
@@ -30,17 +30,17 @@ def show_hosts(settings: Settings, dead: str | None) -> None:
         if dead:
             if not any(host.name == dead or host.name.startswith(f"{dead}/") for host in hosts):
                 names = ", ".join(host.name for host in hosts) or "none"
-                raise StoreError(f"--dead {dead}: no such host lives in this store; there are: {names}")
+                raise StoreError(f"--dead {dead}: no such host is alive in this store; alive are: {names}")
             store.unregister(dead)
-            print(f"{dead} is dead: its sessions may be taken up elsewhere")
+            print(f"{dead} is marked as dead: other hosts may claim its sessions")
             return
     finally:
         store.close()
     if not hosts:
-        print("no host lives in this store")
+        print("no host is alive in this store")
         return
     if any(host.load is None for host in hosts):
-        print("load is known of a host with a certificate (antiphon certify)\n")
+        print("only hosts with a certificate report their load (antiphon certify)\n")
     table = Table("host", "address", "load", "state", box=None, pad_edge=False)
     for host in hosts:
         load = "unknown" if host.load is None else f"{host.load:.2f}"

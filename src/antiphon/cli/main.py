@@ -1,6 +1,6 @@
-"""Runs the commands of the command line. The only place that configures logging and reads the environment.
+"""Runs the commands of the command line. The only module that configures logging and reads the environment.
 
-What a command needs is imported by the command itself, so that the others start fast.
+Each command imports what it needs when it runs, so that the other commands start fast.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOG_TEXT = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
-# The threads of one matrix product wait for each other awake for a tenth of a millisecond before they sleep. Where they
-# sleep at once, a step of the language model takes 68 ms instead of 49 (112 instead of 62 with eight sessions). The
-# variable is read when OpenMP is first loaded.
+# OpenMP threads of a matrix product spin for a tenth of a millisecond before they sleep. If they sleep at once, a step
+# of the language model takes 68 ms instead of 49 (112 instead of 62 with eight sessions). OpenMP reads the variable
+# when it is first loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-# `transformers` draws bars while it loads weights, which would stand among the lines of a log.
+# `transformers` draws progress bars while it loads weights, which would mix with the lines of a log.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` (otherwise the process's arguments) names, until it ends.
+    """Run the command named in `argv` (None: the process's arguments) until it ends.
 
-    Returns the exit status: 0 done, 1 failed with a message, 2 wrong arguments or settings, 130 interrupted. Wrong
-    arguments, and `--help`, raise SystemExit, as argparse does.
+    Returns the exit status: 0 success, 1 failed with a message, 2 wrong settings, 130 interrupted. Wrong arguments and
+    `--help` raise SystemExit, as argparse does.
     """
     if os.getpid() == 1:
-        # The kernel gives a container's first process no signal that it has no handler for. A server that serves has
-        # one; before that, and in every other command, there is nothing to be finished.
+        # The kernel drops signals to a container's first process unless it has a handler. A running server installs its
+        # own; before that, and in every other command, there is nothing to clean up.
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     parser = argument_parser()
     args, rest = parser.parse_known_args(argv)
@@ -60,10 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_threads(status: int) -> None:
-    """End the process here if threads are still running.
+    """Exit the process at once if threads are still running.
 
-    A model's thread that hangs, or still loads, would keep the interpreter from ending, or abort it (SIGABRT) when its
-    libraries are taken down under it.
+    A model's thread that hangs or still loads would keep the interpreter from exiting, or abort it (SIGABRT) while the
+    libraries are unloaded.
     """
     if threading.active_count() > 1:
         logging.shutdown()
@@ -80,7 +80,7 @@ def _status(args: argparse.Namespace, rest: list[str]) -> int:
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines() if settings.server.log_format == "json" else logging.Formatter(LOG_TEXT))
         logging.basicConfig(level=settings.server.log_level.upper(), handlers=[handler])
-        # Request lines carry query strings, which are the client's; sessions log their own start and end.
+        # Request lines contain the clients' query strings, which are private; sessions log their own start and end.
         for name in ("aioice", "aiortc", "httpx", "faster_whisper", "uvicorn"):
             logging.getLogger(name).setLevel(logging.WARNING)
         return RUN[args.command](settings, args)
@@ -93,20 +93,20 @@ def _status(args: argparse.Namespace, rest: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output has closed it, as `head` does: that is no failure.
+        # The reader of our output closed it, as `head` does: not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 class JsonLines(logging.Formatter):
-    """Writes each record as one JSON object on one line: `time` (UTC), `level`, `logger`, `message`, and its fields.
+    """Formats each record as a JSON object on one line: `time` (UTC), `level`, `logger`, `message`, and its fields.
 
-    A traceback is in `traceback`. What a record carries as `event` and `fields`, as lines about requests and sessions
-    do, stands in `message` and as members of the object.
+    `traceback` has the traceback, if there is one. Records about requests and sessions have the attributes `event`,
+    which becomes `message`, and `fields`, which become members of the object.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end. Characters beyond ASCII are escaped, so that no text can add a line."""
+        """Return the line without a newline. Non-ASCII characters are escaped, so that no text can add a line."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -135,7 +135,7 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
     serve_here = _ray_serve() if args.ray else None
     with bind(settings.server.host, settings.server.port) as bound:
         if serve_here:
-            # Ray binds it again. What cannot be had is told before models are fetched.
+            # Ray binds the port again; this only checks that it is free before models are fetched.
             bound.close()
         settings = prepare_to_serve(settings, fetches=not args.no_pull)
         if serve_here:
@@ -163,10 +163,10 @@ def _serve_door(settings: Settings) -> int:
 
 
 def _ray_serve() -> Callable[..., None]:
-    """What runs the server on Ray. Raises SettingsError where Ray is not installed."""
+    """Return the function that runs the server on Ray. Raises SettingsError if Ray is not installed."""
     from antiphon.cluster.ray_loopback import listen_on_loopback
 
-    # Ray reads it when it is imported.
+    # Sets environment variables that Ray reads when it is imported.
     listen_on_loopback()
     try:
         from antiphon.cluster.ray_app import serve_here
@@ -203,7 +203,7 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
         raise SettingsError("pull: either --list, or the names of models")
     check_home(settings, create=not args.list)
     if not args.list:
-        # The device is that of another machine where an image is built.
+        # Does not check the device: an image may be built on a machine without it.
         check_names(settings)
         if not args.models:
             settings = with_profile(settings)
@@ -249,7 +249,7 @@ def _speak(settings: Settings, request: SayRequest) -> int:
     from antiphon.cli.say import check_request, say
     from antiphon.loading.selection import SPEECH_ROLES
 
-    # Packages come first: a machine that cannot speak needs no player.
+    # Check the packages first: without them a missing player does not matter.
     check_names(settings, SPEECH_ROLES)
     check_extras(settings, SPEECH_ROLES)
     check_request(request)
@@ -264,7 +264,7 @@ def _voices(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.loading.selection import SPEECH_ROLES
 
     if args.output and not args.hear:
-        raise SettingsError("-o: with --hear alone")
+        raise SettingsError("-o works only with --hear")
     if args.hear:
         settings = with_voices(settings, [args.hear])
         request = SayRequest(SAMPLE.format(name=args.hear), args.output, not args.output, args.hear)
@@ -281,7 +281,7 @@ def _watch(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.loading.selection import LANGUAGE_ROLES
 
     if args.fps <= 0:
-        raise SettingsError("--fps: above 0")
+        raise SettingsError("--fps must be above 0")
     check_source(args.source)
     settings = fetch_checked(settings, (*LANGUAGE_ROLES, "transcriber"), chooses=True)
     anyio.run(watch, settings, WatchRequest(args.source, tuple(args.ask), args.fps, args.seconds))
@@ -294,9 +294,9 @@ def _chat(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.loading.selection import LANGUAGE_ROLES
 
     if args.max_tokens is not None and args.max_tokens < 1:
-        raise SettingsError("--max-tokens: at least 1")
+        raise SettingsError("--max-tokens must be at least 1")
     if args.temperature is not None and args.temperature < 0:
-        raise SettingsError("--temperature: at least 0")
+        raise SettingsError("--temperature must be at least 0")
     settings = fetch_checked(settings, LANGUAGE_ROLES, chooses=True)
     anyio.run(chat, settings, args.system, args.max_tokens, args.temperature)
     return 0
@@ -307,11 +307,11 @@ def _talk(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.client.devices import check_sound
 
     if args.into and args.hear is None:
-        raise SettingsError("--into: with --hear alone; a loudspeaker plays what the microphone's conversation says")
+        raise SettingsError("--into works only with --hear; with a microphone, the loudspeaker plays the responses")
     request = TalkRequest(args.instructions, args.speak_as, args.microphone, args.loudspeaker, args.hear, args.into)
     if args.hear is None:
         check_sound()
-    # Its lines would stand among what is said.
+    # Log lines would mix with the conversation on the screen.
     logging.getLogger().setLevel(logging.WARNING)
     anyio.run(run, settings, request, args.url, args.key or os.environ.get("ANTIPHON_TALK_KEY"))
     return 0
@@ -326,7 +326,7 @@ def _replay(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _told_sessions(folder: Path) -> bool:
-    """Print the sessions in a folder that holds several and is none itself, and return whether it is one."""
+    """Print the recorded sessions in a folder that is not a session itself. Returns whether there were any."""
     from antiphon.recording.tape import sessions_in
 
     found = [] if (folder / "session.json").exists() else sessions_in(folder)
@@ -404,14 +404,14 @@ def _bench(name: str | None, rest: list[str]) -> int:
     script = root / "bench" / f"{name}.py"
     if not script.is_file():
         raise SettingsError(
-            "bench runs from a checkout of the repository: there is no bench folder beside this install"
+            "bench runs from a checkout of the repository: there is no bench folder next to this installation"
         )
     sys.argv, sys.path = [str(script), *rest], [str(root), *sys.path]
     runpy.run_path(str(script), run_name="__main__")
     return 0
 
 
-# What runs a command; `bench` is handed on before settings are read.
+# The function that runs each command. `bench` is missing here: it runs before settings are read.
 RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "serve": _serve,
     "pull": _pull,

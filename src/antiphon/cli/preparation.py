@@ -1,5 +1,6 @@
-"""What precedes a command's own work: settings that are checked, a profile that is chosen, models that are here and
-prepared. What can be found wrong is found before anything is fetched, measured, converted or loaded.
+"""The steps before a command's own work: check the settings, choose a profile, fetch and prepare the models.
+
+All checks run before anything is fetched, measured, converted or loaded.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from antiphon.store import MODELS, Model, Store
 from antiphon.store.sessions import open_store
 
 log = logging.getLogger("antiphon.cli.main")
-# The settings that decide which files are wanted, and where they are kept.
+# The settings that decide which files are needed, and where they are kept.
 PULLED_BY = (
     *("profile", "home", "models_from", "transcriber", "partials", "speaker_model"),
     *("language_model", "conversation_model", "video_model", "engine", "synthesizer", "voices"),
@@ -46,10 +47,9 @@ PULLED_BY = (
 
 
 def prepare_to_serve(settings: Settings, *, fetches: bool) -> Settings:
-    """Return the settings with their profile, once the models are here; what can be found wrong is found before any of
-    them is fetched. Blocks.
+    """Check the settings, choose the profile and get the models. Returns the settings with the profile. Blocks.
 
-    `fetches` false: nothing is fetched. Raises SettingsError, StoreError.
+    `fetches` false: nothing is fetched, and a missing file is an error. Raises SettingsError, StoreError.
     """
     check_home(settings, create=fetches)
     if settings.server.record:
@@ -66,9 +66,9 @@ def prepare_to_serve(settings: Settings, *, fetches: bool) -> Settings:
 
 
 def fetch_checked(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES, *, chooses: bool = False) -> Settings:
-    """Check what the settings name, and have the models of these roles here and prepared.
+    """Check the settings, and fetch and prepare the models of these roles. Blocks.
 
-    Returns the settings; `chooses`: with a profile that is chosen by now.
+    Returns the settings; with `chooses`, a profile is chosen first. Raises SettingsError, StoreError.
     """
     check_home(settings, create=True)
     check_models(settings, roles)
@@ -79,12 +79,12 @@ def fetch_checked(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES, 
 
 
 def check_home(settings: Settings, *, create: bool) -> None:
-    """Raise StoreError where models cannot be kept. `create`: make the folder where it is missing."""
+    """Check the folder of the models. `create`: make it if it is missing. Raises StoreError if it is unusable."""
     store_of(settings.models).check_home(create=create and not settings.models.offline)
 
 
 def with_profile(settings: Settings, *, fetches: bool = True) -> Settings:
-    """Return the settings with a profile that is chosen by now, which is told with its reason. Raises StoreError."""
+    """Choose the profile, log it with the reason, and return the settings with it. Raises StoreError."""
     offline = settings.models.offline or not fetches
     choice = choose_profile(replace(settings, models=replace(settings.models, offline=offline)))
     log.info("profile %s: %s", choice.profile, choice.reason)
@@ -95,13 +95,18 @@ def with_profile(settings: Settings, *, fetches: bool = True) -> Settings:
 
 
 def check_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
-    """Raise SettingsError as `check_names` does, and for a device that this machine has not."""
+    """Check the names of models and the devices. Raises SettingsError as `check_names` does, or if this machine lacks a
+    device.
+    """
     check_names(settings, roles)
     _check_devices(settings, roles)
 
 
 def check_names(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
-    """Raise SettingsError for a name of no model and a folder of no checkpoint. What is in one is not looked at."""
+    """Check that each named model exists, and that each folder may be a checkpoint. Does not read the checkpoints.
+
+    Raises SettingsError.
+    """
     if (folder := settings.models.models_from) and not Path(folder).expanduser().is_dir():
         raise SettingsError(f"--models-from {folder}: there is no such folder")
     if "transcriber" in roles:
@@ -114,24 +119,24 @@ def check_names(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) ->
 
 
 def check_writable(folder: str, flag: str) -> None:
-    """Make a folder where there is none, and write a file into it that is gone at once. Raises StoreError."""
+    """Create the folder if it does not exist, and check that a file can be written to it. Raises StoreError."""
     path = Path(folder).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b".")
     except OSError as error:
-        raise StoreError(f"{flag} {folder}: {error.strerror}; a folder is needed that can be written to") from None
+        raise StoreError(f"{flag} {folder}: {error.strerror}; the folder must be writable") from None
 
 
 def check_certificate(settings: Settings) -> None:
-    """Read the certificate that the settings name. Raises SettingsError for a file that is none."""
+    """Check that the certificate of the settings can be read. Raises SettingsError."""
     if file := settings.server.certificate:
         read(Path(file).expanduser())
 
 
 def check_state(settings: Settings) -> None:
-    """Open the store of conversations that outlive the server, and close it again. Raises StoreError, SettingsError."""
+    """Check that the session store can be opened. Raises StoreError, SettingsError."""
     resume = settings.resume
     if not resume.state:
         return
@@ -189,7 +194,7 @@ def _check_device(device: str, asked: str, instead: str, *, with_ctranslate2: bo
 
 @cache
 def _num_torch_devices() -> int:
-    # Imported by name, as the loader does it, and only where a GPU is asked for: it takes two seconds.
+    # Imported by name, as in the loader, and only if a GPU is requested: the import takes two seconds.
     return 0 if missing_packages("talk") else int(import_module("torch").cuda.device_count())
 
 
@@ -202,7 +207,7 @@ def _num_ctranslate2_devices() -> int:
 
 
 def pull_command(settings: Settings) -> str:
-    """The command line that fetches the models of these settings, with the options that matter and no others."""
+    """Return the command that fetches the models of these settings, with only the options that matter for it."""
     words, defaults = ["antiphon", "pull"], Settings()
     for option in options():
         if option.name not in PULLED_BY:
@@ -215,16 +220,16 @@ def pull_command(settings: Settings) -> str:
 
 
 def store_for(settings: Settings) -> Store:
-    """The store of the settings, whose errors tell the command that mends them."""
+    """Return the store of the settings. Its errors name the command that fetches missing files."""
     store = store_of(settings.models)
     store.pull_command = pull_command(settings)
     return store
 
 
 def require(settings: Settings) -> None:
-    """Raise StoreError, which names the file and the fix, for a file that is missing or damaged. Fetches nothing.
+    """Check that all model files exist and are intact, without fetching any.
 
-    Raises SettingsError as `check_extras`.
+    Raises StoreError, which names the file and the fix, and SettingsError as `check_extras` does.
     """
     store = store_for(settings)
     check_extras(settings)
@@ -234,30 +239,31 @@ def require(settings: Settings) -> None:
 
 
 def check_extras(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
-    """Raise SettingsError where a model of these roles needs packages that are not installed."""
+    """Check that the packages for the models of these roles are installed. Raises SettingsError if one is not."""
     for model in local_models(settings, roles):
         require_extra(spec_of(model).extra, f"{shown_role(model.role)} model {model.id}")
 
 
 def registered(name: str) -> Model:
-    """The model of this name in the registry. Raises SettingsError, with the name that may be meant."""
+    """Return the registry's model of this name. Raises SettingsError, which suggests the closest name."""
     if name not in MODELS:
         close = [known for known in MODELS if known.startswith(name)] or get_close_matches(name, list(MODELS), 1)
         meant = f"; did you mean {close[0]}?" if close else ""
-        raise SettingsError(f"there is no model {name}{meant} (antiphon pull --list has them all)")
+        raise SettingsError(f"there is no model {name}{meant} (antiphon pull --list shows all)")
     return MODELS[name]
 
 
 def fetch(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
-    """Fetch what is missing of the models of these roles, and prepare them for loading. Raises StoreError, and
-    SettingsError as `check_extras`.
+    """Fetch the missing files of the models of these roles, and prepare the models for loading.
+
+    Raises StoreError, and SettingsError as `check_extras` does.
     """
     check_extras(settings, roles)
     fetch_models(settings, local_models(settings, roles))
 
 
 def fetch_models(settings: Settings, wanted: Collection[Model | LocalModel]) -> None:
-    """Fetch what is missing of these models, and prepare them for loading. Raises StoreError."""
+    """Fetch the missing files of these models, and prepare the models for loading. Raises StoreError."""
     store = store_for(settings)
     missing = [m for m in wanted if not isinstance(m, LocalModel) and store.missing(m)]
     if missing:

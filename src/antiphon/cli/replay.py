@@ -1,7 +1,8 @@
-"""`antiphon replay DIR`: runs a recorded session again against the present build, and prints what differs.
+"""`antiphon replay DIR`: runs a recorded session again on the current build, and prints the differences.
 
-The client's messages and audio go in at their recorded times, through the same connection as a socket's; ids that the
-client named are translated. What the language model says is drawn by chance: it is shown, and not compared.
+The client's messages and audio are sent at their recorded times, through the same code as those of a socket. Ids in
+the client's messages are translated to those of the new run. The language model's answers are sampled at random, so
+they are printed but not compared.
 """
 
 from __future__ import annotations
@@ -31,24 +32,29 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 
-# Seconds that the session may go on after the recording's last entry, for what the client has asked for.
+# How long the session continues after the recording's last entry, to finish what the client requested. In seconds.
 TAIL_S = 3.0
-# Times of RecordedTurn that are compared.
+# The times of RecordedTurn that are printed for both runs.
 STAGES = ("transcribed", "asked", "first_text", "first_sound", "done")
-# Ends of the types of events whose number depends on how text or audio was cut into chunks.
+# Suffixes of event types whose number depends on how text or audio was split into chunks.
 CHUNKED_EVENTS = (".delta", "sound", "rate_limits.updated")
-# Events about the client's connection, which a replay does not cut.
+# Events about the client's connection, which does not break in a replay.
 CONNECTION_EVENTS = frozenset({"session.resumed", "session.replaced"})
 
 
 @dataclass(slots=True)
 class _RecordedClient:
-    """A recorded client as a transport (transports/transport.py): gives the recording's messages at their times, and
-    keeps what the session sends. `begun_s` is when the replay began, by the monotonic clock."""
+    """A recorded client as a transport (transports/transport.py): it returns the recorded messages at their times, and
+    keeps what the session sends.
+    """
 
+    # The recording.
     tape: Tape
+    # Always None: this transport does not play audio itself.
     playback: None = None
+    # The events that the session sent.
     out: list[RecordedEvent] = field(default_factory=list)
+    # The start of the replay, in monotonic seconds.
     begun_s: float = field(default_factory=time.monotonic)
     _at: int = 0
     _old_ids: list[str] = field(default_factory=list)
@@ -105,12 +111,13 @@ def _collect_ids(event: object, seen: list[str]) -> None:
 
 
 async def replay(settings: Settings, folder: Path) -> int:
-    """Run the recording in `folder` again, in real time, and print what differs. Returns the number of differences.
+    """Run the recording in `folder` again, in real time, and print the differences. Returns their number.
+
     Raises StoreError, ModelError, SettingsError.
     """
     tape = Tape.read(folder)
     if tape.facts.redaction != "off":
-        raise StoreError(f"{folder} holds silence for what was said (--record-redact): there is nothing to replay")
+        raise StoreError(f"{folder} has silence in place of speech (--record-redact): there is nothing to replay")
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models))
     try:
         await models.warm()
@@ -128,8 +135,8 @@ async def replay(settings: Settings, folder: Path) -> int:
 
 
 def compare(old: list[RecordedEvent], new: list[RecordedEvent]) -> int:
-    """Print two runs side by side where they differ: in their turns, transcripts, statuses and order of events. Returns
-    the number of differences. Times are printed and not compared.
+    """Print how two runs differ in their turns, transcripts, statuses and order of events. Returns the number of
+    differences. Times are printed but not compared.
     """
     then, now = turns(old), turns(new)
     differences = 0
@@ -158,7 +165,7 @@ def compare(old: list[RecordedEvent], new: list[RecordedEvent]) -> int:
 
 
 def _event_order(outputs: list[RecordedEvent]) -> list[str]:
-    """The types of the events, equal ones that follow each other once, without those whose number is by chance."""
+    """Return the events' types in order, without repetitions and without types whose number varies between runs."""
     types = (e.type for e in outputs)
     told = (t for t in types if t not in CONNECTION_EVENTS and not t.endswith(CHUNKED_EVENTS))
     return [name for name, _ in groupby(told)]

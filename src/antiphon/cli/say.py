@@ -1,5 +1,6 @@
-"""`antiphon say`: speaks a text, or what arrives on standard input, to a file, a player or standard output; and
-`antiphon voices`: the voices there are, which of them are here, and how each one sounds.
+"""`antiphon say`: speaks a text, or standard input as it arrives, to a file, a player or standard output.
+
+`antiphon voices`: lists the voices, shows which of them are downloaded, and plays a sample of one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from antiphon.store import MODELS, Model
 from antiphon.text.markup import MarkupReader, plain, without_pauses
 from antiphon.text.sentences import SentenceSplitter
 
-# Programs that play raw PCM16 mono from standard input, with the arguments that take the rate.
+# Programs that play raw mono PCM16 from standard input, with their arguments for a sample rate.
 PLAYERS: dict[str, Callable[[int], list[str]]] = {
     "pw-play": lambda hz: ["--raw", f"--rate={hz}", "--channels=1", "--format=s16", "-"],
     "paplay": lambda hz: ["--raw", f"--rate={hz}", "--channels=1", "--format=s16le"],
@@ -47,42 +48,44 @@ PLAYERS: dict[str, Callable[[int], list[str]]] = {
 }
 
 
-# What a voice says of itself.
+# The text of a voice's sample.
 SAMPLE = "Hello, I am {name}. The weather will be mild tomorrow, with some rain late in the evening."
-# What ffplay says of a machine without a sound device.
+# ffplay's message on a machine without a sound device.
 NO_DEVICE = "audio open failed"
-# Of a text that is shown in an error.
+# Limit on the text that an error quotes, in characters.
 SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class SayRequest:
-    """What is to be spoken, and where to.
+    """The options of `antiphon say`, from the command line."""
 
-    - `text`: the text; "-" is standard input, spoken as it arrives.
-    - `file`: its name's ending is the format; "-" is WAV on standard output.
-    - `play`: play the audio; also without it where no `file` is given.
-    - `voice`, `speed`, `seed`: as in SpeechConfig.
-    - `words`: print where each word lies, on standard error.
-    """
-
+    # The text; "-": standard input, spoken as it arrives.
     text: str
+    # The file to write; its suffix is the format. "-": WAV on standard output. None: play.
     file: str | None = None
+    # Play the audio. The default if there is no `file`.
     play: bool = False
+    # The voice's name; None: the first one loaded.
     voice: str | None = None
+    # The speed of speech, from 0.25 to 4.
     speed: float = 1.0
+    # The random seed: the same seed gives the same samples. None: a random one.
     seed: int | None = None
+    # Print the times of each word on standard error.
     words: bool = False
 
 
 def check_request(request: SayRequest) -> None:
-    """Raise SettingsError for a format or a speed that cannot be, and where there is no player; ModelError without a
-    text, StoreError for a file that cannot be written.
+    """Check a request before models are loaded.
+
+    Raises SettingsError for an invalid format or speed, or if no player is installed; ModelError if there is no text;
+    StoreError if the file cannot be written.
     """
     if not request.text.strip():
         raise ModelError("there is no text to speak")
     if not 0.25 <= request.speed <= 4.0:
-        raise SettingsError("--speed: from 0.25 to 4")
+        raise SettingsError("--speed must be from 0.25 to 4")
     if request.file == "-":
         return
     if not request.file:
@@ -99,9 +102,10 @@ def check_request(request: SayRequest) -> None:
 
 
 async def say(settings: Settings, request: SayRequest) -> None:
-    """Speak all of the text, and return when it was written or played. Raises SettingsError for a voice or format that
-    there is not, or where there is no player; ModelError also where nothing of the text can be spoken, which leaves
-    no file, and where the player fails; StoreError.
+    """Speak the whole text, and return when it was written or played.
+
+    Raises SettingsError if the voice or format is unknown or no player is installed; ModelError if a model fails, the
+    player fails, or no part of the text can be spoken, in which case no file is left; StoreError.
     """
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, SPEECH_ROLES)
     try:
@@ -126,7 +130,7 @@ async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> No
         request.voice, "none", "pcm", request.speed, request.seed, stream=True, word_times=request.words
     )
     buffer, at_s = PlaybackClock(time.monotonic), 0.0
-    # What could not be spoken, until something is: if nothing is, there is one error for all of it.
+    # Sentences that could not be spoken, held back until one is spoken: if none is, one error covers them all.
     unspoken: list[str] = []
     async for sentence in _sentences(request.text):
         sentence_s = at_s
@@ -138,7 +142,7 @@ async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> No
                     at_s += chunk.end_s - chunk.start_s
                     await anyio.to_thread.run_sync(sink.write, chunk.data)
                     if chunk.skipped:
-                        print(f"left out, for the voice cannot speak it: {chunk.skipped}", file=sys.stderr)
+                        print(f"left out because the voice cannot speak it: {chunk.skipped}", file=sys.stderr)
                     for word in chunk.words if request.words else ():
                         start_s, end_s = sentence_s + word.start_s, sentence_s + word.end_s
                         print(f"{start_s:8.3f} {end_s:8.3f} {word.text}", file=sys.stderr)
@@ -148,19 +152,19 @@ async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> No
                 _tell_unspoken(unspoken)
     if not at_s:
         said = " ".join(" ".join(unspoken).split())[:SHOWN_CHARS]
-        raise ModelError(f"the voice can speak nothing of this text{f': {said}' if said else ''}")
+        raise ModelError(f"the voice cannot speak any of this text{f': {said}' if said else ''}")
 
 
 def _tell_unspoken(sentences: list[str]) -> None:
-    """Say which sentences were left out, and forget them."""
+    """Print the sentences that were left out, and clear the list."""
     for sentence in sentences:
         shown = " ".join(without_pauses(sentence).split())[:SHOWN_CHARS]
-        print(f"antiphon: left out, for the voice cannot speak it: {shown}", file=sys.stderr)
+        print(f"antiphon: left out because the voice cannot speak it: {shown}", file=sys.stderr)
     sentences.clear()
 
 
 async def _sentences(text: str) -> AsyncIterator[str]:
-    """The sentences of a text, or for "-" of standard input as it arrives."""
+    """Yield the sentences of a text, or, for "-", of standard input as it arrives."""
     splitter = SentenceSplitter()
     if text != "-":
         for sentence in splitter.feed(plain(text)) + splitter.flush():
@@ -176,7 +180,7 @@ async def _sentences(text: str) -> AsyncIterator[str]:
 
 
 class _Sink:
-    """Where PCM16 goes: encoded into a file, which is opened with the first of it, or as it is into a player."""
+    """The destination of PCM16: a file, which is encoded and opened with the first data, or a player."""
 
     def __init__(self, request: SayRequest, rate_hz: int) -> None:
         self._rate_hz, self._path = rate_hz, request.file
@@ -187,13 +191,13 @@ class _Sink:
         self._player: _Player | None = None
 
     def write(self, data: bytes) -> None:
-        """Raises StoreError for a file that cannot be written, ModelError for a player that fails."""
+        """Write PCM16. Raises StoreError if the file cannot be written, ModelError if the player fails."""
         if data:
             self._num_bytes += len(data)
             self._write(self._encoder.feed(from_pcm16(data)))
 
     def close(self) -> None:
-        """Write the rest, and wait until it is played. Raises as `write` does."""
+        """Write the rest, and wait until the player has played it. Raises as `write` does."""
         self._write(self._encoder.finish())
         if self._player:
             self._player.finish()
@@ -203,7 +207,7 @@ class _Sink:
         self._end()
 
     def abandon(self) -> None:
-        """Write no more, and leave what was written."""
+        """Stop without writing the rest. What was written stays."""
         if self._player:
             self._player.stop()
         with contextlib.suppress(OSError):
@@ -232,7 +236,7 @@ class _Sink:
 
 
 class _Player:
-    """A program that plays PCM16 from its standard input. What it says on standard error is kept for its failure."""
+    """A program that plays PCM16 from its standard input. Its standard error is kept for the message of a failure."""
 
     def __init__(self, rate_hz: int) -> None:
         self._name = _player_name()
@@ -241,7 +245,7 @@ class _Player:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self._said)
 
     def write(self, data: bytes) -> None:
-        """Raises ModelError where the program has ended."""
+        """Write PCM16 to the program. Raises ModelError if the program has ended."""
         assert self._process.stdin
         try:
             self._process.stdin.write(data)
@@ -250,19 +254,19 @@ class _Player:
             raise self._failed(self._ended()[1]) from None
 
     def finish(self) -> None:
-        """Wait until all is played. Raises ModelError where the program says that it was not."""
+        """Wait until everything is played. Raises ModelError if the program reports a failure."""
         code, lines = self._ended()
-        # ffplay ends with 0 where it finds no sound device.
+        # ffplay exits with 0 if it finds no sound device.
         if code or any(NO_DEVICE in line for line in lines):
             raise self._failed(lines)
 
     def stop(self) -> None:
-        """Play no more."""
+        """Kill the program, so that it stops playing at once."""
         self._process.kill()
         self._ended()
 
     def _ended(self) -> tuple[int, list[str]]:
-        """Wait for the program's end, and return its exit code and the lines that it has said."""
+        """Wait for the program's end. Returns its exit code and the lines that it printed on standard error."""
         if self._said.closed:
             return self._process.wait(), []
         assert self._process.stdin
@@ -275,7 +279,7 @@ class _Player:
         return code, [line.strip() for line in lines if line.strip()]
 
     def _failed(self, lines: list[str]) -> ModelError:
-        why = next((line for line in lines if NO_DEVICE in line), lines[-1] if lines else "it says nothing")
+        why = next((line for line in lines if NO_DEVICE in line), lines[-1] if lines else "no message")
         return ModelError(f"{self._name} cannot play it ({why}): give a file with -o FILE")
 
 
@@ -287,7 +291,7 @@ def _player_name() -> str:
 
 
 def _format_of(file: str) -> SpeechFormat:
-    """The format that a file's name ends in. Raises SettingsError for another ending."""
+    """Return the format of a file by its suffix. Raises SettingsError for an unknown suffix."""
     format = Path(file).suffix.lstrip(".").lower()
     format = {"ogg": "opus", "raw": "pcm"}.get(format, format)
     if format not in get_args(SpeechFormat):
@@ -299,7 +303,7 @@ def _format_of(file: str) -> SpeechFormat:
 
 
 def voice_lines(settings: Settings) -> list[str]:
-    """A line for each voice: its name, what it is like, and whether it is here."""
+    """Return a line for each voice: its name, its description, and whether it is downloaded."""
     store = store_for(settings)
     out = []
     for name, model in _voices().items():
@@ -314,7 +318,7 @@ def voice_lines(settings: Settings) -> list[str]:
 
 
 def with_voices(settings: Settings, names: Sequence[str]) -> Settings:
-    """The settings with these voices of the registry, or `all` of them. Raises SettingsError for a name of none."""
+    """Return the settings with these voices, or `all` known ones. Raises SettingsError for an unknown name."""
     known = _voices()
     for name in names:
         if name not in known and name != ALL_VOICES:
@@ -325,5 +329,5 @@ def with_voices(settings: Settings, names: Sequence[str]) -> Settings:
 
 
 def _voices() -> dict[str, Model]:
-    """The registry's voices, by the names that they have as voices."""
+    """Return the registry's voices, by their names without the adapter's prefix."""
     return {m.id.removeprefix(f"{m.adapter}-"): m for m in MODELS.values() if m.role == "synthesizer"}

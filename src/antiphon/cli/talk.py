@@ -1,4 +1,4 @@
-"""`antiphon talk`: a conversation by microphone and loudspeaker, with what both sides say on the screen."""
+"""`antiphon talk`: a conversation by microphone and loudspeaker, with a live transcript on the screen."""
 
 from __future__ import annotations
 
@@ -35,43 +35,46 @@ from antiphon.client.devices.playback import Playback
 from antiphon.errors import RemoteError, SettingsError
 from antiphon.settings import Settings
 
-# A recording that is heard is over, and answered, when nothing has happened and nothing was played for so long.
+# A conversation with a recording ends after this time without an event or played audio, in seconds.
 QUIET_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class TalkRequest:
-    """What a conversation is to be.
+    """The options of `antiphon talk`, from the command line."""
 
-    - `instructions`, `voice`: as Client.conversation.
-    - `microphone`, `loudspeaker`: devices, as sound_devices names them.
-    - `hear`: a recording that is heard in place of the microphone; the conversation ends once it is answered.
-    - `into`: with `hear`, a WAV file for what would be played.
-    """
-
+    # The model's system prompt; None: the server's default.
     instructions: str | None = None
+    # The voice of the responses; None: the server's default.
     voice: str | None = None
+    # The input device, by number or a part of its name (see sound_devices); None: the system's default.
     microphone: str | None = None
+    # The output device, likewise.
     loudspeaker: str | None = None
+    # A recording to use instead of the microphone; the conversation ends when it is answered.
     hear: str | None = None
+    # With `hear`: a WAV file to write instead of playing.
     into: str | None = None
 
     def devices(self, playback: Playback) -> AbstractContextManager[AsyncIterator[bytes]]:
-        """What is heard, while the block runs in which `playback` is played."""
+        """Return a context manager that plays `playback` and yields the microphone's audio."""
         if self.hear is not None:
             return sound_files(playback, self.hear, self.into)
         return sound_devices(playback, self.microphone, self.loudspeaker)
 
 
-# What to do where a conversation with a server ends, by the code of its end.
+# Hints for the user when a conversation with a server ends, by the code of its end.
 HINTS = {
-    "connection_lost": "no server answers there, or not any more (antiphon serve starts one)",
-    "invalid_api_key": "this server wants a key that it knows: --key KEY, or ANTIPHON_TALK_KEY",
+    "connection_lost": "no server answers there, or the connection is lost (antiphon serve starts a server)",
+    "invalid_api_key": "this server needs a valid key: --key KEY, or ANTIPHON_TALK_KEY",
 }
 
 
 async def run(settings: Settings, request: TalkRequest, url: str | None, key: str | None) -> None:
-    """Talk with the server at a URL, or with one that is started for this. Raises as `talk`, and as Server."""
+    """Talk with the server at `url`; None: start one for this conversation.
+
+    Raises RemoteError for ends that have a hint, and what `talk` and Server raise.
+    """
     if url:
         try:
             client = Client(url, key)
@@ -91,14 +94,14 @@ async def run(settings: Settings, request: TalkRequest, url: str | None, key: st
 
 
 async def talk(client: Client, request: TalkRequest, out: TextIO = sys.stdout) -> None:
-    """Talk until the task is cancelled, or a recording that is heard is answered.
+    """Talk until the task is cancelled, or until the recording of `request.hear` is answered.
 
     Raises SessionEnded, SettingsError.
     """
     loop = asyncio.get_running_loop()
     acknowledged: asyncio.Queue[tuple[AudioToPlay, float]] = asyncio.Queue()
     playback = Playback(lambda piece, part: loop.call_soon_threadsafe(acknowledged.put_nowait, (piece, part)))
-    # Devices are looked for before a session is begun.
+    # Open the devices before a session begins.
     with request.devices(playback) as microphone:
         conversation = client.conversation(
             instructions=request.instructions,
@@ -149,7 +152,7 @@ async def _hear(conversation: ClientConversation, microphone: AsyncIterator[byte
 
 
 async def _until_quiet(heard: HeardFile, playback: Playback, screen: Screen) -> None:
-    """Wait until the recording is over and was answered, the answer was played, and nothing happens for a while."""
+    """Wait until the recording is over and answered, the answer was played, and no event arrives for QUIET_S."""
     while True:
         await asyncio.sleep(0.1)
         if not (heard.is_over and playback.is_empty and screen.is_idle):
@@ -159,17 +162,17 @@ async def _until_quiet(heard: HeardFile, playback: Playback, screen: Screen) -> 
 
 
 class Screen:
-    """What both sides say, as it is said: a line for each turn."""
+    """The live transcript of both sides: a line for each turn."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._speaker = self._aside = ""
-        # When the last event came, monotonic, and whether no turn is under way: it was answered, or found empty.
+        # When the last event arrived, monotonic; and whether no turn is under way: the last one was answered, or empty.
         self.active_s = time.monotonic()
         self.is_idle = True
 
     def show(self, event: ConversationEvent) -> None:
-        """Show what has happened."""
+        """Show an event: words on the current line, other events on lines of their own."""
         self.active_s = time.monotonic()
         match event:
             case UserWords():
@@ -177,23 +180,23 @@ class Screen:
                 self._say("you", event.text)
             case UserSaid():
                 self.is_idle = False
-                # Words that were shown already are not shown again.
+                # Skip the text if its words were shown already.
                 if self._speaker != "you":
                     self._say("you", event.text)
                 self.end_line()
             case ResponseWords():
                 self._say("antiphon", event.text)
             case ResponseEnds():
-                # One that was cut off leaves the turn to be answered that did it.
+                # After a response that was cut off, the turn that interrupted it still has to be answered.
                 self.is_idle = self.is_idle or event.status != "cancelled"
                 self.end_line(" -" if event.status == "cancelled" and self._speaker == "antiphon" else "")
             case NothingSaid():
                 self.is_idle = True
             case Heard():
-                # What was played meanwhile may be told later: the last word counts.
+                # A later event may report more audio as heard: only the last one is shown.
                 self._aside = f"(of that answer, {event.until_ms / 1000:.1f} s were heard)\n"
             case Reconnected():
-                self.line("(the connection broke, and is there again)")
+                self.line("(the connection broke and is restored)")
             case ServerError():
                 self.line(f"(error {event.code}: {event.message})")
             case UserSpeaks() | ResponseBegins():
@@ -202,13 +205,13 @@ class Screen:
                 pass
 
     def line(self, text: str) -> None:
-        """Show a line of its own."""
+        """Show the text on a line of its own."""
         self.end_line()
         self._out.write(f"{text}\n")
         self._out.flush()
 
     def end_line(self, mark: str = "") -> None:
-        """End the line under way, or show what was to be said beside the one before."""
+        """End the current line, or show the remark about the previous one."""
         if self._speaker:
             self._out.write(f"{mark}\n")
         elif self._aside:

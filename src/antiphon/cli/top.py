@@ -1,4 +1,4 @@
-"""`antiphon top`: what a server does now, in the terminal, read from its `/metrics`."""
+"""`antiphon top`: shows in the terminal what a server is doing, from its `/metrics`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from antiphon.errors import RemoteError
 from antiphon.settings import Settings
 
 TIMEOUT_S = 5.0
-# A line of `antiphon_latency_seconds` each, in the order in which a turn meets them, and then the others.
+# Kinds of `antiphon_latency_seconds` that are shown first, in the order of a turn; the other kinds follow.
 STAGES = ("vad", "partial", "final", "first_token")
-# Of `antiphon_turn_stage_seconds`: what a turn's delay is made of.
+# Stages of `antiphon_turn_stage_seconds`: the parts of a turn's delay.
 TURN_STAGES = ("endpoint", "final", "first_token", "first_sound")
-# Gauges that are 1 while something is amiss, and what the first line says then.
+# Gauges that are 1 while something is wrong, and the words for it in the first line.
 STATES = (
     ("antiphon_draining", "draining"),
     ("antiphon_state_degraded", "store failing"),
@@ -33,17 +33,17 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All samples of one moment, by name and labels. `at_s` is monotonic."""
+    """All samples of one reading of the metrics, by name and labels. `at_s`: its time, in monotonic seconds."""
 
     at_s: float
     samples: Mapping[tuple[str, Labels], float]
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of a metric over the samples that have these labels; 0 where there is none."""
+        """Return the sum of a metric over the samples that have these labels; 0 if there are none."""
         return sum(v for (n, found), v in self.samples.items() if n == name and labels.items() <= dict(found).items())
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """The same, by the values of a label, in their order."""
+        """Return the same sums for each value of `label`, sorted by value."""
         out = defaultdict[str, float](float)
         for (n, found), value in self.samples.items():
             if n == name and labels.items() <= dict(found).items():
@@ -52,15 +52,17 @@ class Reading:
 
 
 def parsed(text: str, at_s: float) -> Reading:
-    """Read Prometheus's text format. Raises ValueError for what is none."""
+    """Parse Prometheus's text format. Raises ValueError for any other text."""
     families = text_string_to_metric_families(text)
     samples = {(s.name, tuple(sorted(s.labels.items()))): float(s.value) for family in families for s in family.samples}
     return Reading(at_s, samples)
 
 
 def quantile(before: Reading, now: Reading, name: str, q: float, **labels: str) -> float | None:
-    """What a share `q` of a histogram's observations between two readings lay below, in seconds, or since the start
-    where both are the same; None without one. Between the bounds of its buckets it is interpolated.
+    """Return the quantile `q` of a histogram's observations between two readings, in seconds.
+
+    If both readings are the same object, all observations since the server's start count. Interpolates between the
+    bounds of the buckets. Returns None if there are no observations.
     """
     counts = now.by(f"{name}_bucket", "le", **labels)
     if before is not now:
@@ -78,7 +80,10 @@ def quantile(before: Reading, now: Reading, name: str, q: float, **labels: str) 
 
 
 def board(url: str, before: Reading, now: Reading) -> Group:
-    """Lay out what happened between two readings, and what is now; twice the same one tells of all since the start."""
+    """Lay out the events between two readings and the state at the second one.
+
+    If both readings are the same object, the events since the server's start are shown.
+    """
     parts = (_stages(before, now), _kinds(now), _lanes(before, now), _room(before, now))
     return Group(_head(url, before, now), *(part for table in parts for part in ("", table)))
 
@@ -125,7 +130,7 @@ def _lights(now: Reading) -> str:
 
 
 def _kinds(now: Reading) -> Table:
-    """Sessions by what they are for; with a certificate, how many more are admitted and how many were certified."""
+    """List the sessions of each kind; with a certificate, also the number admitted now and the certified number."""
     table = Table("kind", "held", "more", "certified", box=None, pad_edge=False)
     known = [now.by(f"antiphon_{name}_sessions", "kind") for name in ("held", "headroom", "capacity")]
     for kind in known[0]:
@@ -183,10 +188,10 @@ def _mb(num_bytes: float) -> str:
 
 
 def top(settings: Settings, url: str, every_s: float, *, once: bool) -> None:
-    """Show a server's board anew every `every_s` seconds until interrupted; `once`: print what was since its start.
+    """Show a server's board and refresh it every `every_s` seconds until interrupted.
 
-    The key of its metrics, if it asks for one, is `--metrics-key` of the environment. Raises RemoteError where the
-    server cannot be reached, or has no such metrics.
+    `once`: print the board since the server's start, and return. The key for `/metrics`, if the server needs one, is
+    the setting `metrics_key`. Raises RemoteError if the server cannot be reached or is not antiphon.
     """
     console = Console(soft_wrap=True)
     key = settings.server.metrics_key
@@ -212,11 +217,11 @@ def _read(client: httpx.Client) -> Reading:
     except httpx.HTTPStatusError as error:
         told = f"{client.base_url} answers {error.response.status_code} for /metrics"
         if error.response.status_code == 401:
-            wants = "takes another key than" if "authorization" in client.headers else "wants a key:"
+            wants = "needs another key than" if "authorization" in client.headers else "needs a key:"
             told += f": it {wants} ANTIPHON_METRICS_KEY"
         raise RemoteError(told) from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise RemoteError(f"the metrics of {client.base_url} cannot be read: {error}") from None
     if not any(name == "antiphon_connections" for name, _ in found.samples):
-        raise RemoteError(f"{client.base_url} is no antiphon")
+        raise RemoteError(f"{client.base_url} is not an antiphon server")
     return found

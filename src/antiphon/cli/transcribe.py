@@ -1,7 +1,7 @@
-"""`antiphon transcribe`: prints the words of a file, or of what arrives on standard input or from a URL.
+"""`antiphon transcribe`: prints the transcript of a file, of standard input, or of a stream at a URL.
 
-A file is read as the server reads one that is posted to it, which hears each word with what follows. What arrives goes
-through the session that the server runs for live speech.
+A file is transcribed as the server transcribes a posted file: each word is decoded with the audio that follows it. A
+stream is transcribed as the server transcribes live speech.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from antiphon.sessions.transcription.file_speech import segments_by_words, trans
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
 
-# The pause that ends a turn of what arrives, which becomes a line or a subtitle.
+# The pause that ends a turn of a stream, in milliseconds. Each turn becomes a line or a subtitle.
 SILENCE_MS = 600
-# What is decoded of a file at once: 2 MB, as the server does.
+# The piece of a file that is decoded at once, in seconds: 2 MB, same as in the server.
 SLAB_S = 30.0
-# Seconds of audio that the file's reader may be ahead of the session.
+# How far the reader may be ahead of the session, in seconds of audio.
 BACKLOG_S = 30.0
 
 
 class OutputStyle(Enum):
-    """What is printed on standard output: lines of text as turns end, or at the end one JSON document or subtitles."""
+    """The output format: lines of text as turns end, or at the end one JSON document or subtitles."""
 
     TEXT = auto()
     JSON = auto()
@@ -72,7 +72,7 @@ class _Segment(msgspec.Struct):
 
 
 class _Document(msgspec.Struct):
-    """What `--json` prints. `language` is that of the first turn; None where nothing was said."""
+    """The output of `--json`. `language` is that of the first turn; None if there is no speech."""
 
     text: str
     language: str | None
@@ -81,12 +81,17 @@ class _Document(msgspec.Struct):
 
 @dataclass(slots=True)
 class _TranscriptPrinter:
-    """Prints partials on the terminal's last line and finished segments above it, or all of it at the end."""
+    """Prints partials on the terminal's last line and finished segments above it, or everything at the end."""
 
+    # The output format.
     style: OutputStyle
+    # Whether partials are shown on standard error.
     live: bool
+    # The language of the first turn with words; None before that.
     language: str | None = None
+    # The finished segments.
     segments: list[TranscriptSegment] = field(default_factory=list)
+    # The start and end of each turn, in milliseconds, by its number.
     spans: dict[int, tuple[int, int]] = field(default_factory=dict)
     _line: str = ""
 
@@ -110,13 +115,13 @@ class _TranscriptPrinter:
                 pass
 
     def add(self, segment: TranscriptSegment) -> None:
-        """Take the next segment, and print it where the style is text."""
+        """Add the next segment. With the style TEXT, print it."""
         self.segments.append(segment)
         if self.style is OutputStyle.TEXT and segment.text.strip():
             print(segment.text.strip(), flush=True)
 
     def finish(self) -> None:
-        """Print what is printed at the end of the file: the JSON document or the subtitles."""
+        """Print the JSON document or the subtitles at the end of the audio."""
         if self.style is OutputStyle.JSON:
             print(msgspec.json.format(msgspec.json.encode(self._document()), indent=2).decode())
         elif self.style is OutputStyle.SRT:
@@ -145,22 +150,23 @@ class _TranscriptPrinter:
 
 
 def check_source(file: str) -> None:
-    """Decode the beginning of a file; of what arrives nothing. Blocks. Raises MediaError for what is no sound file."""
+    """Check that a file can be decoded, by its beginning. Does not read a stream. Blocks. Raises MediaError."""
     if not _arrives(file):
         with closing(decode(file)) as chunks:
             next(chunks, None)
 
 
 def _arrives(file: str) -> bool:
-    """Whether it is read as it comes: standard input, a URL, a pipe or a device."""
+    """Whether the input is a stream: standard input, a URL, a pipe or a device."""
     path = Path(file)
     return file == "-" or "://" in file or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 async def transcribe_file(settings: Settings, file: str, language: str | None, prompt: str, style: OutputStyle) -> None:
-    """Print the transcript of a file ("-": standard input) while it is read, so that a file of any length fits in
-    memory. `language` None: it is detected. Raises MediaError for what is no audio, SettingsError for a language that
-    the model does not know, StoreError, ModelError.
+    """Print the transcript of a file ("-": standard input) while reading it, so that any length fits in memory.
+
+    `language` None: it is detected. Raises MediaError for input without audio, SettingsError for a language that the
+    model does not know, StoreError, ModelError.
     """
     arrives = _arrives(file)
     chunks: Iterator[Pcm] = decode(sys.stdin.buffer if file == "-" else file) if arrives else iter(())
@@ -170,7 +176,7 @@ async def transcribe_file(settings: Settings, file: str, language: str | None, p
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, TRANSCRIPTION_ROLES)
     try:
         if language and language not in models.required_transcriber.profile.languages:
-            raise SettingsError(f"--language: '{language}' is no language of this model.")
+            raise SettingsError(f"--language: this model does not know the language '{language}'.")
         printer = _TranscriptPrinter(style, live=arrives and style is OutputStyle.TEXT and sys.stderr.isatty())
         if first is not None:
             await _transcribe_live(models, first, chunks, language, prompt, printer)
@@ -184,7 +190,7 @@ async def transcribe_file(settings: Settings, file: str, language: str | None, p
 async def _transcribe_whole(
     models: LoadedModels, file: str, language: str | None, prompt: str, printer: _TranscriptPrinter
 ) -> None:
-    """As the server transcribes a file that is posted to it, and with the same text."""
+    """Transcribe a file as the server transcribes a posted one, with the same text."""
     options = FileOptions(language, prompt, word_times=printer.style is not OutputStyle.TEXT)
     skipped = SkippedAudio()
     async with aclosing(_slabs(file, skipped)) as slabs:
@@ -212,7 +218,7 @@ async def _transcribe_live(
     prompt: str,
     printer: _TranscriptPrinter,
 ) -> None:
-    """As a live session hears it: a segment for each turn."""
+    """Transcribe a stream as a live session does: each turn becomes a segment."""
     inbox = Inbox(BACKLOG_S)
     config = TranscriptionConfig(
         language=language,

@@ -1,4 +1,4 @@
-"""`antiphon watch`: answers questions about a clip, or about what a camera or a stream shows."""
+"""`antiphon watch`: answers questions about a clip, a camera or a stream."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from antiphon.loading.selection import LANGUAGE_ROLES, VIDEO_ROLES
 from antiphon.sessions.video.session import VideoSession
 from antiphon.settings import Settings
 
-# JPEG quality of the frames, at which no text becomes harder to read.
+# JPEG quality of the frames: high enough that text stays legible.
 QUALITY = 90
-# Seconds that a camera or stream is watched where --seconds is not given.
+# How long a camera or stream is watched if --seconds is not given, in seconds.
 LIVE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """What is watched, and what is asked about it.
+    """The options of `antiphon watch`.
 
     - `source`: a file, a URL, or a camera's device (`/dev/video0`).
-    - `questions`: asked in order, after everything was watched.
-    - `fps`: frames a second that are taken from the source.
-    - `seconds`: how much is watched; None: all of a file, LIVE_S of a camera or stream.
+    - `questions`: asked in order after all frames.
+    - `fps`: frames taken from the source per second.
+    - `seconds`: how long to watch; None: the whole file, or LIVE_S of a camera or stream.
     """
 
     source: str
@@ -53,7 +53,7 @@ class WatchRequest:
 
 
 def check_source(source: str) -> None:
-    """Open a source and close it again. Blocks. Raises MediaError for one that cannot be opened or has no pictures."""
+    """Check that a source can be opened. Blocks. Raises MediaError if it cannot, or has no pictures."""
     try:
         with _opened(source):
             return
@@ -62,8 +62,9 @@ def check_source(source: str) -> None:
 
 
 async def watch(settings: Settings, request: WatchRequest) -> None:
-    """Watch the source, ask the questions, and print the answers as they are written. Raises MediaError for a source
-    that cannot be opened, StoreError, ModelError, Refused.
+    """Watch the source, ask the questions, and print the answers as they are generated.
+
+    Raises MediaError if the source cannot be opened, StoreError, ModelError, Refused.
     """
     try:
         await _watch(settings, request)
@@ -128,7 +129,7 @@ def _is_live(source: str) -> bool:
 
 
 def _frames(request: WatchRequest) -> Iterator[tuple[float, bytes]]:
-    """JPEG images at the wanted rate, with their seconds from the first. Raises MediaError."""
+    """Yield JPEG images at the requested rate, each with its time from the first one, in seconds. Raises MediaError."""
     try:
         with _opened(request.source) as container:
             first: float | None = None
@@ -160,5 +161,5 @@ def _opened(source: str) -> Iterator[av.container.InputContainer]:
 
 
 def _reason(error: Exception) -> str:
-    """FFmpeg's words, without its number and the file's name."""
+    """Return FFmpeg's message, without its number and the file's name."""
     return getattr(error, "strerror", None) or str(error)

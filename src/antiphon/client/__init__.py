@@ -1,11 +1,11 @@
-"""A client of the server's own wires, which resumes by itself: conversations, captions, speech, video.
+"""An asyncio client of the server's own protocols: conversations, captions, speech and video. It resumes by itself.
 
     async with Client("http://127.0.0.1:8000") as client, client.conversation() as talk:
         await talk.send_text("Hello!")
         async for event in talk:
             print(event)
 
-`SyncClient` has the same for programs without an event loop. docs/client.md is the tutorial.
+`SyncClient` is its blocking counterpart, for programs without an event loop. docs/client.md is the tutorial.
 """
 
 from antiphon.client.captions import CaptionWord, ClientCaptions

@@ -1,4 +1,4 @@
-"""Live transcription: audio in, words out that do not change, over as many of the server's sessions as it takes."""
+"""Live transcription: audio in, final words out. When one session of the server ends, another one continues it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from antiphon.client.link import (
 
 log = logging.getLogger(__name__)
 PATH = "/v1/realtime"
-# The wire's rate.
+# The protocol's sample rate.
 RATE_HZ = 16_000
 BYTES_PER_S = 2 * RATE_HZ
-# How much audio is kept for another session, from the last word on, in bytes of PCM.
+# Limit on the audio since the last word that is kept for another session, in bytes of PCM.
 MAX_KEPT_BYTES = 300 * BYTES_PER_S
-# How long `stop` waits for the last words, in seconds.
+# Timeout of `stop` for the last words, in seconds.
 LAST_S = 2.0
-# Ends of a session that are not the end of the captions: another session goes on with them.
+# Codes of a session's end after which another session continues the captions.
 ENDS_A_SESSION = frozenset(
     {
         "session_expired",
@@ -46,7 +46,7 @@ ENDS_A_SESSION = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CaptionWord:
-    """A word, with its place in all audio that was sent, in seconds."""
+    """A word with its start and end, in seconds from the beginning of all audio sent."""
 
     text: str
     start_s: float
@@ -54,47 +54,52 @@ class CaptionWord:
 
 
 class SentAudio:
-    """What was sent, from the last word on: pieces of PCM, and None for each end of a transcript."""
+    """A queue of what was sent since the last word: pieces of PCM, and None for each end of a transcript."""
 
     def __init__(self) -> None:
         self._entries: deque[bytes | None] = deque()
-        # The place of the first entry in all audio, in bytes; how much is kept; how many the present session was given.
+        # Of the first entry, its offset in all audio; the size of all entries, both in bytes. The number of entries
+        # that the current session was given.
         self.start = self.size = self.num_given = 0
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last that was sent is the end of a transcript that is not done."""
+        """Whether the last entry is the end of a transcript that is not complete yet."""
         return bool(self._entries) and self._entries[-1] is None
 
     def add(self, entry: bytes | None) -> None:
-        """Keep what is to be sent next. Of what the session was given, the oldest is dropped beyond MAX_KEPT_BYTES."""
+        """Append an entry. Above MAX_KEPT_BYTES, drop the oldest audio that the session was given."""
         self._entries.append(entry)
         self.size += len(entry or b"")
         while self.size > MAX_KEPT_BYTES and self.num_given > 1 and self._entries[0]:
             self._drop()
 
     def next(self) -> tuple[bool, bytes | None]:
-        """Whether there is more to give to the session, and what."""
+        """Return whether the session lacks an entry, and that entry."""
         if self.num_given == len(self._entries):
             return False, None
         return True, self._entries[self.num_given]
 
     def settle(self, at: int) -> None:
-        """Forget the audio before this place, in bytes: its words are known."""
+        """Drop the given audio before the offset `at`, in bytes: its words are known."""
         while self.num_given > 0 and (head := self._entries[0]) is not None:
             if self.start + len(head) > at:
                 break
             self._drop()
 
     def done(self) -> None:
-        """Forget everything up to the end of the oldest transcript."""
+        """Drop everything up to the end of the oldest transcript."""
         while self._entries and self._entries[0] is not None:
             self._drop()
         if self._entries:
             self._drop()
 
     def restart(self, at: int) -> int:
-        """Give all to another session, from this place on; return where that session's audio begins, in bytes."""
+        """Start over for another session, from the offset `at`.
+
+        Returns:
+            The offset in all audio at which that session's audio begins, in bytes.
+        """
         self.num_given = len(self._entries)
         self.settle(at)
         self.num_given = 0
@@ -102,7 +107,7 @@ class SentAudio:
             cut = min(len(head), at - self.start)
             self._entries[0] = head[cut:]
             self.start, self.size = self.start + cut, self.size - cut
-        # In pieces of a second: many small messages at once would be more than a server takes.
+        # Merge into pieces of a second: many small messages at once would exceed the server's limits.
         entries, self._entries = self._entries, deque()
         for entry in entries:
             last = self._entries[-1] if self._entries else None
@@ -119,11 +124,16 @@ class SentAudio:
 
 
 class ClientCaptions(LinkedSession):
-    """A transcription. Entered with `async with`; iterated for its words, once for each `finish`.
+    """A live transcription. It is entered with `async with`; each iteration yields the words up to the next `finish`.
 
-    `text`, `words`: all words since the last `finish`. It survives cuts of its connection, the end of a session of the
-    server and the server's restart: what was sent since the last word is then sent to another session.
-    `num_sessions`: how many it took so far. `warnings`: what the server did not read of what it was asked for.
+    It survives a broken connection, the end of a session on the server, and the server's restart: the audio since the
+    last word is then sent to another session.
+
+    Attributes:
+        text: The text since the last `finish`.
+        words: The words since the last `finish`, with their times.
+        num_sessions: The number of sessions used so far.
+        warnings: The server's warnings: one for each requested field that it ignored.
     """
 
     def __init__(
@@ -134,18 +144,19 @@ class ClientCaptions(LinkedSession):
         self._config = {"word_timestamps": True, **config}
         self._audio = WireAudio(rate_hz, RATE_HZ)
         self._sent, self._giving = SentAudio(), asyncio.Lock()
-        # Where the session's audio begins, and where the last word ends, in bytes of all audio.
+        # Offsets in all audio, in bytes: the beginning of the session's audio, and the end of the last word.
         self._base = self._settled = 0
-        # Words; None where a transcript is done; or what the server refused.
+        # New words; None at the end of a transcript; or an error of the server.
         self._found: asyncio.Queue[tuple[str, list[CaptionWord]] | SessionEnded | None] = asyncio.Queue()
         self._feeding: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._renewed = asyncio.Event()
         self._over: SessionEnded | None = None
-        # Ends an iteration whose last words do not come, and how many transcripts ended so before they were done.
+        # The timeout of the last words, and the number of transcripts that it ended before the server did.
         self._last_call: asyncio.TimerHandle | None = None
         self._num_given_up = 0
-        # Whether the transcript has words, and what comes next is another session's.
+        # Whether the transcript has words; whether the next words are the first of another session; and whether the
+        # next iteration begins a new transcript.
         self._has_words, self._joins, self._begins_anew = False, False, True
         self.text, self.words = "", list[CaptionWord]()
         self.num_sessions = 1
@@ -155,7 +166,7 @@ class ClientCaptions(LinkedSession):
         self._reading = asyncio.create_task(self._read())
 
     async def _configure(self, link: ResumingLink) -> None:
-        """Say what a session is for. Raises SessionEnded where the server refuses it."""
+        """Send a session its configuration and wait for the answer. Raises SessionEnded if the server refuses it."""
         await link.send({"type": "session.update", **self._config})
         while True:
             message = await link.receive()
@@ -164,28 +175,50 @@ class ClientCaptions(LinkedSession):
                 return self._warn(message)
 
     async def configure(self, *, language: str | None = None, prompt: str | None = None) -> None:
-        """Change the language, "" to have it detected, or the names and words to expect, in mid-call. The iteration
-        raises SessionEnded where the server refuses it. Raises SessionEnded.
+        """Change the configuration of the running transcription. Arguments that are None stay as they are.
+
+        If the server refuses the change, the iteration raises SessionEnded.
+
+        Args:
+            language: The language, ISO 639-1; "": the server detects it.
+            prompt: Names and words to expect.
+
+        Raises:
+            SessionEnded: The session is over.
         """
         given = {name: value for name, value in (("language", language), ("prompt", prompt)) if value is not None}
         await self._link.send({"type": "session.update", "model": self._config["model"], **given})
         self._config |= given
 
     async def send(self, audio: Audio) -> None:
-        """Send more audio. Waits while more is unsent than is kept, and while another session is begun. Raises
-        SessionEnded, ValueError.
+        """Send more audio. Waits while the client's send buffer is full, and while another session begins.
+
+        Args:
+            audio: Mono audio at the rate that the captions were opened with.
+
+        Raises:
+            SessionEnded: The captions are over.
+            ValueError: The audio ends in the middle of a sample.
         """
         if pcm := self._audio.feed(audio):
             await self._push(pcm)
 
     async def finish(self) -> None:
-        """End the transcript: the iteration ends with its last word. Raises SessionEnded."""
+        """End the transcript: the iteration ends after its last word.
+
+        Raises:
+            SessionEnded: The captions are over.
+        """
         if rest := self._audio.flush():
             await self._push(rest)
         await self._push(None)
 
     async def stop(self) -> None:
-        """Stop feeding and finish: the iteration ends with the last word, within 2 s. Raises SessionEnded."""
+        """Stop `feed` and finish: the iteration ends after the last word, or after LAST_S (2 s).
+
+        Raises:
+            SessionEnded: The captions are over.
+        """
         if self._feeding:
             self._feeding.cancel()
             await asyncio.gather(self._feeding, return_exceptions=True)
@@ -200,11 +233,16 @@ class ClientCaptions(LinkedSession):
         self._found.put_nowait(None)
 
     def feed(self, pieces: AsyncIterable[Audio] | Iterable[Audio]) -> None:
-        """Send pieces of audio as they come, in the background, and `finish` after the last. Pieces of what is no
-        asynchronous iterable are each waited for in a thread. Raises RuntimeError where another `feed` goes on.
+        """Send pieces of audio in the background as they arrive, then call `finish`.
+
+        Args:
+            pieces: Mono audio. An iterable that is not asynchronous is read in a worker thread.
+
+        Raises:
+            RuntimeError: Another `feed` is still running.
         """
         if self._feeding and not self._feeding.done():
-            raise RuntimeError("these captions are fed already")
+            raise RuntimeError("another `feed` is still running")
         self._feeding = asyncio.create_task(self._feed(pieces))
 
     async def _feed(self, pieces: AsyncIterable[Audio] | Iterable[Audio]) -> None:
@@ -213,7 +251,12 @@ class ClientCaptions(LinkedSession):
         await self.finish()
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """Yield words as they are known, until the transcript is done. Raises SessionEnded, and what feeding raised."""
+        """Yield words as the server sends them, until the transcript is complete.
+
+        Raises:
+            SessionEnded: The captions are over, or the server reported an error.
+            Exception: Whatever `feed` raised in the background.
+        """
         if self._begins_anew:
             self.text, self.words, self._begins_anew = "", [], False
         while (found := await self._next()) is not None:
@@ -224,7 +267,7 @@ class ClientCaptions(LinkedSession):
         self._begins_anew = True
 
     async def _next(self) -> tuple[str, list[CaptionWord]] | None:
-        """What was found next. Raises SessionEnded, and what feeding raised: nothing more would come then."""
+        """Return the next words; None at the end of a transcript. Raises SessionEnded, and what `feed` raised."""
         taking = asyncio.ensure_future(self._found.get())
         try:
             if feeding := self._feeding:
@@ -243,7 +286,7 @@ class ClientCaptions(LinkedSession):
         return found
 
     async def close(self) -> None:
-        """End the session."""
+        """End the transcription and close its connection. Words that have not arrived are lost."""
         tasks = [task for task in (self._feeding, self._reading) if task]
         for task in tasks:
             task.cancel()
@@ -256,7 +299,7 @@ class ClientCaptions(LinkedSession):
     # --- the sessions of the server -----------------------------------------------------------------------------------
 
     async def _push(self, entry: bytes | None) -> None:
-        """Send audio, or the end of a transcript, to this session or the next one. Raises SessionEnded."""
+        """Send audio, or None for the end of a transcript, to this session or the next one. Raises SessionEnded."""
         self._sent.add(entry)
         while True:
             renewed = self._renewed
@@ -269,11 +312,12 @@ class ClientCaptions(LinkedSession):
                     raise self._over from None
 
     async def _give(self) -> None:
-        """Give the session what it has not been given. Raises SessionEnded where it is over."""
+        """Send the session all entries that it lacks. Raises SessionEnded if it is over."""
         async with self._giving:
             while (more := self._sent.next())[0]:
                 pcm = more[1]
-                # Its words may come before the next line: where the session ends first, another is given all again.
+                # Counted before the send, since its words may arrive before `send` returns. If the session ends first,
+                # another one is sent everything again.
                 self._sent.num_given += 1
                 if pcm is None:
                     await self._link.send({"type": "input_audio_buffer.commit", "final": True})
@@ -281,7 +325,7 @@ class ClientCaptions(LinkedSession):
                     await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(pcm)})
 
     async def _read(self) -> None:
-        """Take what the sessions send, one session after the other."""
+        """Receive from one session after the other."""
         wait_s = FIRST_WAIT_S
         try:
             while True:
@@ -293,15 +337,15 @@ class ClientCaptions(LinkedSession):
                 except SessionEnded as ended:
                     if ended.code not in ENDS_A_SESSION:
                         raise
-                    log.info("captions go on in another session: %s", ended)
-                    # A session that brought nothing may be followed by others that do not.
+                    log.info("captions continue in another session: %s", ended)
+                    # Back off while sessions end without a word.
                     wait_s = FIRST_WAIT_S if self._settled > settled else min(2 * wait_s, MAX_WAIT_S)
                     await self._renew(wait_s)
         except SessionEnded as ended:
             self._end(ended)
 
     async def _renew(self, wait_s: float) -> None:
-        """Begin another session. Raises SessionEnded where the server refuses it for good, or for `give_up_s`."""
+        """Begin another session. Raises SessionEnded if the server refuses for good, or for longer than `give_up_s`."""
         begun_s = time.monotonic()
         await self._link.close()
         while True:
@@ -317,7 +361,7 @@ class ClientCaptions(LinkedSession):
                     raise
             await asyncio.sleep(max(wait_s * random.uniform(0.5, 1.0), waits_s))
             wait_s = min(2 * wait_s, MAX_WAIT_S)
-        # Who gives to the session before has noticed that it is over.
+        # The lock is free only after the task that sent to the previous session has noticed its end.
         async with self._giving:
             self._base = self._sent.restart(self._settled)
             self._link, self._joins = link, self._has_words
@@ -326,7 +370,7 @@ class ClientCaptions(LinkedSession):
         renewed.set()
 
     def _take(self, message: ServerMessage | bytes) -> None:
-        """Take one message. Raises SessionEnded for an error that ends the session."""
+        """Handle one message. Raises SessionEnded for an error that ends the session."""
         try:
             _raise_error(message)
         except SessionEnded as refused:
@@ -355,7 +399,7 @@ class ClientCaptions(LinkedSession):
             CaptionWord(str(w["word"]), base_s + w["start"], base_s + w["end"]) for w in message.get("words") or ()
         ]
         if words:
-            # A whole sample has two bytes.
+            # Rounded to a whole sample of two bytes.
             self._settled = max(self._settled, 2 * round(words[-1].end_s * RATE_HZ))
             self._sent.settle(self._settled)
         if self._joins and delta and not delta[0].isspace():
@@ -376,7 +420,7 @@ def _raise_error(message: ServerMessage | bytes) -> None:
 
 
 async def _taken(pieces: Iterator[Audio]) -> AsyncIterator[Audio]:
-    """Take each piece in a thread: one of a microphone is waited for."""
+    """Read each piece in a worker thread: an iterator over a microphone blocks."""
     done = object()
     while (audio := await asyncio.to_thread(next, pieces, done)) is not done:
         yield audio  # type: ignore[misc]

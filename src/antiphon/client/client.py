@@ -1,4 +1,4 @@
-"""The client: where a server is, and the sessions that it can be asked for."""
+"""The client: the address of a server, and methods that open its sessions."""
 
 from __future__ import annotations
 
@@ -21,19 +21,26 @@ from antiphon.client.speech import ClientSpeech
 from antiphon.client.video import ClientVideo
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-# How long a request over HTTP may take, in seconds: a file of hours is transcribed in minutes.
+# Timeout of an HTTP request, in seconds: transcribing a file of several hours takes minutes.
 REQUEST_S = 600.0
-# Says that whoever speaks has agreed to being recorded (docs/keeping.md).
+# Query parameter that declares the speaker's consent to being recorded (docs/keeping.md).
 CONSENT = {"record": "1"}
 
 
 class Client:
-    """A client of one server. Entered with `async with`, used from one event loop; sessions are opened by its methods
-    and entered with `async with` too.
+    """A client of one server. It is entered with `async with` and used from one event loop.
 
-    `url`: of the server, such as http://127.0.0.1:8000. `key`: one of its API keys. `give_up_s`: for how long a session
-    whose connection breaks tries to go on; the server keeps it for 30 s unless it is told otherwise. `app`: the
-    server's ASGI application in this process, which is spoken to directly; the URL is then a name.
+    Its methods return sessions, each of which is entered with `async with` too.
+
+    Args:
+        url: The server's address, such as http://127.0.0.1:8000.
+        key: One of the server's API keys; None sends none.
+        give_up_s: How long a session whose connection broke tries to reconnect, in seconds. By default the server keeps
+            such a session for 30 s.
+        app: The server's ASGI application in this process. The client then calls it directly, and `url` is only a name.
+
+    Raises:
+        ValueError: `url` is not an http:// or https:// address with a host.
     """
 
     def __init__(
@@ -41,7 +48,7 @@ class Client:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"the server's address is http:// or https:// and a host, not {url}")
+            raise ValueError(f"the server's address must be http:// or https:// and a host, not {url}")
         self.url = parts.geturl().rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._give_up_s = give_up_s
@@ -52,7 +59,7 @@ class Client:
         )
 
     async def __aenter__(self) -> Client:
-        """Return the client; nothing is connected yet."""
+        """Return this client. Does not connect."""
         return self
 
     async def __aexit__(
@@ -75,17 +82,27 @@ class Client:
         consents: bool = False,
         session: JsonObject | None = None,
     ) -> ClientConversation:
-        """Return a conversation, to be entered.
+        """Return a conversation, which is then entered with `async with`.
 
-        `instructions`: what the model is told. `voice`: a name of `antiphon voices`. `language`: of the user, ISO
-        639-1; None: it is detected. `tools`: functions that the model may call (FunctionTool). `rate_hz`,
-        `response_rate_hz`: of the user's audio and the responses'. `speaks` false: responses are text alone.
-        `acknowledges`: you say what was `played`, and only that counts as heard. `consents`: whoever speaks has agreed
-        to being recorded. The others are as docs/wire/duplex.md has them: `turn_detection`, and any other field of a
-        `session`. Raises TypeError, ValueError for functions that cannot be tools.
+        Args:
+            instructions: The model's system prompt.
+            voice: The voice of the responses: a name that `antiphon voices` lists.
+            language: The user's language, ISO 639-1; None: the server detects it.
+            tools: Functions that the model may call (see FunctionTool).
+            rate_hz: Sample rate of the user's audio.
+            response_rate_hz: Sample rate of the responses' audio.
+            speaks: False: responses are text only.
+            acknowledges: You report what was `played`, and only that counts as heard.
+            turn_detection: How the server finds the end of a turn (docs/wire/duplex.md).
+            consents: The speaker has agreed to being recorded.
+            session: Any other fields of a session (docs/wire/duplex.md).
+
+        Raises:
+            TypeError: A function cannot be a tool (see FunctionTool).
+            ValueError: `session` has `tools`.
         """
         if session and "tools" in session:
-            raise ValueError("functions are given as `tools`, not in the session: their calls would have no answer")
+            raise ValueError("pass functions as `tools`, not in the session: their calls would get no output")
         functions = tools_of(tools)
         found: dict[str, Json] = {
             "input_audio_format": "pcm16",
@@ -117,8 +134,14 @@ class Client:
         model: str = "default",
         consents: bool = False,
     ) -> ClientCaptions:
-        """Return a live transcription, to be entered. `language`: ISO 639-1; None: it is detected. `prompt`: names and
-        words to expect. `rate_hz`: of the audio. `consents`: as of a conversation.
+        """Return a live transcription, which is then entered with `async with`.
+
+        Args:
+            language: The language, ISO 639-1; None: the server detects it.
+            prompt: Names and words to expect.
+            rate_hz: Sample rate of the audio.
+            model: The model's name.
+            consents: The speaker has agreed to being recorded.
         """
         config = {"model": model, **_given(language=language, prompt=prompt)}
         query = {"dialect": "vllm", "resume": "1", **(CONSENT if consents else {})}
@@ -132,30 +155,57 @@ class Client:
         rate_hz: int | None = None,
         config: JsonObject | None = None,
     ) -> ClientSpeech:
-        """Return a speech stream, to be entered. `rate_hz`: of its audio; None: the voice's. `config`: other fields of
-        docs/wire/speech-stream.md.
+        """Return a speech stream, which is then entered with `async with`.
+
+        Args:
+            voice: A name that `antiphon voices` lists.
+            language: The language of the text, ISO 639-1.
+            rate_hz: Sample rate of the audio; None: the voice's own.
+            config: Any other fields of the configuration (docs/wire/speech-stream.md).
         """
         given = _given(voice=voice, language=language, sample_rate=rate_hz)
         link = self._link(speech.PATH, {"resume": "1"})
         return ClientSpeech(link, {"response_format": "pcm", "stream_audio": True, **given, **(config or {})})
 
     def video(self, *, system_prompt: str | None = None, config: JsonObject | None = None) -> ClientVideo:
-        """Return a video session, whose answers are text, to be entered. `config`: other fields of
-        docs/wire/video-stream.md.
+        """Return a video session, which is then entered with `async with`. Its answers are text.
+
+        Args:
+            system_prompt: The model's system prompt.
+            config: Any other fields of the configuration (docs/wire/video-stream.md).
         """
         link = self._link(video.PATH, {"resume": "1"}, heartbeat={"type": "ping"}, heartbeat_s=20.0)
         fields = {"modalities": ["text"], **_given(system_prompt=system_prompt), **(config or {})}
         return ClientVideo(link, fields)
 
     async def transcribe(self, file: str | Path | bytes, *, language: str | None = None, model: str = "default") -> str:
-        """Return what is said in a file of any format, given by its path or whole. Raises SessionEnded, OSError."""
+        """Return the transcript of an audio file.
+
+        Args:
+            file: The file's path, or its contents. The format may be any that the server decodes.
+            language: The language, ISO 639-1; None: the server detects it.
+            model: The model's name.
+
+        Raises:
+            SessionEnded: The server refuses the file or cannot be reached.
+            OSError: The file cannot be read.
+        """
         data = file if isinstance(file, bytes) else await asyncio.to_thread(Path(file).read_bytes)
         fields = {"model": model, **_given(language=language)}
         answer = await self._post("/v1/audio/transcriptions", data=fields, files={"file": ("audio", data)})
         return str(answer.json()["text"])
 
     async def speak(self, text: str, *, voice: str | None = None, response_format: str = "wav") -> bytes:
-        """Return a text as a file of speech. Raises SessionEnded."""
+        """Return a text as a file of speech.
+
+        Args:
+            text: The text to speak.
+            voice: A name that `antiphon voices` lists.
+            response_format: The format of the file, such as "wav" or "mp3".
+
+        Raises:
+            SessionEnded: The server refuses the request or cannot be reached.
+        """
         body = {"model": "default", "input": text, "response_format": response_format, **_given(voice=voice)}
         return (await self._post("/v1/audio/speech", json=body)).content
 
@@ -195,5 +245,5 @@ class Client:
 
 
 def _given(**fields: Json) -> dict[str, Json]:
-    """The fields that are not None."""
+    """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -1,4 +1,4 @@
-"""A spoken or written conversation: audio and text in, events out, tools called, what was heard acknowledged."""
+"""A spoken or written conversation: sends audio and text, yields events, calls tools and acknowledges playback."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from antiphon.client.tools import FunctionTool
 
 log = logging.getLogger(__name__)
 PATH = "/v1/duplex"
-# A message that keeps a session alive whose user is silent.
+# The message that keeps a session alive while its user is silent.
 HEARTBEAT = {"type": "session.heartbeat"}
-# Small models that are told what a call gave may call again and again: after so many rounds they have to answer.
+# Limit on consecutive rounds of tool calls, after which the model has to respond. Small models may call forever.
 MAX_CALL_ROUNDS = 4
-# Events that nobody has taken yet: beyond this, no more are read.
+# Limit on events that the application has not taken; above it, no more messages are read.
 MAX_EVENTS = 10_000
 
 
 @dataclass(slots=True)
 class _ResponseUnderWay:
-    """What has come of a response: its text, how much audio of its items, and its calls with what they come to."""
+    """What has arrived of a response: its text, the duration of each item's audio, and its running tool calls."""
 
     text: str = ""
     audio_ms: dict[str, float] = field(default_factory=dict)
@@ -50,9 +50,10 @@ class _ResponseUnderWay:
 
 
 class ClientConversation(LinkedSession):
-    """A conversation with a server. Entered with `async with`, iterated for its events, used from one event loop.
+    """A conversation with a server. It is entered with `async with`, iterated for its events, and used from one event
+    loop. `Client.conversation` opens one.
 
-    What it is made of says `Client.conversation`. It survives cuts of its connection, and ends where the block does.
+    It survives a broken connection, and ends with the `async with` block.
     """
 
     def __init__(self, link: ResumingLink, tools: Sequence[FunctionTool]) -> None:
@@ -63,9 +64,9 @@ class ClientConversation(LinkedSession):
         self._ready: asyncio.Future[ServerMessage] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._background = set[asyncio.Task[None]]()
-        # What has come of the responses under way, and whether there are none.
+        # The responses under way, and whether there are none.
         self._responses, self._is_idle = dict[str, _ResponseUnderWay](), asyncio.Event()
-        # How often the model has called since the user last said anything.
+        # Rounds of tool calls since the user's last turn.
         self._num_rounds = 0
 
     async def _begin(self) -> None:
@@ -79,27 +80,51 @@ class ClientConversation(LinkedSession):
         return self._link.session_id
 
     async def send_audio(self, audio: Audio) -> None:
-        """Send what the user's microphone has heard, at the rate that the conversation was opened with.
+        """Send audio of the user's microphone. Waits while the client's send buffer is full.
 
-        Waits while more is unsent than is kept. Raises SessionEnded, ValueError.
+        Args:
+            audio: Mono audio at the `rate_hz` that the conversation was opened with.
+
+        Raises:
+            SessionEnded: The conversation is over.
+            ValueError: The audio ends in the middle of a sample.
         """
         await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(audio)})
 
     async def send_text(self, text: str) -> None:
-        """Say something in writing, which is answered. Raises SessionEnded."""
+        """Send a written turn of the user; the model responds to it.
+
+        Raises:
+            SessionEnded: The conversation is over.
+        """
         self._num_rounds = 0
         await self._link.send({"type": "push_text", "text": text})
 
     async def end_turn(self) -> None:
-        """End the user's turn where the audio so far does, without waiting for a pause. Raises SessionEnded."""
+        """End the user's turn at the end of the audio sent so far, without waiting for a pause.
+
+        Raises:
+            SessionEnded: The conversation is over.
+        """
         await self._link.send({"type": "input_audio_buffer.commit"})
 
     async def interrupt(self) -> None:
-        """Take the floor from the response under way. Raises SessionEnded."""
+        """Cut off the response under way.
+
+        Raises:
+            SessionEnded: The conversation is over.
+        """
         await self._link.send({"type": "barge_in"})
 
     async def respond(self, instructions: str | None = None) -> None:
-        """Have the model respond though nobody has said anything new. Raises SessionEnded."""
+        """Ask the model for a response without a new turn of the user.
+
+        Args:
+            instructions: Instructions for this response alone; None: those of the conversation.
+
+        Raises:
+            SessionEnded: The conversation is over.
+        """
         self._num_rounds = 0
         response = {} if instructions is None else {"instructions": instructions}
         await self._link.send({"type": "response.create", "response": response})
@@ -112,8 +137,18 @@ class ClientConversation(LinkedSession):
         instructions: str | None = None,
         turn_detection: JsonObject | None = None,
     ) -> None:
-        """Change the conversation in mid-call; what is not given stays. What the server refuses, such as another voice
-        once one was heard, is a `ServerError` of the iteration. Raises SessionEnded.
+        """Change the running conversation. Arguments that are None stay as they are.
+
+        If the server refuses a change, such as another voice after one was heard, the iteration yields a `ServerError`.
+
+        Args:
+            voice: The voice of the responses.
+            language: The user's language, ISO 639-1; "": the server detects it.
+            instructions: The model's system prompt.
+            turn_detection: How the server finds the end of a turn (docs/wire/duplex.md).
+
+        Raises:
+            SessionEnded: The conversation is over.
         """
         given = {"instructions": instructions, "voice": voice, "turn_detection": turn_detection}
         session: dict[str, Json] = {name: value for name, value in given.items() if value is not None}
@@ -122,20 +157,35 @@ class ClientConversation(LinkedSession):
         await self._link.send({"type": "session.update", "session": session})
 
     async def played(self, audio: AudioToPlay, *, part: float = 1.0) -> None:
-        """Tell the server that a response's audio was played up to the end of this piece, or a `part` of it (0 to 1).
+        """Report that a response's audio was played up to this piece. If the response is cut off, the history keeps
+        only what was played.
 
-        Of a response that is cut off, the history then keeps just that. Raises SessionEnded.
+        Args:
+            audio: The piece that was played last.
+            part: The part of the piece that was played, from 0 to 1.
+
+        Raises:
+            SessionEnded: The conversation is over.
         """
         played_ms = int(audio.start_ms + (audio.end_ms - audio.start_ms) * part)
         message = {"type": "playback.ack", "response_id": audio.response_id, "item_id": audio.item_id}
         await self._link.send({**message, "played_ms": played_ms})
 
     async def send(self, message: JsonObject) -> None:
-        """Send any message of docs/wire/duplex.md. Raises SessionEnded."""
+        """Send any message of docs/wire/duplex.md.
+
+        Raises:
+            SessionEnded: The conversation is over.
+            ValueError: The message is about the connection; the client sends those itself.
+        """
         await self._link.send(message)
 
     async def __aiter__(self) -> AsyncIterator[ConversationEvent]:
-        """Yield what happens, until the conversation is closed. Raises SessionEnded where it ends otherwise."""
+        """Yield the conversation's events until it is closed.
+
+        Raises:
+            SessionEnded: The conversation ended in any other way.
+        """
         while True:
             event = await self._events.get()
             self._was_taken.set()
@@ -147,7 +197,7 @@ class ClientConversation(LinkedSession):
             yield event
 
     async def close(self) -> None:
-        """End the conversation."""
+        """End the conversation and close its connection. Cancels running tool calls."""
         try:
             await self._link.close()
         finally:
@@ -161,7 +211,7 @@ class ClientConversation(LinkedSession):
         await asyncio.gather(*tasks, return_exceptions=True)
         self._events.put_nowait(SessionEnded("closed"))
 
-    # --- what comes ---------------------------------------------------------------------------------------------------
+    # --- messages of the server ---------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         assert self._ready
@@ -175,7 +225,7 @@ class ClientConversation(LinkedSession):
                     if message.get("type") == "session.created":
                         self._ready.set_result(message)
                     elif message.get("type") == "error":
-                        # It refuses what the session is to be, and would wait for another wish.
+                        # The server refuses the configuration, and would wait for another one.
                         raise SessionEnded(message["error"]["code"], message["error"]["message"])
                 try:
                     for event in self._events_of(message):
@@ -191,7 +241,7 @@ class ClientConversation(LinkedSession):
             self._events.put_nowait(ended)
 
     def _events_of(self, message: ServerMessage) -> Iterator[ConversationEvent]:
-        """What a message of the server tells the user. Calls of tools begin here."""
+        """Yield the events that a message of the server stands for. Starts tool calls."""
         response_id = str(message.get("response_id") or "")
         response = self._responses.get(response_id, _ResponseUnderWay())
         match message.get("type"):
@@ -242,14 +292,14 @@ class ClientConversation(LinkedSession):
         return output
 
     async def _answer_calls(self, calls: Sequence[tuple[str, asyncio.Task[str]]], *, goes_on: bool) -> None:
-        """Tell the model what its calls gave, and have it go on unless the user has taken the floor."""
+        """Send the model the outputs of its calls, and ask for a response unless the user has taken the floor."""
         try:
             for call_id, task in calls:
                 item = {"type": "function_call_output", "call_id": call_id, "output": await task}
                 await self._link.send({"type": "conversation.item.create", "item": item})
             self._num_rounds += 1
             if goes_on:
-                # Somebody may have spoken meanwhile, and be answered.
+                # The user may have spoken meanwhile: wait until that response is done.
                 await self._is_idle.wait()
                 response = {"tool_choice": "none"} if self._num_rounds >= MAX_CALL_ROUNDS else {}
                 await self._link.send({"type": "response.create", "response": response})
@@ -263,7 +313,7 @@ class ClientConversation(LinkedSession):
 
 
 def heard_in(language: str) -> JsonObject:
-    """The field of a session whose user speaks a language; "": it is detected."""
+    """Return the session field that sets the user's language; "": the server detects it."""
     return {"input_audio_transcription": {"language": language or None}}
 
 
@@ -278,5 +328,5 @@ def _turn(name: Any) -> Iterator[ConversationEvent]:
 
 
 def tools_of(functions: Sequence[Callable[..., Any]]) -> list[FunctionTool]:
-    """Return functions as tools. Raises TypeError as FunctionTool does."""
+    """Return each function as a tool. Raises TypeError as FunctionTool does."""
     return [FunctionTool(function) for function in functions]

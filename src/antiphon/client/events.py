@@ -1,4 +1,4 @@
-"""What a conversation tells its user: one class for each thing that happens."""
+"""The events of a conversation, one class each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class UserSpeaks:
 
 @dataclass(frozen=True, slots=True)
 class UserWords:
-    """More words of the user's turn `item_id`, which will not change."""
+    """More words of the user's turn `item_id`. They are final."""
 
     item_id: str
     text: str
@@ -20,7 +20,7 @@ class UserWords:
 
 @dataclass(frozen=True, slots=True)
 class UserSaid:
-    """The user's turn is over; this is all of it."""
+    """The user's turn is over; `text` is its whole transcript."""
 
     item_id: str
     text: str
@@ -28,21 +28,21 @@ class UserSaid:
 
 @dataclass(frozen=True, slots=True)
 class NothingSaid:
-    """The user's turn had no words, or none could be made out: there is no answer."""
+    """The user's turn had no words, or none that could be understood. The model does not respond."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseBegins:
-    """A response begins."""
+    """The model begins a response; its words and audio follow."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseWords:
-    """More of a response's text. Its audio may come later."""
+    """More of a response's text. Its audio may arrive later."""
 
     response_id: str
     text: str
@@ -50,9 +50,9 @@ class ResponseWords:
 
 @dataclass(frozen=True, slots=True)
 class AudioToPlay:
-    """More of a response's audio: mono PCM of 16 bits, little-endian, at `rate_hz`.
+    """More of a response's audio: mono 16-bit PCM, little-endian, at `rate_hz`.
 
-    `start_ms`: how much audio of the same item came before.
+    `start_ms`: the duration of the same item's audio before this piece.
     """
 
     response_id: str
@@ -63,14 +63,15 @@ class AudioToPlay:
 
     @property
     def end_ms(self) -> float:
-        """How much audio of the item there is with this."""
+        """The duration of the item's audio up to the end of this piece."""
         return self.start_ms + len(self.pcm) / 2 / self.rate_hz * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseEnds:
-    """A response is complete (`completed`), or was cut off (`cancelled`), is `incomplete` or `failed`. Its audio may
-    still be playing.
+    """A response has ended. Its audio may still be playing.
+
+    `status`: `completed`, `cancelled` (cut off), `incomplete` or `failed`.
     """
 
     response_id: str
@@ -80,19 +81,19 @@ class ResponseEnds:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The user has taken the floor: what waits to be played of any response is to be dropped."""
+    """The user has taken the floor. The application drops all audio that waits to be played."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ducked:
-    """Somebody speaks over the response: it is to be played softly (`on`), or as before again."""
+    """Somebody speaks over the response. The application plays it softly (`on`), or at normal volume again."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Of the item `item_id`, which was cut off, the history keeps what was heard: `until_ms` of its audio."""
+    """The item `item_id` was cut off. The history keeps only what was heard: `until_ms` of its audio."""
 
     item_id: str
     until_ms: int
@@ -100,7 +101,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
-    """The model has called a tool, and was told `output`."""
+    """The model has called a tool. `output` is what the model gets back."""
 
     name: str
     arguments: str
@@ -109,14 +110,14 @@ class ToolCalled:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection broke, and the session goes on with another: nothing was lost. `how`: as docs/wire/index.md."""
+    """The connection broke, and the session continues on another; nothing was lost. `how`: see docs/wire/index.md."""
 
     how: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServerError:
-    """The server has refused something, or failed at it; the session goes on."""
+    """The server refused a message or failed to handle it; the session continues."""
 
     code: str
     message: str

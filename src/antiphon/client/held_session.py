@@ -1,8 +1,7 @@
-"""The resuming side of one session: a door's, for a client that knows nothing of it, or a client's. Pure: frames in and
-out.
+"""The resuming side of one session, used by our client, and by a door for clients that cannot resume. Does no I/O.
 
-It keeps the token, counts the host's events and keeps what its client has sent, so that another connection can go on
-where the first one broke. The client gets the session's events as a host without resume would have sent them.
+It keeps the resume token, counts the host's events and keeps the frames that the client sent, so that another
+connection can continue where the first one broke. The client gets the events as a host without resume would send them.
 """
 
 from __future__ import annotations
@@ -13,26 +12,29 @@ from typing import Any
 
 from antiphon.protocols.wire import JSON_ERRORS, decode_json
 
-# What a client has sent is kept up to this size, in bytes of frames: two minutes of PCM at 24 kHz as base64.
+# Limit on the kept frames of a client, in bytes: two minutes of PCM at 24 kHz as base64.
 MAX_KEPT_BYTES = 8 << 20
-# Events of the host that may be unacknowledged; it keeps them for this door.
+# The host's events are acknowledged in batches of this size; until then the host keeps them.
 ACK_EVERY = 32
-# The name of the number that the host writes last into each of its events.
+# The sequence number's field, which the host writes last into each event.
 SEQ = ',"server_event_seq":'
-# What a host says of the connection and of its state. A client that knows nothing of resuming is not told.
+# Events about the connection and its host, which are not passed on to the client.
 OF_THE_DOOR = ('{"type":"session.moving"', '{"type":"session.state_degraded"', '{"type":"session.replaced"')
 CREATED = '{"type":"session.created"'
 
 ClientFrame = str | bytes
 
 
-# Refusals that no other host, and no later try, would change.
+# Refusals that stay the same at any other host and at any later time.
 FINAL_CODES = frozenset({"resync_required", "client_gap", "invalid_resume_token", "invalid_event_ack"})
 
 
 class CannotResume(Exception):
-    """The host refuses the resume, or lacks what would have to be sent again: `code` and `reason`, in the host's words
-    or ours. `is_final`: neither another host nor a later try would change it.
+    """The session cannot be resumed: the host refuses, or frames that it lacks are no longer kept.
+
+    Attributes:
+        code: The host's error code, or `client_gap`.
+        reason: The host's message or ours.
     """
 
     def __init__(self, code: str, reason: str) -> None:
@@ -41,14 +43,19 @@ class CannotResume(Exception):
 
     @property
     def is_final(self) -> bool:
+        """Whether neither another host nor a later attempt would change the refusal."""
         return self.code in FINAL_CODES
 
 
 class HeldSession:
     """The resuming side of one session.
 
-    `session_id` is "" until the host has said it. `unsent_bytes`: the size of the client's frames that the present
-    connection to a host has not had.
+    Args:
+        max_kept_bytes: Limit on the kept frames, in bytes. Only frames that were already sent are dropped above it.
+
+    Attributes:
+        session_id: The session's id; "" until the host sends it.
+        unsent_bytes: The size of the client's frames that were not sent on the current connection.
     """
 
     def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
@@ -57,23 +64,25 @@ class HeldSession:
         self._token = ""
         self._last_seq = 0
         self._acked_seq = 0
-        # The client's frames that are kept, oldest first, the number of the first of them (from 1), and their size.
+        # The kept frames of the client, oldest first; the number of the first one, from 1; and their size in bytes.
         self._kept: deque[ClientFrame] = deque()
         self._first_kept = 1
         self._kept_bytes = 0
-        # The number of the frame that the connection to the host gets next.
+        # The number of the next frame to send to the host.
         self._next = 1
         self.unsent_bytes = 0
 
     @property
     def can_resume(self) -> bool:
-        """Whether the host has given a token, so that another connection can take the session up."""
+        """Whether the host has sent a resume token, so that another connection can resume the session."""
         return bool(self._token)
 
     # --- from the client ----------------------------------------------------------------------------------------------
 
     def keep(self, frame: ClientFrame) -> None:
-        """Take a frame of the client. The oldest ones that the host was sent are dropped beyond `max_kept_bytes`."""
+        """Add a frame of the client. Drops the oldest frames that were already sent while more than `max_kept_bytes`
+        are kept.
+        """
         self._kept.append(frame)
         self._kept_bytes += len(frame)
         self.unsent_bytes += len(frame)
@@ -82,7 +91,7 @@ class HeldSession:
             self._first_kept += 1
 
     def next_frame(self) -> ClientFrame | None:
-        """The next frame for the host, which then counts as sent; None where it has all."""
+        """Return the next frame for the host and count it as sent; None if all frames were sent."""
         index = self._next - self._first_kept
         if index >= len(self._kept):
             return None
@@ -93,20 +102,20 @@ class HeldSession:
 
     @property
     def num_received(self) -> int:
-        """How many events of the host have come."""
+        """The number of the host's events received."""
         return self._last_seq
 
     def restart(self) -> None:
-        """Send all kept frames again, to a host that begins the session: the one before had not begun it."""
+        """Queue all kept frames again, for a host that begins the session: the host before it had not begun it."""
         self._next = self._first_kept
         self.unsent_bytes = self._kept_bytes
 
     # --- from the host ------------------------------------------------------------------------------------------------
 
     def receive(self, frame: str | bytes) -> str | bytes | None:
-        """Take a frame of the host, and return what its client gets; None: nothing.
+        """Count a frame of the host, and return the frame for the client; None if the client gets none.
 
-        A binary frame counts as an event, and is passed on as it is.
+        A binary frame counts as one event and is passed on unchanged.
         """
         if isinstance(frame, bytes):
             self._last_seq += bool(self._token)
@@ -131,7 +140,7 @@ class HeldSession:
         return json.dumps(event, separators=(",", ":"), ensure_ascii=False)
 
     def acknowledgement(self) -> str | None:
-        """What tells the host which events arrived, once there are ACK_EVERY of them; None before."""
+        """Return the acknowledgement for the host if ACK_EVERY events are unacknowledged, otherwise None."""
         if self._last_seq - self._acked_seq < ACK_EVERY:
             return None
         self._acked_seq = self._last_seq
@@ -140,7 +149,7 @@ class HeldSession:
     # --- when the connection has broken -------------------------------------------------------------------------------
 
     def resume_request(self) -> str:
-        """The first frame of a new connection to a host."""
+        """Return the first frame of a new connection to a host: the request to resume."""
         return message(
             type="session.resume",
             session_id=self.session_id,
@@ -149,9 +158,13 @@ class HeldSession:
         )
 
     def resumed(self, frame: str | bytes) -> None:
-        """Take the host's answer to the request. The frames that it has not received are sent again.
+        """Handle the host's answer to the request. Queues the frames again that the host has not received.
 
-        Raises CannotResume where the host has refused, or where too little is kept of what was sent.
+        Args:
+            frame: The first frame of the host on the new connection.
+
+        Raises:
+            CannotResume: The host refuses, or frames that it lacks are no longer kept.
         """
         event = fields_of(frame)
         kind = event.get("type")
@@ -165,7 +178,7 @@ class HeldSession:
         received = event.get("received_events")
         if isinstance(received, int) and not isinstance(received, bool):
             if received + 1 < self._first_kept:
-                raise CannotResume("client_gap", "more of the client's messages were lost than are kept")
+                raise CannotResume("client_gap", "the host lacks messages of the client that are no longer kept")
             num_given = min(received + 1 - self._first_kept, len(self._kept))
             self._next = self._first_kept + num_given
             self.unsent_bytes = sum(len(frame) for frame in list(self._kept)[num_given:])
@@ -174,12 +187,12 @@ class HeldSession:
 
 
 def message(**fields: Any) -> str:
-    """A message of these fields, as JSON without spaces."""
+    """Return a message with these fields, as compact JSON."""
     return json.dumps(fields, separators=(",", ":"))
 
 
 def fields_of(frame: str | bytes) -> dict[str, Any]:
-    """The fields of a JSON object; none where it is anything else."""
+    """Return the fields of a JSON object; an empty dict for any other frame."""
     try:
         found = decode_json(frame)
     except (ValueError, *JSON_ERRORS):

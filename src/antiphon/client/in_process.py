@@ -1,4 +1,4 @@
-"""A WebSocket to an ASGI application of this process: its messages go through queues, and through no socket."""
+"""A WebSocket to an ASGI application in this process: its messages pass through queues instead of a socket."""
 
 from __future__ import annotations
 
@@ -17,24 +17,34 @@ from websockets.http11 import Response
 Taken = TypeVar("Taken")
 Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
-# Messages that the other side has not taken: whoever sends more waits, as with a socket whose buffers are full.
+# The capacity of each queue, in messages. A sender waits while its queue is full, as it would on a full socket buffer.
 MAX_MESSAGES = 64
-# How long an application may take to accept, in seconds.
+# Timeout for the application to accept the connection, in seconds.
 OPEN_S = 10.0
 NORMAL, GOING_AWAY, ABNORMAL, FAILED = 1000, 1001, 1006, 1011
-# The tasks of applications, which nobody else holds.
+# Strong references to the applications' tasks: the event loop holds only weak ones.
 _RUNNING = set[asyncio.Task[None]]()
 
 
 async def connect_in_process(app: App, url: str, headers: Mapping[str, str]) -> AppSocket:
-    """Open a WebSocket at a path of the application. Raises InvalidStatus where it refuses."""
+    """Open a WebSocket at a path of the application.
+
+    Args:
+        app: The ASGI application.
+        url: The URL of the endpoint. Its path and query are passed to the application; its host is only a header.
+        headers: Request headers.
+
+    Raises:
+        InvalidStatus: The application refuses the upgrade.
+        TimeoutError: The application does not accept within OPEN_S.
+    """
     return await AppSocket(app, url, headers).open()
 
 
 class AppSocket:
-    """One WebSocket, with the methods and exceptions of websockets' connections that a client needs.
+    """One WebSocket with the methods and exceptions of a `websockets` connection that a client needs.
 
-    The application runs as a task of the caller's event loop, with an address of this machine as its client's.
+    The application runs as a task on the caller's event loop, and sees 127.0.0.1 as the client's address.
     """
 
     def __init__(self, app: App, url: str, headers: Mapping[str, str]) -> None:
@@ -54,7 +64,7 @@ class AppSocket:
             "client": ("127.0.0.1", 0),
             "server": ("127.0.0.1", 0),
             "state": {},
-            # As a server has it that can answer an upgrade with more than a close.
+            # Lets the application refuse the upgrade with an HTTP response instead of a bare close.
             "extensions": {"websocket.http.response": {}},
         }
         self._app = app
@@ -66,45 +76,58 @@ class AppSocket:
 
     @property
     def transport(self) -> AppSocket:
-        """What `abort` is called on, as on a connection's transport."""
+        """The object that has `abort`, as the transport of a `websockets` connection does."""
         return self
 
     async def open(self) -> AppSocket:
-        """Wait until the application has accepted. Raises InvalidStatus with its answer where it refuses."""
+        """Start the application and wait until it accepts. Returns this socket.
+
+        Raises:
+            InvalidStatus: The application refuses; the exception has its response.
+            TimeoutError: The application does not accept within OPEN_S.
+        """
         self._to_app.put_nowait({"type": "websocket.connect"})
         running = asyncio.create_task(self._run())
-        # A session that may be resumed outlives its connection, and is run by the application's task.
+        # A session that can be resumed outlives its connection: the application's task still runs it.
         _RUNNING.add(running)
         running.add_done_callback(_RUNNING.discard)
         try:
             async with asyncio.timeout(OPEN_S):
                 await self._accepted
         except BaseException:
-            # Nobody will use it.
+            # The caller never gets this socket.
             self.abort()
             raise
         return self
 
     async def send(self, data: str | bytes) -> None:
-        """Send a message. Waits while the application has many that it has not taken. Raises ConnectionClosed."""
+        """Send a message. Waits while MAX_MESSAGES are queued for the application.
+
+        Raises:
+            ConnectionClosed: The connection is closed, or closes while this waits.
+        """
         if self._closed.done():
             raise self._closed.result()
         kind = "text" if isinstance(data, str) else "bytes"
         await self._unless_closed(self._to_app.put({"type": "websocket.receive", kind: data}))
 
     async def recv(self) -> str | bytes:
-        """Return the application's next message. Raises ConnectionClosed when there are no more."""
+        """Return the application's next message.
+
+        Raises:
+            ConnectionClosed: The connection is closed and all messages were received.
+        """
         if not self._from_app.empty():
             return self._from_app.get_nowait()
         return await self._unless_closed(self._from_app.get())
 
     async def close(self, code: int = NORMAL) -> None:
-        """Close. The application goes on until it has ended what it does, as that of a server does."""
+        """Close the connection. The application's task continues until it returns by itself, as on a server."""
         self._end(code, "", ours=True)
         await asyncio.sleep(0)
 
     def abort(self) -> None:
-        """Break the connection, as a network does."""
+        """Drop the connection without a close frame, as a network failure does."""
         self._end(ABNORMAL, "")
 
     async def __aenter__(self) -> AppSocket:
@@ -127,7 +150,7 @@ class AppSocket:
             self._end(FAILED, "")
 
     async def _take(self, message: Message) -> None:
-        """Take what the application sends."""
+        """Handle a message that the application sends: the ASGI `send` callable."""
         match message["type"]:
             case "websocket.accept":
                 if not self._accepted.done():
@@ -135,7 +158,7 @@ class AppSocket:
             case "websocket.send":
                 if not self._closed.done():
                     data = message.get("text")
-                    # Where the other side leaves, nobody takes it any more.
+                    # If the client closes meanwhile, the message is dropped.
                     with suppress(ConnectionClosed):
                         await self._unless_closed(self._from_app.put(message["bytes"] if data is None else data))
             case "websocket.close" if self._accepted.done():
@@ -156,7 +179,10 @@ class AppSocket:
             self._accepted.set_exception(error)
 
     def _end(self, code: int, reason: str, *, ours: bool = False) -> None:
-        """Keep how the connection ended, and tell the application. What it has not taken of a full queue is lost."""
+        """Record how the connection ended, and send the application a disconnect.
+
+        If the queue to the application is full, its oldest messages are dropped to make room.
+        """
         if self._closed.done():
             return
         close = None if code == ABNORMAL else Close(code, reason)
@@ -168,7 +194,7 @@ class AppSocket:
         self._to_app.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
 
     async def _unless_closed(self, work: Awaitable[Taken]) -> Taken:
-        """Do it, unless the connection ends before. Raises ConnectionClosed then."""
+        """Await `work` and return its result. Raises ConnectionClosed if the connection closes first."""
         task = asyncio.ensure_future(work)
         either: set[asyncio.Future[Any]] = {task, self._closed}
         try:

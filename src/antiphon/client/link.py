@@ -1,4 +1,4 @@
-"""One session of a client over as many connections as it takes: what breaks is connected again, and nothing is lost."""
+"""One session of a client over any number of connections: a broken one is replaced, and no message is lost."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from antiphon.client.in_process import AppSocket
 from antiphon.errors import AntiphonError
 
 log = logging.getLogger(__name__)
-# The client's frames that no connection has had yet: more, and `send` waits. In bytes.
+# Limit on the client's unsent frames, in bytes; above it, `send` waits.
 MAX_UNSENT_BYTES = 1 << 20
-# The wait before the second attempt to connect again, and the longest, in seconds.
+# Backoff between attempts to reconnect, in seconds: before the second attempt, and at most.
 FIRST_WAIT_S, MAX_WAIT_S = 0.05, 2.0
-# How long an attempt to connect may take, and what a close gets, in seconds.
+# Timeouts of connecting and of closing, in seconds.
 CONNECT_S, CLOSE_S = 10.0, 5.0
-# How often a connection is tried, and after how long without an answer it is broken, in seconds.
+# Interval of WebSocket pings, and the time without a pong after which the connection counts as broken, in seconds.
 PING_S, PING_TIMEOUT_S = 10.0, 20.0
-# A connection that lasts so long was a good one, also where nothing came of it, in seconds.
+# A connection that lasts longer than this resets the backoff, even if no message arrived. In seconds.
 SETTLED_S = 5.0
-# The server's messages that nobody has taken yet: beyond this, in bytes, no more are read.
+# Limit on received messages that the application has not taken, in bytes; above it, no more are read.
 MAX_INCOMING_BYTES = 64 << 20
-# Close codes by which the server ends a session for good, and reasons of 1001 that do.
+# Close codes that end a session for good.
 FINAL_CLOSE_CODES = frozenset({1000, 1002, 1003, 1007, 1008, 1009, 1011})
-# A door that found no host for a session yet: its key in the store may not have run out.
+# Close reason of a door that has not found a host for the session yet: the dead host's key in the store may not have
+# expired. The client tries again, whatever the code.
 HOST_LOST = "host_lost"
+# Close reasons that end a session for good, whatever the code.
 FINAL_REASONS = frozenset({"idle_timeout", "server_shutting_down", "session_expired"})
-# Statuses of refused upgrades that a later try may change.
+# HTTP statuses of refused upgrades that are worth another attempt.
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-# Messages of the connection, which are this module's: the server does not count them.
+# Messages about the connection, which only this module sends. The server does not count them.
 OF_THE_LINK = frozenset({"session.event_ack", "session.end", "session.resume"})
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
@@ -49,7 +51,7 @@ JsonObject = Mapping[str, Json]
 
 
 class ServerWarning(TypedDict):
-    """What the server did not read of what it was asked for."""
+    """A field of the client's request that the server ignored: the code, the field's path, and a message."""
 
     code: str
     param: str
@@ -78,31 +80,49 @@ class _Word(TypedDict):
 
 
 class ServerMessage(TypedDict, total=False):
-    """A message of any of the server's wires. Nothing has checked it: a server of another version may send others."""
+    """A message of any of the server's protocols. It is not validated: another server version may send others."""
 
+    # Names the message: the one field that every message has.
     type: str
+    # The fields of the client's request that the server ignored.
     warnings: list[ServerWarning]
-    # Errors: an object, or in the older wires texts beside the type.
+    # Errors: an object; in captions, the text itself.
     error: _Error
+    # Errors of the protocols without an error object: the code.
     code: str
+    # Errors of the protocols without an error object: the text.
     message: str
-    # Conversations.
+    # Conversations: the name of a `turn.event`.
     event: str
+    # Conversations: how a session was resumed (docs/wire/index.md).
     how: str
+    # Conversations: the item that the message is about.
     item_id: str
+    # Conversations: the response that the message is about.
     response_id: str
+    # Conversations: the id of a tool call.
     call_id: str
+    # Conversations: the name of the called tool.
     name: str
+    # Conversations: the arguments of a tool call, as JSON.
     arguments: str
+    # Conversations: the whole transcript of a user's turn.
     transcript: str
+    # Conversations: how much of a truncated item's audio stays in the history.
     audio_end_ms: int
+    # Conversations: the sample rate of `delta`, where that is audio.
     sample_rate_hz: int
+    # Conversations: the response, when it is created and when it is done.
     response: _Response
-    # Transcripts, responses in text, and speech.
+    # More of a transcript or of a response: text, or audio as base64.
     delta: str
+    # The whole text of a transcript or of an answer.
     text: str
+    # Captions: the words of `delta` with their times.
     words: list[_Word]
+    # Speech: the sentence whose audio follows.
     sentence_text: str
+    # Speech: the sample rate of the audio that follows.
     sample_rate: int
 
 
@@ -110,9 +130,11 @@ Connect = Callable[[str, Mapping[str, str]], Awaitable[ClientConnection | AppSoc
 
 
 class SessionEnded(AntiphonError):
-    """A session is over, and cannot be gone on with. `code` is the server's word for why, or `connection_lost`.
+    """Raised when a session is over and cannot be resumed, or when a request fails.
 
-    `retry_after_s`: where a later try may be taken in, how long to wait for it, in seconds; else None.
+    Attributes:
+        code: The server's error code or close reason, or `connection_lost`.
+        retry_after_s: If a later attempt may succeed, the time to wait before it, in seconds; otherwise None.
     """
 
     def __init__(self, code: str, message: str = "", retry_after_s: float | None = None) -> None:
@@ -121,12 +143,17 @@ class SessionEnded(AntiphonError):
 
 
 class ResumingLink:
-    """One session at a WebSocket endpoint. Used from one event loop; one task receives, any may send.
+    """One session at a WebSocket endpoint. It is used from one event loop: one task receives, any task may send.
 
-    `url`: of the endpoint, ws:// or wss://. `query`: of its first connection. `opening`: the message that opens the
-    session where the client speaks first. `give_up_s`: for how long a broken session tries to connect again.
-    `heartbeat`: a message that is sent every `heartbeat_s` seconds, so that silence does not end the session.
-    `connect`: what opens a WebSocket at a URL with headers.
+    Args:
+        url: The endpoint's URL, ws:// or wss://.
+        headers: Headers of each connection's upgrade request.
+        query: Query parameters; a connection that resumes adds `resume`.
+        opening: The message that opens the session, for protocols in which the client sends first.
+        give_up_s: How long a broken session tries to reconnect, in seconds.
+        heartbeat: A message that is sent every `heartbeat_s` seconds, so that the session does not end as idle.
+        heartbeat_s: The interval of heartbeats, in seconds.
+        connect: Opens a WebSocket at a URL with headers; None: over the network.
     """
 
     def __init__(
@@ -145,11 +172,11 @@ class ResumingLink:
         self._url, self._headers, self._query, self._give_up_s = url, dict(headers), dict(query), give_up_s
         self._held = HeldSession()
         self._heartbeat, self._heartbeat_s = heartbeat, heartbeat_s
-        # What came, each with its size.
+        # Received messages, each with its size in bytes; last, why the session ended.
         self._incoming: asyncio.Queue[tuple[ServerMessage | bytes | SessionEnded, int]] = asyncio.Queue()
         self._incoming_bytes = 0
         self._was_taken = asyncio.Event()
-        # Set when there is something to send, and when there is room for more.
+        # Set when there are frames to send, and when the unsent frames shrink.
         self._to_send, self._has_room = asyncio.Event(), asyncio.Event()
         self._socket: ClientConnection | AppSocket | None = None
         self._ended: SessionEnded | None = None
@@ -161,29 +188,33 @@ class ResumingLink:
 
     @property
     def incoming_bytes(self) -> int:
-        """The size of the server's messages that nobody has taken yet."""
+        """The size of the received messages that the application has not taken, in bytes."""
         return self._incoming_bytes
 
     @property
     def session_id(self) -> str:
-        """The session's id; "" until the server has said it."""
+        """The session's id; "" until the server sends it."""
         return self._held.session_id
 
     def start(self) -> None:
-        """Begin to connect. Does not wait: `receive` raises what went wrong."""
+        """Start connecting in the background. If that fails, `receive` raises SessionEnded."""
         self._tasks.append(asyncio.create_task(self._carry()))
         if self._heartbeat:
             self._tasks.append(asyncio.create_task(self._beat(self._heartbeat)))
 
     async def send(self, message: JsonObject) -> None:
-        """Send a message; while the connection is broken it is kept. Waits while too much is unsent.
+        """Send a message. While the connection is broken, the message is kept and sent later.
 
-        Raises SessionEnded, and ValueError for a message that is about the connection.
+        Waits while more than MAX_UNSENT_BYTES are unsent.
+
+        Raises:
+            SessionEnded: The session is over.
+            ValueError: The message is one that only the client itself sends (OF_THE_LINK).
         """
         if message.get("type") in OF_THE_LINK:
             raise ValueError(f"{message['type']} is sent by the client itself")
         self._keep(message)
-        # Whoever sends without a pause lets it be written.
+        # Yield to the writing task, even if the caller sends in a tight loop.
         await asyncio.sleep(0)
         while self._held.unsent_bytes > MAX_UNSENT_BYTES and not self._ended:
             self._has_room.clear()
@@ -192,7 +223,11 @@ class ResumingLink:
             raise self._ended
 
     async def receive(self) -> ServerMessage | bytes:
-        """Return the server's next message. Raises SessionEnded once there are no more, each time."""
+        """Return the server's next message.
+
+        Raises:
+            SessionEnded: The session is over and all messages were received; every further call raises it again.
+        """
         found, size = await self._incoming.get()
         if isinstance(found, SessionEnded):
             self._incoming.put_nowait((found, 0))
@@ -202,8 +237,12 @@ class ResumingLink:
         return found
 
     async def close(self, last: JsonObject | None = None) -> None:
-        """End the session, with a `last` message: the server does not keep it for anybody, unless the connection is
-        broken just now. Waits for the close at most CLOSE_S.
+        """End the session. Waits at most CLOSE_S for the close.
+
+        The server then discards the session, unless the connection is broken at this moment.
+
+        Args:
+            last: A message to send before the end.
         """
         self._leaves = True
         self._was_taken.set()
@@ -225,9 +264,7 @@ class ResumingLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def cut(self) -> bool:
-        """Break the connection as a network does, for tests of what comes then; the session goes on with another.
-        Returns whether there was one.
-        """
+        """Abort the connection as a network failure does, for tests. Returns whether the session was connected."""
         if socket := self._socket:
             self._socket = None
             socket.transport.abort()
@@ -256,17 +293,17 @@ class ResumingLink:
             except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, _TryAgain) as error:
                 failure = error
             except Exception as error:
-                # Whatever is wrong, somebody waits for this session.
+                # The application waits for this session, so any failure has to reach it.
                 log.exception("a session's connection failed")
                 self.end(SessionEnded("client_error", repr(error)))
                 return
             now_s = time.monotonic()
             if not failure and (self._held.num_received > num_received or now_s - begun_s > SETTLED_S):
-                # What was of use is made again at once.
+                # The connection was useful: reconnect at once.
                 lost_s, wait_s = None, FIRST_WAIT_S
                 continue
             lost_s = lost_s or now_s
-            # A server that cannot be reached at all is told at once.
+            # If the first connection cannot be opened, fail at once.
             never = not self._held.can_resume and not isinstance(failure, _TryAgain | ConnectionClosed)
             if never or now_s - lost_s > self._give_up_s:
                 code = failure.code if isinstance(failure, _TryAgain) else "connection_lost"
@@ -276,15 +313,16 @@ class ResumingLink:
             wait_s = min(2 * wait_s, MAX_WAIT_S)
 
     async def _connect_and_carry(self) -> None:
-        """Carry one connection until it breaks. Raises SessionEnded where the session is over, _TryAgain where another
-        try may help, and what connecting raises.
+        """Open one connection and carry messages until it breaks.
+
+        Raises SessionEnded if the session is over, _TryAgain if another attempt may help, and what connecting raises.
         """
         held = self._held
         query = {**self._query, "resume": held.session_id} if held.can_resume else self._query
         try:
             socket = await self._connect(f"{self._url}?{urlencode(query)}" if query else self._url, self._headers)
         except InvalidStatus as refused:
-            # Who begins a session decides what to do about a server that is full; one that goes on tries again.
+            # For a new session, the caller decides what to do about a full server; a resuming session tries again.
             raise _refusal(refused, may_change=held.can_resume) from refused
         async with socket:
             if held.can_resume:
@@ -314,7 +352,7 @@ class ResumingLink:
         self._put(_message_of(answer), len(answer))
 
     async def _read(self, socket: ClientConnection | AppSocket) -> None:
-        """Take what the server sends until the connection breaks. Raises SessionEnded where it was closed for good."""
+        """Receive until the connection breaks. Raises SessionEnded if it was closed for good."""
         last: ServerMessage = {}
         try:
             while True:
@@ -352,7 +390,7 @@ class ResumingLink:
         self._incoming_bytes += size
 
     def end(self, ended: SessionEnded) -> None:
-        """Have the session be over, as where the server has ended it; the connection is left to `close`."""
+        """Mark the session as ended: `send` and `receive` raise `ended` from now on. `close` closes the connection."""
         if not self._ended:
             self._ended = ended
             self._incoming.put_nowait((ended, 0))
@@ -360,7 +398,7 @@ class ResumingLink:
 
 
 async def connect_over_network(url: str, headers: Mapping[str, str]) -> ClientConnection:
-    """Open a WebSocket. Raises what websockets raises."""
+    """Open a WebSocket at a URL, with these headers. Raises what `websockets.connect` raises."""
     return await connect(
         url,
         additional_headers=headers,
@@ -375,21 +413,25 @@ async def connect_over_network(url: str, headers: Mapping[str, str]) -> ClientCo
 
 
 class LinkedSession(ABC):
-    """A session on a link. Entered with `async with`."""
+    """The base of all sessions: it is carried by a ResumingLink, and entered with `async with`."""
 
     def __init__(self, link: ResumingLink) -> None:
         self._link = link
-        # What the server did not read of what it was asked for: each with its code, field and a message.
+        # The server's warnings: one for each requested field that it ignored.
         self.warnings = list[ServerWarning]()
 
     def _warn(self, message: ServerMessage) -> None:
-        """Keep and log the warnings of an answer of the server."""
+        """Keep and log the warnings of a message of the server."""
         for warning in message.get("warnings") or ():
             self.warnings.append(warning)
-            log.warning("the server did not read %s: %s", warning.get("param"), warning.get("message"))
+            log.warning("the server ignored %s: %s", warning.get("param"), warning.get("message"))
 
     async def __aenter__(self) -> Self:
-        """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
+        """Connect, and wait until the session has begun.
+
+        Raises:
+            SessionEnded: The server refuses the session or cannot be reached.
+        """
         self._link.start()
         try:
             await self._begin()
@@ -405,15 +447,15 @@ class LinkedSession(ABC):
 
     @property
     def link(self) -> ResumingLink:
-        """What carries the session."""
+        """The connection layer that carries the session."""
         return self._link
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Wait until the server has taken the session; its link has started to connect."""
+        """Wait until the server has accepted the session. Called when the link has started to connect."""
 
     async def close(self) -> None:
-        """End the session."""
+        """End the session and close its connection. The server discards the session."""
         await self._link.close()
 
 
@@ -422,7 +464,7 @@ def _message_of(frame: str | bytes) -> ServerMessage:
 
 
 class _TryAgain(Exception):
-    """The server cannot take the session now, and may later. `code`: its word for why."""
+    """The server cannot take the session now, but may later. `code`: its error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -430,7 +472,7 @@ class _TryAgain(Exception):
 
 
 def _refusal(refused: InvalidStatus, *, may_change: bool) -> Exception:
-    """What an upgrade that was answered with a status comes to; `may_change`: by a later try."""
+    """Return the exception for a refused upgrade. `may_change`: a temporary refusal becomes _TryAgain."""
     response = refused.response
     error = fields_of(bytes(response.body or b"")).get("error")
     error = error if isinstance(error, dict) else {}
@@ -444,7 +486,7 @@ def _refusal(refused: InvalidStatus, *, may_change: bool) -> Exception:
 
 
 def _ended_by(code: int, reason: str, last: ServerMessage) -> SessionEnded:
-    """Why a session is over whose connection was closed with a code, behind the server's `last` message."""
+    """Return the reason of a session's end, from the close code and reason and from the server's `last` message."""
     error = last.get("error")
     if isinstance(error, dict):
         return SessionEnded(str(error.get("code") or reason), str(error.get("message") or ""))

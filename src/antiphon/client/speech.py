@@ -1,4 +1,4 @@
-"""A narrator: text in pieces in, speech out while it is made."""
+"""Streamed speech synthesis: pieces of text in, audio out as it is generated."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from antiphon.client.link import JsonObject, LinkedSession, ResumingLink, SessionEnded
 
 PATH = "/v1/audio/speech/stream"
-# How the server begins to say that it could not speak a sentence; it goes on with the next.
+# Prefix of the server's message that it could not speak a sentence; it continues with the next one.
 OF_A_SENTENCE = "Generation failed"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechAudio:
-    """More speech: mono PCM of 16 bits, little-endian, at `rate_hz`, of the sentence `text`."""
+    """A piece of speech: mono 16-bit PCM, little-endian, at `rate_hz`. It belongs to the sentence `text`."""
 
     pcm: bytes
     rate_hz: int
@@ -22,9 +22,9 @@ class SpeechAudio:
 
 
 class ClientSpeech(LinkedSession):
-    """One speech stream. Entered with `async with`; iterated for its audio, once for each `finish`.
+    """One speech stream. It is entered with `async with`; each iteration yields the audio of one utterance.
 
-    It survives cuts of its connection. Half a minute without text ends it.
+    It survives a broken connection. The server ends it after 30 s without text.
     """
 
     def __init__(self, link: ResumingLink, config: JsonObject) -> None:
@@ -34,24 +34,39 @@ class ClientSpeech(LinkedSession):
 
     async def _begin(self) -> None:
         await self._link.send({"type": "session.config", **self._config})
-        # The server speaks first; what it refuses of the configuration comes with the first utterance.
+        # The server sends first. If it refuses the configuration, that error arrives with the first utterance.
         await self._link.receive()
 
     async def say(self, text: str) -> None:
-        """Add to the utterance. Sentences are spoken as they are complete. Raises SessionEnded."""
+        """Add text to the utterance. The server speaks each sentence as soon as it is complete.
+
+        Raises:
+            SessionEnded: The session is over.
+        """
         await self._link.send({"type": "input.text", "text": text})
 
     async def finish(self) -> None:
-        """End the utterance: the iteration ends with its last audio. Raises SessionEnded."""
+        """End the utterance: the iteration ends after its last audio.
+
+        Raises:
+            SessionEnded: The session is over.
+        """
         await self._link.send({"type": "input.done"})
 
     async def cancel(self) -> None:
-        """Say nothing more of the utterance; the iteration ends. Raises SessionEnded."""
+        """Cancel the rest of the utterance; the iteration ends.
+
+        Raises:
+            SessionEnded: The session is over.
+        """
         await self._link.send({"type": "input.cancel"})
 
     async def __aiter__(self) -> AsyncIterator[SpeechAudio]:
-        """Yield the utterance's audio as it is made, until it ends. Raises SessionEnded for what the server refuses; at
-        the utterance's end for a sentence that could not be spoken.
+        """Yield the utterance's audio as it is generated, until the utterance ends.
+
+        Raises:
+            SessionEnded: The server refuses a message, or the session is over. If a sentence could not be spoken, this
+                is raised at the end of the utterance.
         """
         failure: str | None = None
         while True:

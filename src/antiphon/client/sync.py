@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: the same sessions, whose methods block."""
+"""The blocking client, for programs without an event loop: the same sessions, with methods that block."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ S = TypeVar("S", bound=_Entered)
 
 
 class _Blocking(Generic[S]):
-    """A session of the event loop's thread, used from others. Threads may share one: one iterates, others send."""
+    """A session that runs on the event loop's thread and is used from others.
+
+    Several threads may share one session: one thread iterates, the others send.
+    """
 
     def __init__(self, session: S, run: Run) -> None:
         self._session, self._run = session, run
 
     @property
     def warnings(self) -> list[ServerWarning]:
-        """What the server did not read of what it was asked for."""
+        """The server's warnings: one for each requested field that it ignored."""
         return self._session.warnings
 
     def __enter__(self) -> Self:
@@ -71,7 +74,7 @@ async def _next(items: AsyncIterator[T]) -> T:
 
 
 def _blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Blocking[S], P], T]:
-    """A method of a session, as one that blocks."""
+    """Return the blocking version of a session's coroutine method."""
 
     @wraps(method)
     def call(self: _Blocking[S], /, *args: P.args, **options: P.kwargs) -> T:
@@ -82,7 +85,7 @@ def _blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Ca
 
 
 class SyncConversation(_Blocking[ClientConversation]):
-    """A ClientConversation whose methods block."""
+    """A ClientConversation with methods that block instead of coroutines."""
 
     send_audio = _blocking(ClientConversation.send_audio)
     send_text = _blocking(ClientConversation.send_text)
@@ -93,12 +96,16 @@ class SyncConversation(_Blocking[ClientConversation]):
     played = _blocking(ClientConversation.played)
 
     def __iter__(self) -> Iterator[ConversationEvent]:
-        """Yield what happens, as ClientConversation does; breaking off loses nothing."""
+        """Yield the conversation's events. A loop that breaks off loses none: the next one continues there.
+
+        Raises:
+            SessionEnded: The session ended before it was closed.
+        """
         return self._each(aiter(self._session))
 
 
 class SyncCaptions(_Blocking[ClientCaptions]):
-    """ClientCaptions whose methods block."""
+    """A ClientCaptions with methods that block instead of coroutines."""
 
     send = _blocking(ClientCaptions.send)
     finish = _blocking(ClientCaptions.finish)
@@ -107,50 +114,65 @@ class SyncCaptions(_Blocking[ClientCaptions]):
 
     @property
     def text(self) -> str:
-        """All words since the last `finish`."""
+        """The text of all words since the last `finish`."""
         return self._session.text
 
     @property
     def words(self) -> list[CaptionWord]:
-        """They with their times."""
+        """All words since the last `finish`, with their times."""
         return self._session.words
 
     def feed(self, pieces: Iterable[Audio]) -> None:
-        """Send pieces of audio in the background, and `finish` after the last. The pieces are taken in a thread."""
+        """Send pieces of audio in the background, then call `finish`. The iterable is read in a worker thread.
+
+        Args:
+            pieces: Mono audio; each piece is sent as the iterable yields it.
+
+        Raises:
+            RuntimeError: Another `feed` is still running.
+        """
         self._run(_begin(self._session, pieces))
 
     def __iter__(self) -> Iterator[str]:
-        """Yield words as they are known, until the transcript is done."""
+        """Yield words as the server sends them, until the transcript is complete.
+
+        Raises:
+            SessionEnded: The session ended, or the server reported an error.
+        """
         return self._each(aiter(self._session))
 
 
 class SyncSpeech(_Blocking[ClientSpeech]):
-    """A ClientSpeech whose methods block."""
+    """A ClientSpeech with methods that block instead of coroutines."""
 
     say = _blocking(ClientSpeech.say)
     finish = _blocking(ClientSpeech.finish)
     cancel = _blocking(ClientSpeech.cancel)
 
     def __iter__(self) -> Iterator[SpeechAudio]:
-        """Yield the utterance's audio as it is made."""
+        """Yield the utterance's audio as the server generates it.
+
+        Raises:
+            SessionEnded: The server refused the request, or could not speak a sentence.
+        """
         return self._each(aiter(self._session))
 
 
 class SyncVideo(_Blocking[ClientVideo]):
-    """A ClientVideo whose methods block."""
+    """A ClientVideo with methods that block instead of coroutines."""
 
     show = _blocking(ClientVideo.show)
     ask = _blocking(ClientVideo.ask)
 
     def stream(self, question: str) -> Iterator[str]:
-        """As ClientVideo.stream."""
+        """Ask a question and yield the words of its answer as they arrive; see `ClientVideo.stream`."""
         return self._each(self._session.stream(question))
 
 
 class SyncClient:
-    """A Client whose sessions block. Entered with `with`; an event loop runs in a thread of its own meanwhile.
+    """A Client whose sessions block. It is entered with `with`; until the block ends, an event loop runs in a thread.
 
-    Arguments, here and of the methods, are the Client's.
+    The constructor and the methods take the same arguments as those of `Client`.
     """
 
     def __init__(self, url: str = DEFAULT_URL, key: str | None = None, **options: Any) -> None:
@@ -177,33 +199,33 @@ class SyncClient:
             loop.close()
 
     def conversation(self, **options: Any) -> SyncConversation:
-        """Return a conversation, to be entered with `with`."""
+        """Return a conversation, which is then entered with `with`. Takes the arguments of `Client.conversation`."""
         return SyncConversation(self._client.conversation(**options), self._run)
 
     def captions(self, **options: Any) -> SyncCaptions:
-        """Return a live transcription, to be entered with `with`."""
+        """Return a live transcription, which is then entered with `with`. Takes the arguments of `Client.captions`."""
         return SyncCaptions(self._client.captions(**options), self._run)
 
     def speech(self, **options: Any) -> SyncSpeech:
-        """Return a speech stream, to be entered with `with`."""
+        """Return a speech stream, which is then entered with `with`. Takes the arguments of `Client.speech`."""
         return SyncSpeech(self._client.speech(**options), self._run)
 
     def video(self, **options: Any) -> SyncVideo:
-        """Return a video session, to be entered with `with`."""
+        """Return a video session, which is then entered with `with`. Takes the arguments of `Client.video`."""
         return SyncVideo(self._client.video(**options), self._run)
 
     def transcribe(self, file: str | Path | bytes, **options: Any) -> str:
-        """As Client.transcribe."""
+        """Return the transcript of an audio file; see `Client.transcribe`."""
         return str(self._run(self._client.transcribe(file, **options)))
 
     def speak(self, text: str, **options: Any) -> bytes:
-        """As Client.speak."""
+        """Return a text as a file of speech; see `Client.speak`."""
         return bytes(self._run(self._client.speak(text, **options)))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if not self._loop:
             work.close()
-            raise RuntimeError("a SyncClient is used within its `with` block")
+            raise RuntimeError("use a SyncClient within its `with` block")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -217,7 +239,7 @@ async def _begin(session: ClientCaptions, pieces: Iterable[Audio]) -> None:
 
 
 async def _cancel_all() -> None:
-    """Cancel what is still under way on this event loop: calls of other threads, and what sessions leave behind."""
+    """Cancel all other tasks on this event loop: calls from other threads, and leftover tasks of sessions."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Python functions as tools of a conversation: their schema comes from their signature, and calls are checked by it."""
+"""Python functions as tools of a conversation. A function's signature gives its schema, which validates calls."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ log = logging.getLogger(__name__)
 
 
 class FunctionTool:
-    """A function that the model may call. Its name, first paragraph of its docstring and typed parameters are told to
-    the model; `Annotated[int, "degrees Celsius"]` describes a parameter.
+    """A function that the model may call.
 
-    The function may be `async`; any other runs in a thread. What it returns is told to the model, as JSON unless it is
-    a string; what it raises is told to it as an error. Raises TypeError for a parameter that has no type, or is
-    positional only or of a variable number.
+    The model gets the function's name, the first paragraph of its docstring, and its typed parameters.
+    `Annotated[int, "degrees Celsius"]` describes a parameter. The model also gets what a call returns, as JSON unless
+    it is a string, or the error that it raises.
+
+    Args:
+        function: A coroutine function, or an ordinary function, which runs in a worker thread.
+
+    Raises:
+        TypeError: A parameter has no type, is positional-only, or is `*args` or `**kwargs`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -32,7 +37,9 @@ class FunctionTool:
         fields: list[Any] = []
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise TypeError(f"{self.name}: a tool's parameters have names; {parameter} has none")
+                raise TypeError(
+                    f"{self.name}: a tool's parameters are passed by name, which {parameter} does not allow"
+                )
             if parameter.name not in hints:
                 raise TypeError(f"{self.name}: the parameter {parameter.name} has no type")
             kind = _described(hints[parameter.name])
@@ -41,7 +48,7 @@ class FunctionTool:
         self._arguments = msgspec.defstruct(self.name, fields, kw_only=True, forbid_unknown_fields=True)
 
     def definition(self) -> JsonObject:
-        """Return the tool as a session's `tools` have it."""
+        """Return the tool's definition, in the form of an entry of a session's `tools`."""
         (found,), parts = msgspec.json.schema_components([self._arguments], ref_template="#/$defs/{name}")
         name = found["$ref"].rpartition("/")[2]
         schema = {k: v for k, v in parts.pop(name).items() if k != "title"}
@@ -50,7 +57,11 @@ class FunctionTool:
         return {"type": "function", "name": self.name, "description": self.description, "parameters": schema}
 
     async def call(self, arguments: str) -> str:
-        """Call the function with JSON arguments, and return what the model is told."""
+        """Call the function, and return its output for the model. Does not raise: an error becomes the output.
+
+        Args:
+            arguments: The arguments as a JSON object; "" stands for none.
+        """
         try:
             given = msgspec.json.decode(arguments or "{}", type=self._arguments)
             values = {name: getattr(given, name) for name in self._arguments.__struct_fields__}
@@ -60,13 +71,13 @@ class FunctionTool:
                 result = await asyncio.to_thread(self._function, **values)
             return result if isinstance(result, str) else msgspec.json.encode(result).decode()
         except Exception as error:
-            # A function is the user's: whatever it raises is for the model, which can say so.
+            # The function is the application's own code: the model gets any error it raises, and can say so.
             log.warning("the tool %s failed: %s", self.name, error)
             return msgspec.json.encode({"error": f"{type(error).__name__}: {error}"}).decode()
 
 
 def _described(kind: Any) -> Any:
-    """A parameter's type, with texts of `Annotated` as its description."""
+    """Return a parameter's type, with the texts of `Annotated` as its description."""
     if get_origin(kind) is not Annotated:
         return kind
     inner, *extras = get_args(kind)

@@ -1,4 +1,4 @@
-"""A camera or a screen that can be asked about: frames in, questions in, answers out."""
+"""Questions about a camera or a screen: frames and questions in, answers out."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PATH = "/v1/video/chat/stream"
 
 
 class ClientVideo(LinkedSession):
-    """One video session. Entered with `async with`. It survives cuts of its connection; a `ping` keeps it alive."""
+    """One video session. It is entered with `async with`, survives a broken connection, and sends its own heartbeat."""
 
     def __init__(self, link: ResumingLink, config: JsonObject) -> None:
         super().__init__(link)
         self._config = config
-        # Frames that were neither acknowledged nor refused yet: an error that comes meanwhile is about one of them.
+        # Frames sent, and frames without an answer yet. While there are such frames, an error is about one of them.
         self._num_frames = self._num_unanswered = 0
-        # Whether a question was sent whose answer's end has not come.
+        # Whether the answer to a question is incomplete.
         self._answer_is_open = False
         self._asking = asyncio.Lock()
 
@@ -32,7 +32,15 @@ class ClientVideo(LinkedSession):
         await self._link.receive()
 
     async def show(self, image: bytes, at_s: float | None = None) -> None:
-        """Send a frame, a JPEG or PNG file. `at_s`: its time; None: now. Raises SessionEnded."""
+        """Send a frame.
+
+        Args:
+            image: The contents of a JPEG or PNG file.
+            at_s: The frame's time, in seconds; None: now.
+
+        Raises:
+            SessionEnded: The session is over.
+        """
         times = {} if at_s is None else {"pts_ms": round(at_s * 1000)}
         self._num_frames += 1
         self._num_unanswered += 1
@@ -40,17 +48,30 @@ class ClientVideo(LinkedSession):
         await self._link.send({**frame, **times})
 
     async def send_audio(self, audio: Audio) -> None:
-        """Send what is heard beside the frames, at 16 kHz. Raises SessionEnded, ValueError."""
+        """Send audio that belongs to the frames, at 16 kHz.
+
+        Raises:
+            SessionEnded: The session is over.
+            ValueError: The audio ends in the middle of a sample.
+        """
         await self._link.send({"type": "audio.chunk", "data": encoded(audio)})
 
     async def ask(self, question: str) -> str:
-        """Ask about what was shown, and return the whole answer. Raises SessionEnded."""
+        """Ask about the frames, and return the whole answer. Waits for earlier questions.
+
+        Raises:
+            SessionEnded: The server refuses the question, or the session is over.
+        """
         async with self._asking, aclosing(self.stream(question)) as answer:
             return "".join([words async for words in answer])
 
     async def stream(self, question: str) -> AsyncGenerator[str, None]:
-        """Ask about what was shown, and yield the answer's words as they come; what is left of an answer that was
-        broken off is waited for first. One question is asked at a time. Raises SessionEnded.
+        """Ask about the frames, and yield the answer's words as they arrive.
+
+        Only one question may run at a time. If an earlier iteration broke off, the rest of its answer is read first.
+
+        Raises:
+            SessionEnded: The server refuses the question, or the session is over.
         """
         while self._answer_is_open:
             with suppress(_QuestionRefused):
@@ -69,7 +90,7 @@ class ClientVideo(LinkedSession):
                 yield message["text"]
 
     async def _next(self) -> ServerMessage:
-        """The next message of an answer. Raises _QuestionRefused, SessionEnded."""
+        """Return the next message of an answer. Raises _QuestionRefused, SessionEnded."""
         while True:
             message = await self._link.receive()
             if not isinstance(message, dict):
@@ -88,9 +109,9 @@ class ClientVideo(LinkedSession):
                 return message
 
     async def close(self) -> None:
-        """End the session."""
+        """End the session and close its connection. An answer that is under way is lost."""
         await self._link.close({"type": "video.done"})
 
 
 class _QuestionRefused(Exception):
-    """The server does not answer a question; its words."""
+    """The server refuses a question; the argument is its message."""

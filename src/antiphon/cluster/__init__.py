@@ -1,1 +1,1 @@
-"""Many machines: doors in front of hosts, and what hosts say to each other."""
+"""Running on several machines: doors in front of hosts, and the connections between hosts."""

@@ -1,8 +1,8 @@
-"""How many hosts a service should have, by the loads that they tell. Pure: the time is an argument.
+"""Decides how many hosts a service should have, from the loads that they report. Pure: the time is an argument.
 
-A load is what a host with a certificate says of itself (`antiphon_load`): 1 when it is full. Hosts are added at once,
-and taken away one at a time, once what is left has been enough for a while: a session that has to move costs its caller
-a pause, and a host that is missing costs the next caller everything.
+A host with a certificate reports its load (`antiphon_load`): 1 means full. Hosts are added at once, and removed one at
+a time, when the rest have been enough for a while: moving a session costs its caller a pause, but a missing host costs
+the next caller the whole call.
 """
 
 from __future__ import annotations
@@ -16,47 +16,50 @@ from antiphon.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
-    """`fewest`, `most`: hosts. `target`: the load of each that hosts are added for. `spare`: hosts beside those.
+    """When hosts are added and removed. Raises SettingsError for values that contradict each other."""
 
-    `low`: the load of each that would be left, below which one may go. `after_s`: for so long that was so before one
-    goes, and so long is waited between two. Raises SettingsError for numbers that cannot be held together.
-    """
-
+    # The least number of hosts, from 1.
     fewest: int = 1
+    # The largest number of hosts.
     most: int = 100
+    # Hosts are added until the load of each is at most this. Above `low`, and at most 1.
     target: float = 0.75
+    # The number of hosts to run beyond those.
     spare: int = 1
+    # A host may be removed if the load of each remaining one would be at most this.
     low: float = 0.6
+    # A host is removed after that has been true for this time, in seconds; also the time between two removals.
     after_s: float = 300.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.fewest <= self.most:
-            raise SettingsError(f"at least {self.fewest} hosts and at most {self.most} cannot be")
+            raise SettingsError(f"the least number of hosts, {self.fewest}, must be from 1 to the most, {self.most}")
         if not 0 < self.low < self.target <= 1:
-            raise SettingsError("the load below which a host goes has to be less than the target, which is 1 at most")
+            raise SettingsError("the load at which a host is removed must be below the target, which is at most 1")
         if self.spare < 0 or self.after_s < 0:
-            raise SettingsError("neither spare hosts nor seconds can be less than none")
+            raise SettingsError("the number of spare hosts and the seconds must not be negative")
 
     def check_certificate(self, certificate: str) -> None:
-        """Raise SettingsError where hosts would be added by their load, and have no certificate that tells it."""
+        """Check that hosts that are scaled by load have a certificate. Raises SettingsError if they have none."""
         if self.most > self.fewest and not certificate:
             raise SettingsError(
-                f"from {self.fewest} to {self.most} hosts by their load needs --certificate: without one a host does "
-                "not know its load (antiphon certify)"
+                f"scaling from {self.fewest} to {self.most} hosts by their load needs --certificate: without one a "
+                "host does not know its load (antiphon certify)"
             )
 
 
 class Autoscaler:
-    """Decides for one service. It remembers since when a host could go, and nothing else."""
+    """Decides for one service. Its only state is the time since which a host could be removed."""
 
     def __init__(self, rules: ScalingRules) -> None:
         self.rules = rules
         self._could_go_since_s: float | None = None
 
     def wanted(self, loads: Sequence[float], num_starting: int, now_s: float) -> int:
-        """Return how many hosts there should be. `loads`: of those that serve. `num_starting`: those that do not yet.
+        """Return the number of hosts that the service should have.
 
-        Times have to rise.
+        `loads`: the load of each host that serves. `num_starting`: the number of hosts that do not serve yet. `now_s`
+        must not decrease between calls.
         """
         rules, total, num = self.rules, sum(loads), len(loads) + num_starting
         needed = math.ceil(total / rules.target - 1e-9) + rules.spare

@@ -1,15 +1,16 @@
-"""antiphon on Ray Serve: hosts and doors as applications. The only module that knows Ray, which is the extra `[ray]`.
+"""antiphon on Ray Serve: hosts and doors as applications. The only module that imports Ray (the extra `[ray]`).
 
-Ray places, watches and counts; it carries no frame to a host. A *host* deployment's replica runs one process of
-`antiphon serve`, which listens for itself and tells its address in the store, so that hosts come and go without Serve's
-ingress being reloaded. *Doors* are the ingress: they find the hosts by the store, and take up a session elsewhere when
-its host goes. A replica that Serve stops drains its host: sessions are handed over. docs/design/ray.md has the rest.
+Ray places, monitors and scales replicas; it carries no frames to hosts. Each replica of the *hosts* deployment runs one
+process of `antiphon serve`, which listens on its own port and registers its address in the store, so that hosts can be
+added and removed without a reload of Serve's ingress. *Doors* are the ingress: they find the hosts through the store,
+and resume a session elsewhere when its host is lost. When Serve stops a replica, its host drains and hands its sessions
+over. See docs/design/ray.md.
 
-They are two applications, because Serve replaces an application as a whole: a new version of the hosts leaves the
-doors, and the clients at them, as they are.
+Hosts and doors are two applications because Serve replaces an application as a whole: a new version of the hosts leaves
+the doors, and the clients connected to them, untouched.
 
     antiphon serve --ray                                                one machine, one command
-    serve run antiphon.cluster.ray_app:build part=hosts state=redis://...    and part=doors; or by Serve's configuration
+    serve run antiphon.cluster.ray_app:build part=hosts state=redis://...    and part=doors; or a Serve config file
 """
 
 from __future__ import annotations
@@ -50,29 +51,30 @@ log = logging.getLogger(__name__)
 # Replicas import this module before their server listens.
 if listens_on_loopback():
     keep_replica_on_loopback(serve_replica)
-# A host has so long to load its models, and beyond its drain to end.
+# Timeouts of a host, in seconds: of loading its models, and of ending after its drain.
 READY_S, END_S = 900.0, 20.0
-# How often loads are told and looked at, in seconds.
+# Interval at which loads are reported and evaluated, in seconds.
 LOAD_EVERY_S = 2.0
-# The arguments of `build`, beside those that are settings of antiphon.
+# The arguments of `build` that are not settings of antiphon, with their defaults.
 NUMBERS = {"hosts": 1, "most_hosts": 0, "doors": 1, "host_cpus": 1, "host_gpus": 0}
-# Of sessions that never expire: a week.
+# The assumed length of sessions that never expire: a week.
 FOR_EVER_S = 7 * 86_400
 PROGRAM = ("-m", "antiphon", "serve")
-# Has the kernel end the program with the replica's thread that has started it (PR_SET_PDEATHSIG, SIGTERM), and becomes
-# it. A process of its own, because a fork of a replica runs gRPC's handlers.
+# Makes the kernel send SIGTERM to the program when the replica's thread that started it ends (PR_SET_PDEATHSIG), then
+# executes it. A separate Python process does this, since a fork of the replica would run gRPC's handlers.
 LAUNCH = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
 
 
 def ingress_variables(settings: Settings) -> dict[str, str]:
-    """What Ray's processes have to have in their environment from their start, for Serve to carry live sessions.
+    """Return the environment variables that Ray's processes need from their start for Serve to carry live sessions.
 
-    - HAProxy and not Serve's proxy in Python, which carries 1,100 frames a second in all.
-    - A change of doors reloads HAProxy, and the old one ends with all its connections: not before a session would.
-    - A door that is to go waits for those that cannot resume as long as any server of antiphon does (`--drain-s`).
-    - A door without room says 503 before the upgrade, which is a GET: HAProxy may ask another.
+    - HAProxy instead of Serve's Python proxy, which carries 1,100 frames a second in total.
+    - A change of the doors reloads HAProxy, and the old HAProxy then closes its connections after a time limit. The
+      limit is longer than a session.
+    - A door that is removed waits for clients that cannot resume, as long as any antiphon server does (`--drain-s`).
+    - A door without capacity answers 503 before the upgrade, which is a GET, so HAProxy may try another door.
     """
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -83,20 +85,20 @@ def ingress_variables(settings: Settings) -> dict[str, str]:
 
 
 class HostReplica:
-    """One host: a process of `antiphon serve` on the replica's node, with these settings. Ready once that is.
+    """One host: a process of `antiphon serve` on the replica's node. The replica is ready when the process is.
 
-    `variables`: its environment, as ANTIPHON_... has it. `address`: that it listens on; "": its node's, where the
-    doors of other nodes reach it. `program`: Python's arguments, which serve. Raises RuntimeError where it does not
-    start.
+    `variables`: the host's settings as ANTIPHON_... environment variables. `address`: the address to listen on; "": the
+    node's own, on which doors of other nodes reach it. `program`: the arguments of Python that start the host. Raises
+    RuntimeError if the host does not start.
     """
 
     def __init__(self, variables: Mapping[str, str], drain_s: float, address: str, program: Sequence[str]) -> None:
         self._drain_s = drain_s
-        # Only what the settings say: a variable of the node's would be in the place of a default.
+        # Drop the node's own ANTIPHON_... variables, which would override defaults.
         ours = {option.variable for option in options()}
         environment = {k: v for k, v in os.environ.items() if k not in ours} | dict(variables)
         self._metrics_key = environment.get("ANTIPHON_METRICS_KEY", "")
-        # Ray sets it to the replica's CPUs, which are one by default; the models choose for themselves.
+        # Ray sets it to the number of the replica's CPUs, 1 by default; the models choose their own number of threads.
         environment.pop("OMP_NUM_THREADS", None)
         address = address or ray.util.get_node_ip_address()
         command = [sys.executable, "-c", LAUNCH, *program, "--port", "0", "--host", address]
@@ -106,7 +108,7 @@ class HostReplica:
         threading.Thread(target=self._end_with_host, name="host", daemon=True).start()
 
     def _end_with_host(self) -> None:
-        """End the replica when its host has ended by itself, so that Serve replaces both at once."""
+        """Exit the replica when its host exits unexpectedly, so that Serve replaces both at once."""
         code = self._process.wait()
         if not self._stopping:
             log.error("the host has ended with %s", code)
@@ -114,7 +116,7 @@ class HostReplica:
 
     def _wait_ready(self) -> str:
         assert self._process.stdout
-        # A host that hangs says nothing.
+        # A host that hangs prints nothing, so the loop below needs a timeout.
         too_late = threading.Timer(READY_S, self._process.kill)
         too_late.start()
         try:
@@ -128,11 +130,11 @@ class HostReplica:
         raise RuntimeError(f"the host did not start (exit code {self._process.wait()}); its log is the replica's")
 
     async def check_health(self) -> None:
-        """Raise OSError where the host answers no more, so that Serve replaces it."""
+        """Check that the host answers. Raises OSError if it does not, so that Serve replaces the replica."""
         await asyncio.to_thread(self._get, "/health")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Serve the host's load: 1 when it is full; nothing of a host without a certificate."""
+        """Report the host's load to Serve: 1 means full. A host without a certificate reports none."""
         text = await asyncio.to_thread(self._get, "/metrics")
         loads = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith("antiphon_load ")]
         return {"load": float(loads[0])} if loads else {}
@@ -145,7 +147,7 @@ class HostReplica:
             return str(answer.read().decode())
 
     async def __del__(self) -> None:
-        """Drain the host, which hands its sessions over, and wait until it has ended: Serve stops the replica."""
+        """Drain the host, which hands its sessions over, and wait until it ends. Serve calls this to stop a replica."""
         process = getattr(self, "_process", None)
         if process is None or process.poll() is not None:
             return
@@ -158,24 +160,24 @@ class HostReplica:
 
 
 class HostsByLoad:
-    """Serve's policy for the number of hosts: as many as their loads ask for, by `antiphon.cluster.autoscaling`."""
+    """Serve's autoscaling policy: the number of hosts that `antiphon.cluster.autoscaling` computes from their loads."""
 
     def __init__(self, **rules: Any) -> None:
         self._scaler = Autoscaler(ScalingRules(**rules))
 
     def __call__(self, context: Any) -> tuple[int, dict[str, str]]:
-        """Return how many replicas there should be; Serve asks with an AutoscalingContext."""
+        """Return the target number of replicas. `context` is Serve's AutoscalingContext."""
         told = (context.raw_metrics or {}).get("load", {})
         loads = [values[-1].value for values in told.values() if values]
         if len(loads) < context.current_num_replicas:
-            # Some have not told theirs yet, or have no certificate: that is no reason to stop any.
+            # Some hosts have not reported a load yet, or have no certificate: keep the current target.
             return int(context.target_num_replicas), {}
         starting = max(0, context.target_num_replicas - len(loads))
         return self._scaler.wanted(loads, starting, context.current_time or time.time()), {}
 
 
 def door_app(settings: Settings) -> Starlette:
-    """Build the application of a door that finds its hosts by the store. WebRTC calls are the hosts' own."""
+    """Build the application of a door that finds its hosts through the store. It terminates no WebRTC calls."""
     hosts = Hosts((), time.monotonic)
     server = settings.server
     app = build_door(Door(hosts, settings.resume.grace_s, server.metrics_key, server.body_timeout_s))
@@ -192,11 +194,11 @@ def door_app(settings: Settings) -> Starlette:
 
 
 def build(args: Mapping[str, Any]) -> Any:
-    """Build one of the two applications for Serve. `args`: `part` (`hosts`, or `doors` at the route /), settings by
-    their names (`state`, `profile`, `language_model`, ...), and of hosts `hosts`, `most_hosts` (0: no autoscaling),
-    `host_cpus`, `host_gpus`, of doors `doors`.
+    """Build one of the two applications for Serve.
 
-    Settings that are not among them are those of the environment that Serve builds in. Raises SettingsError.
+    `args`: `part` (`hosts`, or `doors` for the route /), and settings by name (`state`, `profile`, `language_model`,
+    ...). For hosts also `hosts`, `most_hosts` (0: no autoscaling), `host_cpus` and `host_gpus`; for doors also `doors`.
+    Other settings are read from the environment in which Serve builds the application. Raises SettingsError.
     """
     numbers = {name: args.get(name, default) for name, default in NUMBERS.items()}
     given = {name: value for name, value in args.items() if name not in NUMBERS and name != "part"}
@@ -206,7 +208,7 @@ def build(args: Mapping[str, Any]) -> Any:
     if args.get("part") == "doors":
         return doors_application(settings, int(numbers["doors"]))
     if args.get("part") != "hosts":
-        raise SettingsError("part: hosts or doors, each an application of its own")
+        raise SettingsError("part must be hosts or doors, which are separate applications")
     if not settings.server.api_keys and not settings.server.allow_anonymous:
         raise SettingsError("hosts on Ray are reached from other nodes: set ANTIPHON_API_KEYS, or allow_anonymous")
     rules = ScalingRules(int(numbers["hosts"]), max(int(numbers["hosts"]), int(numbers["most_hosts"])))
@@ -221,14 +223,14 @@ def hosts_application(
     address: str = "",
     program: Sequence[str] = PROGRAM,
 ) -> Any:
-    """The application of hosts, which has no route: `fewest` to `most` of them by these rules.
+    """Return the application of the hosts, which has no route. `rules` set the number of hosts.
 
-    `address`: that hosts listen on; "": each on its node's. `program`: what a host's process runs. Raises SettingsError
-    for hosts that cannot be scaled as they have no certificate.
+    `address`: the address on which hosts listen; "": each on its node's own. `program`: see HostReplica. Raises
+    SettingsError if hosts are to be scaled but have no certificate.
     """
     rules.check_certificate(settings.server.certificate)
     drain_s = settings.server.drain_s
-    # A host listens for itself, and belongs to no process that listens already.
+    # Each host listens on its own port, not on the configured host and port, which are those of the doors.
     own = replace(settings, server=replace(settings.server, host=Settings().server.host, port=Settings().server.port))
     scaled: dict[str, Any] = {"num_replicas": rules.fewest}
     if rules.most > rules.fewest:
@@ -240,7 +242,7 @@ def hosts_application(
                 initial_replicas=rules.fewest,
                 metrics_interval_s=LOAD_EVERY_S,
                 look_back_period_s=2 * LOAD_EVERY_S,
-                # The policy waits by itself.
+                # The policy has its own delays.
                 upscale_delay_s=0.0,
                 downscale_delay_s=0.0,
                 policy=policy,
@@ -260,8 +262,8 @@ def hosts_application(
 
 
 class Keeper:
-    """What Serve takes for the ingress of the hosts' application. Nothing comes to it: an ingress waits at its end for
-    clients that hosts do not have.
+    """The nominal ingress of the hosts' application; it gets no requests. A host cannot be the ingress itself, since
+    Serve makes a stopping ingress wait for its HTTP clients, and hosts have none.
     """
 
     def __init__(self, hosts: Any) -> None:
@@ -269,19 +271,19 @@ class Keeper:
 
 
 def doors_application(settings: Settings, doors: int) -> Any:
-    """The application of so many doors, for the route /. It finds the hosts by the store."""
+    """Return the application of the doors, for the route /. `doors`: their number. They find hosts in the store."""
 
     def door() -> Starlette:
         return door_app(settings)
 
     class Doors:
-        """The ingress."""
+        """The ingress deployment, which Serve needs as a class; the ASGI application does the work."""
 
     deployment = serve.deployment(
         serve.ingress(door)(Doors),
         name="doors",
         num_replicas=doors,
-        # A WebSocket is one request, and hosts bound their sessions by themselves.
+        # A WebSocket is one request, and hosts limit their sessions themselves.
         max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0.1},
         graceful_shutdown_timeout_s=settings.server.drain_s + END_S,
@@ -290,7 +292,7 @@ def doors_application(settings: Settings, doors: int) -> Any:
 
 
 def serves(url: str) -> bool:
-    """Whether a door at this URL has found a host that is ready: it looks for them once a second."""
+    """Whether a door at this URL has found a host that is ready. Doors look for hosts once a second."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -299,10 +301,10 @@ def serves(url: str) -> bool:
 
 
 def serve_here(settings: Settings, rules: ScalingRules, doors: int, on_ready: Any) -> None:
-    """Run the application on a Ray of its own on this machine, until SIGTERM or SIGINT. Blocks.
+    """Start a Ray on this machine and run both applications on it, until SIGTERM or SIGINT. Blocks.
 
-    Without a `--state`, hosts share a folder of this machine. Ray's own ports are on loopback; `--host` and `--port`
-    are those of the doors. Raises SettingsError.
+    Without `--state`, the hosts share a folder on this machine. Ray's own ports are on loopback; `--host` and `--port`
+    are the doors' address. `on_ready` is called with the URL. Raises SettingsError.
     """
     with tempfile.TemporaryDirectory(prefix="antiphon-ray-") as folder:
         if listens_on_loopback():
@@ -315,12 +317,13 @@ def _serve_here(settings: Settings, rules: ScalingRules, doors: int, on_ready: A
         folder = Path(settings.models.home).expanduser() / "ray-state"
         settings = replace(settings, resume=replace(settings.resume, state=str(folder)))
     elif not is_store_url(settings.resume.state):
-        log.info("the hosts share the folder %s, which is of this machine alone", settings.resume.state)
+        log.info("the hosts share the folder %s, which only this machine can reach", settings.resume.state)
     os.environ |= ingress_variables(settings)
-    # Hosts listen on loopback, for doors and each other.
+    # Hosts listen on loopback, where doors and other hosts reach them.
     server = replace(settings.server, trusted_proxies=settings.server.trusted_proxies or "127.0.0.1")
     if server.api_keys:
-        # Keys guard them. On loopback, names are checked that clients know the doors by.
+        # API keys protect the hosts. Without this, a host on loopback would check the Host header, which has the name
+        # by which clients reach the doors.
         server = replace(server, allowed_hosts=("*",))
     hosts = replace(settings, server=server)
 
@@ -328,7 +331,7 @@ def _serve_here(settings: Settings, rules: ScalingRules, doors: int, on_ready: A
         raise KeyboardInterrupt
 
     ray.init(include_dashboard=False, log_to_driver=True)
-    # Behind Ray's own, which end the process at once.
+    # Installed after Ray's own handlers, which would end the process at once.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stopped)
     try:

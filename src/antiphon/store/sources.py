@@ -1,6 +1,6 @@
-"""Where bytes come from: an HTTP or file URL read from an offset, a hub file, a wheel of the package index.
+"""The sources of downloads: an HTTP or file URL read from an offset, a file on the hub, a wheel of the package index.
 
-It knows nothing of models or caches. Everything here blocks, and raises StoreError that names what was asked for.
+Knows nothing of models or caches. All functions block, and raise StoreError that names the requested resource.
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ from antiphon.errors import StoreError
 from antiphon.store.registry import Hub
 
 CHUNK_BYTES = 1 << 18
-# A machine without a route to the hub must find out soon, because the wheels are tried next.
+# Timeout of the hub, in seconds. It is short because the wheels are tried next on a machine without access to the hub.
 HUB_TIMEOUT_S = 4.0
 STALL_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceReader:
-    """An open resource: the bytes of all of it (0: the server does not say), and its chunks from the
-    wanted offset on.
-    """
+    """An open resource: its total size in bytes (0: unknown), and its chunks from the requested offset on."""
 
     total_bytes: int
     chunks: Iterator[bytes]
 
 
-# Opens a URL from a byte offset on: `open_url`, or what a test puts in its place.
+# Opens a URL from a byte offset on: `open_url`, or a test's replacement of it.
 Open = Callable[[str, int], AbstractContextManager[ResourceReader]]
 
 
 def hub_url(hub: Hub, sha256: str) -> str | None:
-    """The file's URL where the hub has exactly these bytes, None where it has others. Large files carry their sha256 as
-    ETag, so nothing is downloaded for it. Raises StoreError for a hub that does not answer within HUB_TIMEOUT_S, or
-    with an error.
+    """Return the file's URL if the hub has exactly these bytes, or None if it has others.
+
+    Large files have their sha256 as ETag, so this downloads nothing. Raises StoreError if the hub does not answer
+    within HUB_TIMEOUT_S, or answers with an error.
     """
     url = hf_hub_url(hub.repo, hub.path, revision=hub.revision)
     host = urlsplit(url).hostname
@@ -62,8 +61,9 @@ def hub_url(hub: Hub, sha256: str) -> str | None:
 
 
 def wheel_url(package: str, version: str) -> tuple[str, str]:
-    """The URL and sha256 of a pure wheel, as pip's own configuration (index, mirrors, proxy) resolves it. Runs pip in a
-    process. Raises StoreError with pip's last line where there is no such wheel.
+    """Return the URL and sha256 of a pure wheel, as pip resolves it with its own configuration (index, mirrors, proxy).
+
+    Runs pip in a subprocess. Raises StoreError with pip's last line if there is no such wheel.
     """
     want = f"{package}=={version}"
     command = [sys.executable, "-m", "pip", "-q", "install", "--dry-run", "--no-deps", "--ignore-installed"]
@@ -78,8 +78,9 @@ def wheel_url(package: str, version: str) -> tuple[str, str]:
 
 @contextmanager
 def open_url(url: str, offset: int) -> Iterator[ResourceReader]:
-    """Read `url` from byte `offset` on. A server that ignores the range is read from the start, and the bytes before
-    the offset are skipped. Raises StoreError where the connection fails or stalls, also while the chunks are read.
+    """Read `url` from byte `offset` on. If the server ignores the range, skip the bytes before the offset.
+
+    Raises StoreError if the connection fails or stalls, also while the chunks are read.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
@@ -108,7 +109,7 @@ def _skipping(chunks: Iterator[bytes], skip: int) -> Iterator[bytes]:
 
 
 def _tls() -> ssl.SSLContext:
-    """The system's certificates, and the bundle that pip was told to use where there is one."""
+    """Return a context with the system's certificates, and with pip's own bundle (PIP_CERT) if one is set."""
     context = ssl.create_default_context()
     extra = os.environ.get("PIP_CERT")
     if extra and Path(extra).is_file():

@@ -1,10 +1,10 @@
-"""Uploaded voices: samples and their speakers' consent, in one folder for each. They belong to who uploaded them.
+"""Uploaded voices: a folder for each, with the sample and the speaker's consent. A voice belongs to its uploader.
 
-    <home>/voices/<id>/             voice.json: the fields of StoredVoice; sample: the file as it was uploaded
-    <home>/voices/key-<id>/<id>/    the same, of one API key; those above are of clients without one
+    <home>/voices/<id>/             voice.json: the fields of StoredVoice; sample: the uploaded file
+    <home>/voices/key-<id>/<id>/    the same, for one API key; the voices above are those of clients without a key
 
-The folders' names are digests of the voice's name and of the key, so no name can lead out of them, and no key is
-written. Names are compared without regard to case. Only the server's user can read the folders (mode 0700).
+Folder names are digests of the voice's name and of the key, so no name can escape its folder, and no key is written to
+disk. Names are case-insensitive. Only the server's user can read the folders (mode 0700).
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from pathlib import Path
 
 from antiphon.errors import StoreError
 
-# How the folder of an API key's voices begins. No digest does.
+# Prefix of the folder with an API key's voices. No digest begins with it.
 _OF_KEY = "key-"
 _PRIVATE = 0o700
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVoice:
-    """One uploaded voice. It is stored by these field names.
+    """One uploaded voice. The field names are those of voice.json."""
 
-    - `consent`: what the client named as the speaker's consent; never empty.
-    - `created_at`: seconds since 1970.
-    - `ref_text`: what the sample says; empty where it is not known.
-    - `size`: of the sample in bytes; 0 for a voice that is an embedding.
-    - `embedding`: the voice as a model's own vector; empty for a sample.
-    """
-
+    # The voice's name, as the client wrote it.
     name: str
+    # What the client gave as the speaker's consent; never empty.
     consent: str
+    # The time of the upload, in seconds since 1970.
     created_at: int
+    # The words of the sample; "" if they are unknown.
     ref_text: str
+    # The client's description of the voice; may be "".
     description: str
+    # The MIME type of the sample.
     mime_type: str
+    # The size of the sample, in bytes; 0 for a voice that is an embedding.
     size: int
+    # The voice as a model's own vector; empty for a sample.
     embedding: tuple[float, ...] = ()
 
 
 class VoiceStore:
-    """The voices under a home that one API key has uploaded; those of all others are as if they were not there.
+    """The voices that one API key has uploaded. The voices of other keys are invisible.
 
-    `key`: the API key, or "" for clients without one, who share theirs. `max_voices`: how many it may have. Several
-    processes may share a home: a voice is complete as soon as it is seen, and each call reads the disk anew.
+    `key`: the API key; "": all clients without one, which share their voices. `max_voices`: limit on the key's voices.
+    Several processes may share a home: a voice appears only when it is complete, and each call reads the disk.
     """
 
     def __init__(self, home: Path, key: str, max_voices: int) -> None:
@@ -59,28 +60,26 @@ class VoiceStore:
         self._max_voices = max_voices
 
     def list(self) -> list[StoredVoice]:
-        """All voices, sorted by name without regard to case. A folder that cannot be read is left out."""
+        """Return all voices, sorted by name, ignoring case. Skips folders that cannot be read."""
         voices = [self._read(folder / "voice.json") for folder in self._voice_folders()]
         return sorted((v for v in voices if v), key=lambda v: v.name.lower())
 
     def get(self, name: str) -> StoredVoice | None:
-        """The voice of that name, in any case; None where there is none."""
+        """Return the voice with that name, ignoring case; None if there is none."""
         return self._read(self._voice_folder(name) / "voice.json")
 
     def sample(self, name: str) -> Path | None:
-        """The path of the file that a voice was uploaded with; None for an embedding and where there
-        is no such voice.
-        """
+        """Return the path of a voice's uploaded sample; None if it is an embedding, or if there is no such voice."""
         path = self._voice_folder(name) / "sample"
         return path if path.is_file() else None
 
     def add(self, voice: StoredVoice, sample: bytes | None) -> None:
-        """Store a voice, in the place of one with the same name. Raises StoreError when there are `max_voices`, or
-        where it cannot be written.
+        """Store a voice, replacing one with the same name. Raises StoreError if there are `max_voices` already, or if
+        the voice cannot be written.
         """
         target = self._voice_folder(voice.name)
         if not target.exists() and len(self._voice_folders()) >= self._max_voices:
-            raise StoreError(f"{self._max_voices} voices are uploaded, and no more may be: delete some")
+            raise StoreError(f"the limit of {self._max_voices} uploaded voices is reached: delete some")
         unfinished = self.folder
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -105,7 +104,7 @@ class VoiceStore:
         return existed
 
     def _voice_folders(self) -> Sequence[Path]:
-        """The folders of this key's complete voices; the name of one that is being written begins with a dot."""
+        """Return the folders of this key's complete voices. The name of an incomplete one begins with a dot."""
         if not self.folder.is_dir():
             return []
         return [p for p in self.folder.iterdir() if not p.name.startswith((".", _OF_KEY))]

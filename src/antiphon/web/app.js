@@ -1,4 +1,4 @@
-// The page: tabs, the key, what the server has; each tab is a file of its own, and all stand on client/antiphon.js.
+// The page: its tabs, the API key, and the server's state. Each tab has its own file; all use client/antiphon.js.
 
 import { CameraTab } from "./camera.js";
 import { CaptionsTab } from "./captions.js";
@@ -19,7 +19,7 @@ const page = {
   get key() {
     return $("key").value.trim();
   },
-  /** Say beside the button of a tab what went wrong. */
+  /** Show an error next to the button of a tab. */
   fail(tab, error) {
     const said = error.message || String(error),
       text = AT_THE_TOP[said] ? `${said} ${AT_THE_TOP[said]}` : said,
@@ -31,21 +31,21 @@ const page = {
   clear(tab) {
     $(`${tab}-error`).textContent = "";
   },
-  /** The key is right now: no tab says any more that it is not. */
+  /** The key is valid now: clear the errors about it on all tabs. */
   clearKey() {
     for (const tab of Object.keys(NEEDS)) {
       const said = $(`${tab}-error`).textContent;
       if (said.startsWith(NO_KEY) || said.startsWith(WRONG_KEY)) this.clear(tab);
     }
   },
-  /** See how the server is now. */
+  /** Check the server's state now. */
   look: () => look(),
-  /** A session ended though it was not stopped: say so, and what to do. */
+  /** Show that a session ended by itself, and what to do. */
   lost(tab, advice, reason) {
-    this.fail(tab, new Error(`It ended: ${inWords(reason)}. ${advice}`));
+    this.fail(tab, new Error(`The session ended: ${inWords(reason)}. ${advice}`));
     look();
   },
-  /** Names of devices are known once a microphone may be used. */
+  /** List the devices. Browsers reveal their names only after the user has allowed a microphone. */
   async listDevices() {
     const devices = await navigator.mediaDevices.enumerateDevices();
     for (const [id, kind] of [
@@ -66,12 +66,12 @@ const page = {
 const SIGHT = {
   text:
     "This server has no model that sees pictures. It reads text in them and notices movement, light and colours; " +
-    "it cannot tell things or people.",
+    "it cannot recognize things or people.",
   pictures: "This server’s model sees the pictures: ask about anything in them.",
   none: "This server has no model that answers questions about a picture.",
 };
 
-// What a tab needs of the server, and what to do without it.
+// For each tab: what it needs of the server, the message without it, and the extra to install.
 const NEEDS = {
   talk: ["conversation", "no language model: it cannot answer", "talk"],
   captions: ["captions", "no model that transcribes", ""],
@@ -81,7 +81,7 @@ const NEEDS = {
 
 const get = (path, key) => fetch(path, { headers: withKey(key) });
 
-/** The models, if this page may see them; the field of the key is there only where the server wants one. */
+/** Fetch the models; null if the key is missing or wrong. Shows the field for the key only if the server needs one. */
 async function models() {
   let answer = await get("v1/models", "");
   const wanted = answer.status === 401;
@@ -101,7 +101,7 @@ async function models() {
   return (await answer.json()).data;
 }
 
-/** Say on each tab what the server lacks for it. A server that does not tell is taken to have all. */
+/** Show on each tab what the server lacks for it. A server without this information counts as complete. */
 function lacks(serves) {
   for (const [tab, [kind, missing, extra]] of Object.entries(NEEDS)) {
     const absent = Boolean(serves) && !serves.includes(kind);
@@ -113,7 +113,7 @@ function lacks(serves) {
 
 let looking = null;
 
-/** See that the server is still there. */
+/** Check every 10 s that the server is still ready. */
 async function watch() {
   const answer = await fetch("ready").catch(() => null);
   if (answer?.ok) looking = setTimeout(watch, 10000);

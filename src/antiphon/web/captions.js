@@ -1,4 +1,4 @@
-// Captions only: the words of the microphone in large type, to copy and to keep.
+// The captions tab: a live transcript in large type, to copy and to download.
 
 import { Captions } from "./client/antiphon.js";
 import { save, srt } from "./files.js";
@@ -6,7 +6,7 @@ import { inWords, keptInView } from "./log.js";
 
 const $ = (id) => document.getElementById(id);
 
-/** What names a language's code, for one "German". */
+/** Names a language by its code, such as "German". */
 const LANGUAGES = new Intl.DisplayNames(["en"], { type: "language" });
 
 export class CaptionsTab {
@@ -15,7 +15,7 @@ export class CaptionsTab {
     this.captions = null;
     this.lines = new Map(); // by item: {node, text, final, from, to}, times in ms since the first start or a clear
     this.elapsed_ms = 0;
-    this.offset_ms = 0; // what the times of these captions are moved by
+    this.offset_ms = 0; // added to the times of these captions
     $("captions-start").onclick = () => (this.captions?.open ? this.captions.stop() : this.start());
     $("captions-copy").onclick = () => navigator.clipboard?.writeText(this.text());
     $("captions-text").onclick = () => save("captions.txt", "text/plain", this.text() + "\n");
@@ -30,7 +30,7 @@ export class CaptionsTab {
     };
     this.resize();
   }
-  /** Offer these languages, by their codes; a model of one language has nothing to choose. */
+  /** Offer these languages, by their codes. With only one language, “Any” is not offered. */
   offer(codes) {
     const chosen = $("language").value,
       named = codes.map((code) => new Option(LANGUAGES.of(code), code));
@@ -53,7 +53,7 @@ export class CaptionsTab {
   said() {
     return [...this.lines.values()].filter((l) => l.text);
   }
-  /** Those with a place in time. What is being said now lasts until now. */
+  /** The lines with times. A line under way lasts until now. */
   timed() {
     const timed = this.said().filter((l) => l.from !== null);
     return timed.map((l) => ({ ...l, to: l.to ?? Math.max(this.elapsed_ms, l.from + 1000) }));
@@ -77,10 +77,10 @@ export class CaptionsTab {
   async start() {
     this.page.clear("captions");
     $("captions-start").disabled = true;
-    // The times go on where those of the captions before ended.
+    // Times continue where the previous captions ended.
     this.offset_ms = this.elapsed_ms;
     let was = "",
-      listening = this.lines.size ? "Listening: what you say is added below. “Clear” begins anew." : "Listening";
+      listening = this.lines.size ? "Listening: your words are added below. “Clear” starts over." : "Listening";
     const captions = new Captions({
       key: this.page.key,
       microphone: $("microphone").value,
@@ -91,14 +91,14 @@ export class CaptionsTab {
     captions.on("error", (error) => this.page.fail("captions", error));
     captions.on("lost", ({ from, to }) => {
       const seconds = Math.ceil((to - from) / 1000);
-      this.page.fail("captions", new Error(`The server was away: ${seconds} s of what was said are missing.`));
+      this.page.fail("captions", new Error(`The server was away: ${seconds} s of speech are missing.`));
     });
     captions.on("state", ({ state, reason }) => {
       if (state === "listening") this.state(listening);
       if (state === "stopping") this.state("Finishing the last line…");
-      // Who reads captions cannot press a button: they go on by themselves.
+      // Captions continue without a button, since their readers may not be at this device.
       if (state === "waiting" && was !== state) {
-        this.state(`Goes on once the server is ready: ${inWords(reason)}`);
+        this.state(`Continues when the server is ready: ${inWords(reason)}`);
         this.page.look();
       }
       was = state;

@@ -1,4 +1,4 @@
-// What the page gives to keep: texts, subtitles and sound, as files.
+// Downloads of the page: texts, subtitles and audio.
 
 export function save(name, type, ...parts) {
   const link = document.createElement("a");
@@ -14,12 +14,12 @@ function clock(ms) {
   return `${two(ms / 3600000)}:${two((ms / 60000) % 60)}:${two((ms / 1000) % 60)},${thousandths}`;
 }
 
-/** Subtitles of lines [{text, from, to}], times in ms. */
+/** Format lines [{text, from, to}], with times in ms, as SRT subtitles. */
 export function srt(lines) {
   return lines.map(({ text, from, to }, k) => `${k + 1}\n${clock(from)} --> ${clock(to)}\n${text}\n`).join("\n");
 }
 
-/** The header of a WAV of mono PCM16. */
+/** The header of a WAV file of mono PCM16. */
 export function wavHeader(rate, bytes) {
   const view = new DataView(new ArrayBuffer(44));
   const text = (at, word) => [...word].forEach((c, k) => view.setUint8(at + k, c.charCodeAt(0)));

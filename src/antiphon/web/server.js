@@ -1,4 +1,4 @@
-// What the server has room for, read from its metrics.
+// The server tab: load, sessions, headroom and delays, from the server's metrics.
 
 const $ = (id) => document.getElementById(id);
 const EVERY_MS = 2000;
@@ -9,7 +9,7 @@ const KINDS = {
   speech: "Speech",
   video: "Camera",
 };
-// What delays an answer, in the order in which a turn meets it.
+// The parts of an answer's delay, in the order of a turn.
 const DELAYS = [
   ["antiphon_turn_stage_seconds", { stage: "endpoint" }, "End noticed"],
   ["antiphon_turn_stage_seconds", { stage: "final" }, "Transcript"],
@@ -18,7 +18,7 @@ const DELAYS = [
   ["antiphon_voice_to_voice_seconds", {}, "Voice to voice"],
 ];
 
-/** Samples of Prometheus's text format: [{name, labels, value}]. */
+/** Parse Prometheus's text format into samples: [{name, labels, value}]. */
 export function samples(text) {
   const found = [];
   for (const line of text.split("\n")) {
@@ -30,7 +30,7 @@ export function samples(text) {
   return found;
 }
 
-/** What a share `q` of a histogram lies below, in seconds; null without an observation. */
+/** The quantile `q` of a histogram, in seconds; null without observations. */
 export function quantileOf(all, name, wanted, q) {
   const buckets = all
     .filter((s) => s.name === `${name}_bucket` && Object.entries(wanted).every(([k, v]) => s.labels[k] === v))
@@ -55,13 +55,13 @@ export class ServerTab {
     $("metrics-key").onchange = () => this.look();
   }
 
-  /** The tab is shown, or not any more. */
+  /** Called when the tab is shown or hidden. */
   shown(is) {
     this.isShown = is;
     if (is) this.look();
   }
 
-  /** Read the metrics now, and again and again while the tab is shown. */
+  /** Read the metrics now, and every EVERY_MS while the tab is shown. */
   async look() {
     clearTimeout(this.timer);
     const mine = (this.looks = (this.looks ?? 0) + 1);
@@ -79,10 +79,10 @@ export class ServerTab {
       $("metrics-field").hidden = answer.status !== 401 && !key;
       if (answer.status === 401) {
         $("server-board").hidden = true;
-        this.page.fail("server", new Error(key ? "That is not the key of the metrics." : "The metrics want a key."));
+        this.page.fail("server", new Error(key ? "The key of the metrics is wrong." : "The metrics need a key."));
       } else if (answer.status === 404) {
         $("server-board").hidden = true;
-        this.page.fail("server", new Error("The metrics cannot be read at this address: a proxy hides them."));
+        this.page.fail("server", new Error("The metrics are not available at this address: a proxy hides them."));
       } else if (!answer.ok) throw new Error(`status ${answer.status}`);
       else {
         this.page.clear("server");
@@ -91,7 +91,7 @@ export class ServerTab {
       }
     } catch {
       $("server-board").hidden = true;
-      this.page.fail("server", new Error("The server does not answer. This page asks again every two seconds."));
+      this.page.fail("server", new Error("The server does not answer. This page tries again every two seconds."));
     }
   }
 
@@ -102,7 +102,7 @@ export class ServerTab {
     $("load").value = Math.min(1, load ?? 0);
     $("load-text").textContent = load === undefined ? "unknown, no certificate" : `${Math.round(100 * load)} %`;
     const red = all.filter((s) => s.name === "antiphon_red" && s.value).map((s) => s.labels.light);
-    const room = red.length ? `No one else is let in now: ${red.join(", ")}` : load < 1 ? "There is room." : "";
+    const room = red.length ? `No new sessions are admitted now: ${red.join(", ")}` : load < 1 ? "There is room." : "";
     if ($("lights").textContent !== room) $("lights").textContent = room;
     const held = all.filter((s) => s.name === "antiphon_held_sessions");
     rows($("kinds"), held, ({ labels: { kind }, value: count }) => [

@@ -1,4 +1,4 @@
-// Text to speech: what is written is heard while it is made, and can be kept.
+// The speech tab: speaks a text while the server generates it, and offers the audio for download.
 
 import { SpokenText } from "./client/antiphon.js";
 import { save, wavHeader } from "./files.js";
@@ -40,7 +40,7 @@ export class SpeechTab {
     this.spoken = spoken;
     this.making = true;
     this.sounding = false;
-    this.paint("Being made…");
+    this.paint("Generating…");
     spoken.on("sounding", (sounding) => {
       if (!mine()) return;
       this.sounding = sounding;
@@ -48,7 +48,7 @@ export class SpeechTab {
     });
     spoken.on("made", ({ first_ms, seconds: length, made_ms }) => {
       if (!mine()) return;
-      const made = made_ms === null ? "" : `, made in ${seconds(made_ms)}`;
+      const made = made_ms === null ? "" : `, generated in ${seconds(made_ms)}`;
       this.paint(`First sound after ${first_ms.toFixed(0)} ms; ${length.toFixed(1)} s of sound${made}`);
     });
     try {

@@ -1,4 +1,4 @@
-// The times of each turn: those of the last one in large figures, all of the session's beside them, and a table.
+// The times of each turn: the last turn in large figures, with the session's median and p95, and a table of all turns.
 
 const STAGES = {
   ended: "End noticed",
@@ -9,7 +9,7 @@ const STAGES = {
 };
 const NAMES = Object.keys(STAGES);
 
-/** The value below which a share `q` of the values lies, between two of them where need be. */
+/** The quantile `q` of the values, interpolated between two of them. */
 export function quantile(values, q) {
   const sorted = [...values].sort((a, b) => a - b),
     at = q * (sorted.length - 1),
@@ -37,7 +37,7 @@ export class Stages {
     this.begin("");
   }
 
-  /** A session begins. `connection`: what its rows say of it. */
+  /** Begin a session. `connection`: the text of the last column in its rows. */
   begin(connection) {
     this.connection = connection;
     this.row = this.turn = null;

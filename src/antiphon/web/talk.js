@@ -1,4 +1,4 @@
-// One conversation on the page: its lines, its times, and both waveforms.
+// The conversation tab: its lines, the times of each turn, and both waveforms.
 
 import { Conversation } from "./client/antiphon.js";
 import { inWords, keptInView } from "./log.js";
@@ -91,14 +91,14 @@ export class Talk {
     const text = $("typed").value.trim();
     if (!text) return;
     if (!this.conversation?.open) {
-      this.page.fail("talk", new Error("Press “Start talking” first: what you write belongs to it."));
+      this.page.fail("talk", new Error("Press “Start talking” first: writing needs an open conversation."));
       return;
     }
     $("typed").value = "";
     this.conversation.write(text);
   }
 
-  /** A line with three parts: heard, not heard (yet), and cut before it was heard. */
+  /** Show a line in three parts: heard, not heard yet, and cut off before it was heard. */
   show({ id, who, text, heard, cut, final }) {
     let node = this.nodes.get(id);
     if (!node) {
@@ -113,7 +113,7 @@ export class Talk {
     const said = who === "user" && final && !text ? "(nothing understood)" : text.slice(0, heard),
       rest = text.slice(heard);
     keptInView($("talk-log"), () => {
-      // Twenty times a second most of it is as it was: only what changed is told to screen readers.
+      // This runs twenty times a second. Update only parts that changed, so that screen readers announce only those.
       [said, cut ? "" : rest, cut ? rest : ""].forEach((part, k) => {
         const place = node.children[k + 1];
         if (place.textContent !== part) place.textContent = part;

@@ -1,9 +1,8 @@
-// The last seconds of a conversation, drawn: both waveforms, and what happened when. Times are of performance.now(),
-// in ms.
+// Draws the last seconds of a conversation: both waveforms, and events. Times are those of performance.now(), in ms.
 
 const SPAN_MS = 20000,
   HEIGHT = 176,
-  // By name: what is written before it, the colour, and its place. A voice has a waveform, thinking does not.
+  // By name: the title, the colour, and the position. Voices have a waveform, thinking does not.
   LANES = {
     user: { title: "You", color: "mine", y: 8, height: 56 },
     thinking: { title: "Thinking", color: "think", y: 70, height: 14 },
@@ -15,14 +14,14 @@ const SPAN_MS = 20000,
 export class Timeline {
   spans = []; // {lane, from, to}
   marks = []; // {at, text}
-  levels = []; // {at, microphone, answer}: how loud both sides were
+  levels = []; // {at, microphone, answer}: the volume of both sides
   constructor(canvas) {
     this.canvas = canvas;
     this.draw = this.draw.bind(this);
-    // A window that was turned or resized: what is still is drawn anew, at the time at which it stopped.
+    // When the window is resized or turned, draw a stopped timeline again, at the time at which it stopped.
     new ResizeObserver(() => this.painted && this.paint(this.painted)).observe(canvas);
   }
-  /** `read`: says how loud both sides are now. */
+  /** `read`: returns the current volume of both sides. */
   start(read) {
     this.read = read;
     requestAnimationFrame(this.draw);
@@ -53,7 +52,7 @@ export class Timeline {
     }
     requestAnimationFrame(this.draw);
   }
-  /** A colour of the style sheet, as the canvas takes it. */
+  /** Return a colour of the style sheet in a form that the canvas accepts. */
   color(name) {
     this.canvas.style.color = `var(--${name})`;
     return getComputedStyle(this.canvas).color;
@@ -84,7 +83,7 @@ export class Timeline {
       pen.fillStyle = soft;
       pen.fillText(title, 4, middle + 4);
       pen.fillStyle = paint;
-      // Who has the floor, as a band; the voice is drawn over it.
+      // A band shows who has the floor; the waveform is drawn over it.
       pen.globalAlpha = name === "thinking" ? 1 : 0.18;
       for (const s of this.spans.filter((s) => s.lane === name)) {
         const left = Math.max(LABEL_PX, x(s.from)),
@@ -95,7 +94,7 @@ export class Timeline {
       if (name === "thinking") continue;
       const side = name === "user" ? "microphone" : "answer";
       for (const level of this.levels) {
-        // The ear hears in ratios: the root keeps a quiet voice visible.
+        // Hearing is logarithmic: the square root keeps a quiet voice visible.
         const half = Math.max(0.5, (Math.sqrt(level[side]) * height) / 2);
         pen.fillRect(x(level.at) - 1, middle - half, 1.5, 2 * half);
       }
@@ -105,7 +104,7 @@ export class Timeline {
       const left = x(m.at);
       if (left < LABEL_PX) continue;
       pen.fillRect(left, 4, 1.5, HEIGHT - 24);
-      // Beside its line: on the left of it where the right has no room.
+      // To the right of its line, or to the left if there is no room.
       const wide = pen.measureText(m.text).width;
       pen.fillText(m.text, left + 4 + wide > width ? left - 4 - wide : left + 4, HEIGHT - 6);
     }

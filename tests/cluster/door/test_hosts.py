@@ -1,4 +1,4 @@
-"""Which host a door tries next: those it was given, and those that a store knows."""
+"""The order in which a door tries its hosts: those of its settings, and those in the store."""
 
 from __future__ import annotations
 

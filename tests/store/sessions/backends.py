@@ -1,4 +1,4 @@
-"""The three backends of sessions as tests see them: opened, looked into, tampered with, and taken away for a while."""
+"""The three backends of sessions for tests, which open them, inspect them, tamper with them and make them fail."""
 
 from __future__ import annotations
 
@@ -16,61 +16,61 @@ from antiphon.store.sessions.writer import QueuedStore
 from tests.store.servers import PostgresServer, RedisServer
 
 DAY_S = 24 * 3600.0
-# The columns of what a row says was received.
+# The columns of a row's received counts.
 COUNTS = {"events": "received_events", "audio_ms": "received_audio_ms"}
-# A host's time is over when a test says so.
+# A test decides when a host's key expires.
 LONG_S = 1000.0
 
 
 def row(
     name: str, text: str = "{}", owner: str = "a/1", fence: int = 1, key_hash: str = "who", restores: int = 0
 ) -> StoredSession:
-    """A row of a session."""
+    """Make a row of a session."""
     return StoredSession(name, key_hash, b"hash", text.encode(), owner, fence, restores=restores)
 
 
 class BackendKit(Protocol):
-    """A backend, and what tests do to it."""
+    """A backend, and the operations that tests need on it."""
 
     name: str
 
     def open(self, max_age_s: float = DAY_S, host_ttl_s: float = LONG_S, *, skew_s: float = 0.0) -> SessionStore:
-        """A store of its own over the backend. `skew_s`: how far its machine's clock is ahead, where it has one."""
+        """Open a new store over the backend. `skew_s`: how far its machine's clock is ahead, if it uses one."""
         ...
 
     def text(self) -> bytes:
-        """Everything that is in the backend."""
+        """Return the whole content of the backend."""
         ...
 
     def tamper(self, session_id: str, field: str, value: Any) -> bool:
-        """Write into a row what no host would write; False where the backend does not take such a value. `field`: of
-        StoredSession, and `events` and `audio_ms` of what it received.
+        """Write an invalid value into a row. Returns False if the backend does not accept it. `field`: a field of
+        StoredSession, or `events` or `audio_ms` of its received counts.
         """
         ...
 
     def tamper_tail(self, session_id: str, at_ms: Any, data: Any) -> bool:
-        """Write a chunk into a tail; False where the backend does not take such values."""
+        """Write an invalid chunk into a tail. Returns False if the backend does not accept it."""
         ...
 
     def tamper_host(self, name: str, field: str, value: Any) -> bool:
-        """Write into what is known of a host; False where the backend does not take such a value. `field`: of Host."""
+        """Write an invalid value into a host. Returns False if the backend does not accept it. `field`: of Host."""
         ...
 
     def stop(self) -> None:
-        """Take the backend away: nothing can be written."""
+        """Make the backend unavailable: writes fail."""
         ...
 
     def start(self) -> None:
-        """Bring it back, with what it had kept."""
+        """Make the backend available again, with its data."""
         ...
 
     def close(self) -> None:
-        """Delete it."""
+        """Delete the backend."""
         ...
 
 
 class SqliteKit:
-    """SQLite; it is taken away by another process that holds the file."""
+    """SQLite. It becomes unavailable when another process locks the file."""
 
     name = "sqlite"
 

@@ -1,6 +1,4 @@
-"""A fixture that is each backend of sessions in turn. Redis and Postgres are started once for all tests of this
-folder.
-"""
+"""A fixture with each backend of sessions in turn. Redis and Postgres start once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def servers() -> Iterator[dict[str, BackendKit]]:
 def backend(
     request: pytest.FixtureRequest, servers: dict[str, BackendKit], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BackendKit]:
-    """One backend for all tests of a module, which therefore have sessions and hosts of their own."""
+    """One backend for all tests of a module. Each test uses its own sessions and hosts."""
     name = request.param
     if name == "sqlite":
         kit = SqliteKit(tmp_path_factory.mktemp("sessions"))
@@ -44,7 +42,7 @@ def backend(
 
 @pytest.fixture
 def opened(backend: BackendKit) -> Iterator[Open]:
-    """Opens stores over the backend, and closes them after the test, which brings the backend back."""
+    """Opens stores over the backend. After the test, closes them and makes the backend available again."""
     stores: list[SessionStore] = []
 
     def open_one(*args: float, **options: float) -> SessionStore:

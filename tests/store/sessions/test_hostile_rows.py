@@ -1,6 +1,6 @@
-"""What no host writes, in every backend: rows, tails and hosts by somebody who can write to it, or of a broken machine.
+"""Invalid rows, tails and hosts in every backend, as an attacker with write access or a broken machine leaves them.
 
-A damaged row is refused by name and stays as it is; all others are served, and the store goes on.
+The error of a damaged row names the row, which stays as it is; all other rows work, and the store continues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ODD: dict[str, tuple[Any, ...]] = {
 
 
 def told(ask: Callable[[], Any]) -> Any:
-    """What a store answers about a row, or the RowError that it raises."""
+    """Return a store's answer about a row, or the RowError that it raises."""
     try:
         return ask()
     except RowError as error:
@@ -65,7 +65,7 @@ def test_when_a_field_of_a_row_is_odd_then_that_row_alone_is_refused_by_name(
         store.put(kept).result(WAIT_S)
         store.append_tail(kept.hold, TailChunk(0, b"sound")).result(WAIT_S)
         if not backend.tamper(name, field, value):
-            # The backend itself does not take it.
+            # The backend itself does not accept the value.
             assert store.get(name) == kept
             continue
         found = told(partial(store.get, name))
@@ -75,7 +75,7 @@ def test_when_a_field_of_a_row_is_odd_then_that_row_alone_is_refused_by_name(
             assert isinstance(claimed, StoredSession), (field, value)
             assert (claimed.owner, claimed.fence) == ("b/1", fence + 1)
         if isinstance(claimed, RowError):
-            # It is as it was.
+            # The row is unchanged.
             assert backend.tamper(name, field, kept.received.events if field in COUNTS else getattr(kept, field))
             assert store.get(name) == kept
             assert backend.tamper(name, field, value)
@@ -97,7 +97,7 @@ def test_when_a_chunk_of_a_tail_is_odd_then_it_is_refused_by_name_or_read(
         assert isinstance(found, RowError) or all(
             isinstance(chunk.at_ms, int) and isinstance(chunk.data, bytes) for chunk in found
         )
-    # Its session goes on, and so do all others.
+    # Its session continues, and so do all others.
     store.append_tail(kept.hold, TailChunk(3, b"sound"))
     store.put(row("beside-a-tail")).result(WAIT_S)
     store.put(kept, turn_kept=True).result(WAIT_S)
@@ -156,7 +156,7 @@ def test_when_what_is_known_of_a_host_is_odd_then_it_lives_and_all_hosts_are_lis
         store.unregister(name)
 
 
-# --- much at once -----------------------------------------------------------------------------------------------------
+# --- large amounts ----------------------------------------------------------------------------------------------------
 
 
 def test_when_a_session_is_larger_than_a_home_takes_in_its_time_then_it_alone_is_not_stored(opened: Open) -> None:
@@ -189,7 +189,7 @@ def test_when_a_conversation_grows_too_large_then_its_client_alone_is_told_until
             assert await answer(other, "three") == "three"
             assert not [f for f in other.seen if f["type"] == "session.state_degraded"]
             assert host.store.degraded is None
-            # The frames that it may lack are stored as well.
+            # The frames that the client may have missed are stored as well.
             await wire.say("session.event_ack", server_event_seq=last_seq(wire))
             await wire.say("conversation.item.delete", item_id=large)
             assert (await wire.until("session.state_degraded"))["degraded"] is False
@@ -229,7 +229,7 @@ def test_when_much_waits_after_an_outage_then_it_is_written_a_part_at_a_time(
 
 @contextmanager
 def hosting(store: SessionStore) -> Iterator[Server]:
-    """A server over this store."""
+    """Run a server over this store."""
     with serving() as (ws, state, _):
         state.sessions.store = store
         store.renew(as_host(state))
@@ -237,7 +237,7 @@ def hosting(store: SessionStore) -> Iterator[Server]:
 
 
 def with_items(snapshot: bytes, count: int, chars: int) -> bytes:
-    """The snapshot with its first item `count` times, each with a text of so many characters."""
+    """Return the snapshot with `count` copies of its first item, each with a text of the given length."""
     document = json.loads(snapshot)
     first = document["items"][0]
     part = first["parts"][0] | {"text": "x" * chars}
@@ -245,8 +245,7 @@ def with_items(snapshot: bytes, count: int, chars: int) -> bytes:
     return json.dumps(document).encode()
 
 
-# A snapshot that somebody has changed, and what a client is told that resumes it: `unknown_session` for what is no
-# conversation.
+# Tampered snapshots, and the answer to a client that resumes them: `unknown_session` if it is not a conversation.
 SNAPSHOTS: dict[str, tuple[Any, str]] = {
     "cut": (lambda kept: kept[: len(kept) // 2], "unknown_session"),
     "empty list": (lambda _: b"[]", "unknown_session"),
@@ -289,7 +288,7 @@ def test_when_a_stored_snapshot_is_odd_then_it_is_refused_by_name_or_restored_an
     with hosting(store) as host:
         asyncio.run(main())
         until(lambda: not host.state.sessions.live or all(s.attachment.token for s in host.state.sessions.live))
-    # No host writes so large a row: a backend may not give it in its time, of which the client is told.
+    # Hosts never write a row of this size. A backend may not return it before its timeout; the client gets that error.
     assert found.pop("60 MB") in ("session.resumed", "resource_exhausted")
     assert found == {name: told for name, (_, told) in SNAPSHOTS.items() if name != "60 MB"}
     assert store.degraded is None

@@ -1,7 +1,7 @@
-"""A model of owners and fences, and each backend against it: whatever hosts do, and in whatever order, what they are
-told is what the model says.
+"""Compares each backend with a model of owners and fences: for any actions of hosts in any order, the backend returns
+what the model predicts.
 
-So there are never two owners whose writes both succeed, a claim has one winner, and an old fence never writes.
+So the writes of two owners never both succeed, a claim has one winner, and an old fence never writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUMBERS = itertools.count()
 
 @dataclass
 class Modelled:
-    """What is to be in the backend: the row, None for a session that was forgotten, and its tail."""
+    """The expected content of the backend: the row, None for a forgotten session, and its tail."""
 
     row: StoredSession | None
     fence: int
@@ -43,7 +43,7 @@ class Modelled:
 
 @pytest.fixture(scope="module")
 def stores(backend: BackendKit) -> Iterator[dict[str, SessionStore]]:
-    """A store of its own for each host."""
+    """Open a separate store for each host."""
     opened = {name: backend.open() for name in NAMES}
     yield opened
     for store in opened.values():
@@ -59,7 +59,7 @@ def test_whatever_hosts_do_a_session_has_one_owner(stores: dict[str, SessionStor
             self.texts = itertools.count()
             self.alive = set(NAMES)
             self.model: Modelled | None = None
-            # All that any host ever held, so that it can be tried again at any time.
+            # All holds that any host ever had, to be tried again at any time.
             self.holds = [Hold(self.id, name, 1) for name in NAMES]
             for name in NAMES:
                 stores[name].renew(Host(name))
@@ -99,7 +99,7 @@ def test_whatever_hosts_do_a_session_has_one_owner(stores: dict[str, SessionStor
         def release(self, data: st.DataObject) -> None:
             hold = data.draw(st.sampled_from(self.holds))
             was = self.model.row if self.model else None
-            # What it released it may release again, since it may not know that it has.
+            # A release may be repeated, since the host may not know that it succeeded.
             released = was is not None and was.owner == "" and was.fence == hold.fence
             expected = self.owns(hold) or released
             assert (stores[hold.owner].release(hold).exception(WAIT_S) is None) == expected
@@ -117,7 +117,7 @@ def test_whatever_hosts_do_a_session_has_one_owner(stores: dict[str, SessionStor
 
         @rule(name=HOSTS, seen=st.integers(0, 3))
         def claim(self, name: str, seen: int) -> None:
-            """With the fence that there is, or one of before it."""
+            """Claim with the current fence, or with an earlier one."""
             was = self.model.row if self.model else None
             fence = max(0, was.fence - seen) if was else seen
             found = stores[name].claim(self.id, name, fence)

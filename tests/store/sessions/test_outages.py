@@ -1,5 +1,5 @@
-"""A backend that is away for a while: sessions go on, nothing is said to be stored that is not, and all is written in
-the end.
+"""A backend that is unavailable for a while: sessions continue, only stored writes are reported as stored, and all are
+stored in the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_when_the_home_is_away_then_the_store_is_degraded_and_writes_all_when_it
         store.put(replace(first, snapshot=b"during")).result(WAIT_S)
     assert time.monotonic() - began_s < WAIT_S / 2
     assert store.degraded
-    # At once, since the store is known to be degraded.
+    # Fails at once, since the store is known to be degraded.
     later = replace(first, snapshot=b"later")
     assert isinstance(store.put(later).exception(0), StoreError)
     store.append_tail(later.hold, TailChunk(0, b"sound"))
@@ -78,12 +78,12 @@ def test_when_a_session_was_claimed_during_an_outage_of_its_owner_then_the_owner
     try:
         other.claim("cut-1", "b/1", 1)
     except StoreError:
-        # Its connection was of before.
+        # Its connection is from before the outage.
         other.claim("cut-1", "b/1", 1)
     found = other.get("cut-1")
     until(lambda: store.put(row("cut-2")).exception(WAIT_S) is None)
     assert isinstance(store.put(mine).exception(WAIT_S), SupersededError | None)
-    # Whichever came first: its write, or the claim. A write that came too late changed nothing.
+    # Either the write or the claim was first. A write that was too late changed nothing.
     assert other.get("cut-1") == found
     assert isinstance(found, StoredSession)
     assert found.owner in ("b/1", "cut/1")
@@ -92,7 +92,7 @@ def test_when_a_session_was_claimed_during_an_outage_of_its_owner_then_the_owner
 @pytest.mark.parametrize("backend", ["redis", "postgres"], indirect=True)
 @pytest.mark.server
 def test_when_the_home_hangs_then_nobody_waits_long(backend: RedisKit | PostgresKit, opened: Open) -> None:
-    """The server is connected and does not answer; of Postgres, the process of the connection."""
+    """The server keeps the connection but does not answer. With Postgres, the process of that connection hangs."""
     store = opened()
     store.put(row("hang-1")).result(WAIT_S)
     store.renew(Host("hang/1"))

@@ -1,4 +1,4 @@
-"""What the writer writes at once: large conversations hold up no small ones, and are written all the same."""
+"""The writer's rounds: large conversations do not delay small ones, and are still written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.store.sessions.test_contract import until
 
 
 class WatchedBackend(SqliteBackend):
-    """A backend that waits with its first write until `gate` is set, and notes the sessions of each."""
+    """A backend that delays its first write until `gate` is set, and records the sessions of each write."""
 
     rounds: list[list[str]]
     gate: threading.Event

@@ -1,4 +1,4 @@
-"""Sessions in SQLite: files, locks and formats. What all backends have in common is in test_contract.py."""
+"""Sessions in SQLite: files, locks and formats. test_contract.py has the tests for all backends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_when_a_session_was_stored_then_the_next_server_finds_its_latest_state(t
         store.put(stored("a", f'{{"n":{n}}}'))
     store.put(stored("b"))
     store.forget(stored("b").hold)
-    # At once, written or not.
+    # Visible at once, even before it is stored.
     assert store.get("a") == stored("a", '{"n":19}')
     assert store.get("b") is None
     store.close()
@@ -95,7 +95,7 @@ def test_when_a_session_is_forgotten_then_its_text_is_in_no_file(tmp_path: Path)
     store.put(stored("b", "something else")).result(10)
     assert b"7391" in text_of(tmp_path)
     store.forget(stored("a").hold)
-    # What is put after it is written after it.
+    # Later writes are stored after it.
     store.put(stored("b", "something else")).result(10)
     assert b"7391" not in text_of(tmp_path)
     store.close()
@@ -110,7 +110,7 @@ def test_when_a_session_becomes_too_old_while_the_server_runs_then_its_text_is_i
     store.put(stored("a", "the code is 7391")).result(10)
     hours[0] = 1.5
     for _ in range(2):
-        # The second is written after what the first had the thread delete.
+        # The second write is stored after the thread has done the deletion of the first.
         store.put(stored("b", "something else")).result(10)
     assert b"7391" not in text_of(tmp_path)
     assert store.get("b")
@@ -124,7 +124,7 @@ def test_when_the_database_is_locked_then_nobody_waits_long_and_all_is_written_i
         with pytest.raises(StoreError, match="locked"):
             store.put(stored("a", "1")).result(10)
         assert store.degraded
-        # At once, since the store is known to be degraded.
+        # Fails at once, since the store is known to be degraded.
         assert isinstance(store.put(stored("a", "2")).exception(0), StoreError)
         assert store.get("a") == stored("a", "2")
         other.execute("rollback")
@@ -141,7 +141,7 @@ def test_when_one_session_cannot_be_written_then_the_others_are(tmp_path: Path) 
     store = open_folder(tmp_path)
     unwritable: Any = object()
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
-        # Both wait for the same moment.
+        # Both threads start at the same moment.
         other.execute("begin immediate")
         bad = store.put(StoredSession("bad", "who", b"hash", unwritable, "a/1", 1))
         good = store.put(stored("good"))
@@ -154,7 +154,7 @@ def test_when_one_session_cannot_be_written_then_the_others_are(tmp_path: Path) 
 
 
 def test_when_the_disk_is_full_then_it_is_said_and_what_was_written_stays(tmp_path: Path) -> None:
-    """A process that may write 200 kB to a file: what comes after fails as it does on a full disk."""
+    """The process may write only 200 kB to a file; later writes fail as on a full disk."""
     script = f"""
 import resource
 from pathlib import Path
@@ -188,7 +188,7 @@ def test_when_the_file_is_of_a_newer_format_then_it_is_refused_by_name(tmp_path:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_when_the_file_is_of_an_earlier_format_then_it_is_migrated(tmp_path: Path, number: int) -> None:
-    """Files of before there were formats hold what was deleted; those of format 1 do not."""
+    """Files of format 0 still contain deleted data; files of format 1 do not."""
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
         db.execute("pragma journal_mode=wal")
         db.execute(f"pragma secure_delete={'on' if number else 'off'}")
@@ -201,7 +201,7 @@ def test_when_the_file_is_of_an_earlier_format_then_it_is_migrated(tmp_path: Pat
         db.commit()
     assert number or b"7391" in text_of(tmp_path)
     store = open_folder(tmp_path)
-    # It has no owner, so that the first host that is asked may have it.
+    # The row has no owner, so the first host that claims it gets it.
     found = store.get("a")
     assert found == StoredSession("a", "who", b"hash", b"{}")
     claimed = store.claim("a", "a/1", 0)
@@ -212,7 +212,7 @@ def test_when_the_file_is_of_an_earlier_format_then_it_is_migrated(tmp_path: Pat
     assert b"7391" not in text_of(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
         assert db.execute("pragma user_version").fetchone() == (FORMAT,)
-    # Again, and all is as it was.
+    # Opening it again changes nothing.
     store = open_folder(tmp_path)
     assert store.get("a") == stored("a", "later")
     store.close()
@@ -261,7 +261,7 @@ def test_when_a_host_is_killed_then_it_is_dead_at_once_and_while_it_hangs_it_is_
         holder.wait(10)
     assert store.hosts() == ()
     assert isinstance(store.claim("a", "b/1", 1), StoredSession)
-    # What is left of it goes at the next start.
+    # Its leftovers are deleted at the next start.
     store.close()
     open_folder(tmp_path).close()
     assert list(tmp_path.glob("*.lock")) == []
@@ -275,7 +275,7 @@ def test_when_a_host_hangs_for_longer_than_its_time_then_it_is_dead_until_it_goe
     assert other.host("a/1")
     now_s[0] += 0.2
     assert other.host("a/1") is None
-    # A host that is deleted from the list meanwhile still holds its lock.
+    # A host that was deleted from the table still holds its lock.
     SqliteBackend(tmp_path, 60, uptime=lambda: now_s[0]).close()
     store.renew(Host("a/1"))
     assert other.host("a/1")

@@ -1,4 +1,4 @@
-"""URLs of stores: what is shown of them, and what is refused."""
+"""URLs of stores: their form in messages, and invalid ones."""
 
 from __future__ import annotations
 

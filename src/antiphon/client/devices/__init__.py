@@ -1,4 +1,4 @@
-"""A conversation's microphone and loudspeaker."""
+"""The microphone and loudspeaker of a conversation: devices or files."""
 
 from antiphon.client.devices.playback import Playback
 from antiphon.client.devices.sound import (

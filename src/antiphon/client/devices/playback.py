@@ -1,4 +1,4 @@
-"""What a loudspeaker plays of a conversation: from events to samples, and from samples to what was heard of them."""
+"""The queue of audio that a loudspeaker plays: takes a conversation's events, and reports how much was played."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ import numpy as np
 
 from antiphon.client.events import AudioToPlay, ConversationEvent, Ducked, Interrupted
 
-# How much is played of a piece before that is told, in milliseconds.
+# Interval of the reports, in milliseconds of audio played.
 TOLD_MS = 100
-# How loud a response is while somebody speaks over it, of 1.
+# The volume of a response while somebody speaks over it; 1 is normal.
 DUCKED_GAIN = 0.2
 
 
 class Playback:
-    """A queue of audio to play, emptied by a device at its own pace.
+    """A queue of audio that a device empties at its own pace. Methods may be called from any thread.
 
-    `told`: called with a piece of audio and the part of it (0 to 1) that was played so far: every 100 ms, and when it
-    is over, which it is too where it is dropped. It is called by whoever takes or drops. Methods may be called from any
-    thread.
+    Args:
+        told: Callback that gets a piece of audio and the part of it, from 0 to 1, that was played so far. It is called
+            after every TOLD_MS of a piece, and when the piece ends or is dropped. It runs in the thread that calls
+            `take` or `clear`.
     """
 
     def __init__(self, told: Callable[[AudioToPlay, float], object] = lambda *_: None) -> None:
         self._told = told
         self._lock = threading.Lock()
-        # Pieces that wait; of the first one, so many bytes were taken.
+        # The queued pieces; of the first one, the number of bytes taken, and of bytes reported.
         self._waiting: deque[AudioToPlay] = deque()
         self._taken = self._told_bytes = 0
         self._gain, self._target = 1.0, 1.0
 
     def follow(self, event: ConversationEvent) -> None:
-        """Do what an event of the conversation asks of whoever plays it; most ask nothing."""
+        """Apply an event of the conversation: queue its audio, drop what is queued, or change the volume.
+
+        Most events change nothing.
+        """
         match event:
             case AudioToPlay():
                 with self._lock:
@@ -44,7 +48,7 @@ class Playback:
                 self._target = DUCKED_GAIN if event.on else 1.0
 
     def take(self, num_samples: int) -> bytes:
-        """Return the next samples for the device, as PCM of 16 bits; silence where there is nothing to play."""
+        """Return the next `num_samples` for the device, as 16-bit PCM, padded with silence if the queue is empty."""
         out, told = bytearray(), list[tuple[AudioToPlay, float]]()
         with self._lock:
             while self._waiting and len(out) < 2 * num_samples:
@@ -63,7 +67,7 @@ class Playback:
         return self._faded(bytes(out)) + bytes(2 * num_samples - len(out))
 
     def clear(self) -> None:
-        """Drop what waits. Nothing of it is heard, but for what was taken of the first piece."""
+        """Drop the queued audio, and report how much of the first piece was played."""
         with self._lock:
             piece = self._waiting[0] if self._waiting else None
             part = self._taken / len(piece.pcm) if piece and piece.pcm else 0.0
@@ -79,7 +83,7 @@ class Playback:
         return not self._waiting
 
     def _faded(self, pcm: bytes) -> bytes:
-        """The samples at the gain they are to have, which they reach by their end."""
+        """Return the samples with the gain faded to its target, which is reached at their end."""
         if self._gain == self._target == 1.0 or not pcm:
             return pcm
         samples = np.frombuffer(pcm, "<i2")

@@ -1,4 +1,4 @@
-"""The microphone and loudspeaker of a conversation: those of this machine, by sounddevice, or files in their place."""
+"""The microphone and loudspeaker of a conversation: this machine's, through sounddevice, or files instead of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from antiphon.client.devices.playback import Playback
 from antiphon.errors import MediaError, SettingsError
 
 INPUT_HZ, OUTPUT_HZ = 16_000, 24_000
-# What a device gives and takes at once.
+# The duration of one block of a device, in seconds, and the samples in it.
 BLOCK_S = 0.02
 INPUT_BLOCK, OUTPUT_BLOCK = int(INPUT_HZ * BLOCK_S), int(OUTPUT_HZ * BLOCK_S)
-# Blocks of the microphone that nobody has taken: what comes beyond them is dropped, a second of it.
+# Capacity of the microphone's queue, in blocks (one second); further blocks are dropped.
 MAX_BLOCKS = 50
 
 
@@ -27,10 +27,18 @@ MAX_BLOCKS = 50
 def sound_devices(
     playback: Playback, microphone: str | None = None, loudspeaker: str | None = None
 ) -> Iterator[AsyncIterator[bytes]]:
-    """Play on the loudspeaker while the block runs, and give what the microphone hears: PCM of 16 bits at INPUT_HZ.
+    """Open the microphone and the loudspeaker while the `with` block runs. Needs a running event loop.
 
-    Devices are named as sounddevice does, by a part of their names or a number; None: the system's. Used on an event
-    loop. Raises SettingsError where there is no such device, or no sounddevice.
+    Args:
+        playback: The queue that the loudspeaker plays from.
+        microphone: A number, or a part of a name, as sounddevice lists them; None: the system's default.
+        loudspeaker: Likewise.
+
+    Yields:
+        The microphone's audio: 16-bit PCM at INPUT_HZ.
+
+    Raises:
+        SettingsError: The device does not exist or cannot be opened, or sounddevice is not installed.
     """
     sounddevice = _sounddevice()
     loop = asyncio.get_running_loop()
@@ -61,7 +69,7 @@ def sound_devices(
 
 
 async def _taken(blocks: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
-    # What was heard before anybody listened is old.
+    # Blocks from before the iteration began are stale.
     while not blocks.empty():
         blocks.get_nowait()
     while True:
@@ -70,9 +78,15 @@ async def _taken(blocks: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
 
 @contextmanager
 def sound_files(playback: Playback, microphone: str, loudspeaker: str | None = None) -> Iterator[HeardFile]:
-    """As `sound_devices`, in real time, but a file is heard, and what is played is written into a WAV file.
+    """Use files instead of devices, in real time. After the recording's end the microphone yields silence.
 
-    After the file's end silence is heard, until the caller stops. Raises SettingsError for files that cannot be used.
+    Args:
+        playback: The queue that the loudspeaker's file is written from.
+        microphone: The audio file to read instead of a microphone.
+        loudspeaker: The WAV file to write; None: none is written.
+
+    Raises:
+        SettingsError: A file cannot be read or written.
     """
     with ExitStack() as files:
         try:
@@ -88,21 +102,21 @@ def sound_files(playback: Playback, microphone: str, loudspeaker: str | None = N
 
 
 class HeardFile(AsyncIterator[bytes]):
-    """A recording as a microphone gives it, block by block in real time, and silence behind it."""
+    """A recording that is read like a microphone: block by block in real time, followed by silence."""
 
     def __init__(self, pcm: bytes, playback: Playback, out: wave.Wave_write | None) -> None:
         self._pcm, self._playback, self._out = pcm, playback, out
         self._at = 0
-        # When the last block was due, monotonic: the recording begins when somebody listens.
+        # When the last block was due, monotonic. None until the first block is read, when the recording begins.
         self._due_s: float | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether all of the recording was given."""
+        """Whether the whole recording was read."""
         return self._at >= len(self._pcm)
 
     async def __anext__(self) -> bytes:
-        """Wait until the next block is due; meanwhile as much is played."""
+        """Wait until the next block is due and return it. Takes a block of the same duration from the playback."""
         self._due_s = (time.monotonic() if self._due_s is None else self._due_s) + BLOCK_S
         await asyncio.sleep(max(0.0, self._due_s - time.monotonic()))
         played = self._playback.take(OUTPUT_BLOCK)
@@ -114,7 +128,11 @@ class HeardFile(AsyncIterator[bytes]):
 
 
 def check_sound() -> None:
-    """Raise SettingsError where this machine lacks what `sound_devices` needs. Opens no device."""
+    """Check that sounddevice and PortAudio are installed. Opens no device.
+
+    Raises:
+        SettingsError: One of them is missing.
+    """
     _sounddevice()
 
 

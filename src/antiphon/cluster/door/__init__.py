@@ -1,1 +1,1 @@
-"""A door: a process without models that holds clients' connections and resumes their sessions at another host."""
+"""A door: a process without models that holds client connections and resumes their sessions on another host."""

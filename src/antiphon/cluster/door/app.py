@@ -1,4 +1,4 @@
-"""The application of a door: every WebSocket is carried to a host, and every other request is passed on to one."""
+"""The ASGI application of a door: it carries every WebSocket to a host, and forwards every other request to one."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients, ra
 from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
-# What those who watch a door ask for.
+# Monitoring endpoints of the door itself.
 OWN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-# A host's answer may take as long as its model needs; to be reached it gets this long, in seconds.
+# Timeout of connecting to a host, in seconds. A response has no timeout, since a model may need any time.
 CONNECT_S = 5.0
 # Headers that belong to one connection and are not passed on.
 HOP_HEADERS = frozenset(
     {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-# As `server/http/disconnect.py` has it: nobody reads the answer.
+# Same as in `server/http/disconnect.py`: the client is gone and does not read the response.
 CLIENT_CLOSED_REQUEST = 499
-# Refuses a request, or does not.
+# Returns the response that refuses a request, or None to let it pass.
 Refusal = Callable[[HTTPConnection], Response | None]
 
 
 class Door:
-    """What the routes of a door share. For one event loop.
+    """The state that the routes of a door share. For one event loop.
 
-    A session that lost its host is resumed within `grace_s` seconds, or ends. `metrics_key`: what `/metrics` asks for;
-    "" for nothing. `body_timeout_s`: as `in_time` has it. `draining`: no more connections are to be taken. `tasks`:
-    those that outlive their requests, while the application runs.
+    `grace_s`: time limit for resuming a session that lost its host, in seconds. `metrics_key`: the API key of
+    `/metrics`; "": none is needed. `body_timeout_s`: timeout of request bodies, see `in_time`. `draining`: new
+    connections are refused. `tasks`: a task group for tasks that outlive their requests.
     """
 
     def __init__(self, hosts: Hosts, grace_s: float, metrics_key: str = "", body_timeout_s: float = 30.0) -> None:
@@ -69,12 +69,12 @@ class Door:
         self._lines = LineLimit(time.monotonic)
 
     def warn(self, text: str, *values: object) -> None:
-        """Log what has failed for a client, whose key no door knows: a few lines a minute."""
+        """Log a failure that a client may cause, at most a few lines a minute. A door cannot check clients' keys."""
         self._lines.warn(log, text, *values)
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[None]:
-        """Count a connection while the block runs."""
+        """Count a connection while the `with` block runs."""
         self._num_open += 1
         try:
             with self.metrics.connections.track_inprogress():
@@ -84,51 +84,51 @@ class Door:
             self._changed.notify()
 
     async def all_closed(self) -> None:
-        """Wait until there is none."""
+        """Wait until the door has no open connections."""
         while self._num_open:
             await self._changed.wait()
 
 
 class WebSocketClient:
-    """A client on a WebSocket, as a DoorClient. It is accepted once a host has taken its session."""
+    """A WebSocket client as a DoorClient. It is accepted after a host has accepted its session."""
 
     def __init__(self, websocket: WebSocket) -> None:
         self.connection = self._websocket = websocket
         self.path, self.query = raw_path(websocket.scope), websocket.query_params
-        # It asks for it, or its dialect always does.
+        # Either the client requests resuming, or its dialect always resumes.
         asks = bool(self.query.get("resume")) or self.query.get("duplex") in TRUE_VALUES
         self.resumes_itself = asks or self.path == "/v1/duplex"
         self._transport = WebSocketTransport(websocket)
 
     async def accept(self, subprotocol: str | None) -> None:
-        """As DoorClient says."""
+        """Accept the client's WebSocket with the host's subprotocol."""
         await self._websocket.accept(subprotocol=subprotocol)
 
     async def receive(self) -> str | bytes | None:
-        """As DoorClient says."""
+        """Return the client's next frame; None: the client has left."""
         return await self._transport.receive()
 
     async def send(self, frame: str | bytes) -> None:
-        """As DoorClient says."""
+        """Send the client a frame. Raises TransportClosed."""
         await self._transport.send(frame)
 
     async def close(self, code: int, reason: str) -> None:
-        """As DoorClient says."""
+        """Close the client's WebSocket. Raises TransportClosed if the client closed it first."""
         await self._transport.close(code, reason)
 
 
 def refused_response(refused: HostRefused) -> Response:
-    """The answer of the last host that has refused a session, for the client."""
+    """Return the response of the last host that refused a session, for the client."""
     headers = {k: v for k, v in refused.headers.items() if k.lower() not in {*HOP_HEADERS, "content-length"}}
     return Response(refused.body, refused.status, headers)
 
 
 def build(door: Door, routes: Sequence[BaseRoute] = (), refusal: Refusal = lambda _: None) -> Starlette:
-    """Build the application of a door, which its `routes` find at `app.state.door`.
+    """Build the application of a door. Its routes find the door at `app.state.door`.
 
-    The door checks no key of clients: it hands on what they send, at each connection to a host. `routes`, `/health` and
-    `/metrics` are its own, and `/ready` says whether a host is ready. Of the host, clients get what is for them, and
-    nothing else. `refusal` is asked before the door answers itself.
+    The door does not check clients' API keys; it forwards them with each connection to a host. It serves `routes`,
+    `/health` and `/metrics` itself, and `/ready` reports whether a host is ready. Clients reach only those paths of the
+    host that are for clients. `refusal` is called before the door answers a request itself.
     """
 
     async def carry(websocket: WebSocket) -> None:
@@ -167,7 +167,7 @@ def build(door: Door, routes: Sequence[BaseRoute] = (), refusal: Refusal = lambd
             yield
             door.tasks.cancel_scope.cancel()
 
-    # One client of the hosts for all clients: a cookie is none of its own.
+    # One HTTP client serves all clients, so it must not store cookies.
     no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
     timeout = httpx.Timeout(None, connect=CONNECT_S)
     client = httpx.AsyncClient(timeout=timeout, trust_env=False, limits=NO_LIMITS, cookies=no_cookies)
@@ -192,7 +192,7 @@ def build(door: Door, routes: Sequence[BaseRoute] = (), refusal: Refusal = lambd
 
 
 class _Hidden:
-    """ASGI middleware that answers 404 for what is not for clients, and not the door's own."""
+    """ASGI middleware that answers 404 for paths that are neither for clients nor the door's own."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -209,7 +209,7 @@ class _Hidden:
 
 
 async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> Response:
-    """Have the first host that can be reached answer the request; bodies are streamed both ways."""
+    """Forward the request to the first host that can be reached. Bodies are streamed both ways."""
     path, query = raw_path(request.scope).encode("latin-1"), request.scope["query_string"]
     asked = {"target": path + b"?" + query if query else path}
     has_body, headers = _of_request(request)
@@ -229,7 +229,7 @@ async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> R
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            # The request's edge: whatever failed in it, ends this request alone.
+            # The request's boundary: any failure ends this request only.
             door.warn("the host %s has broken off a request: %s", url, type(error).__name__)
             return _failed(502, "The host has broken off the request.", "host_lost")
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS}
@@ -249,9 +249,9 @@ def _broken_off(door: Door, url: str, error: Exception) -> None:
 
 
 def _of_request(request: Request) -> tuple[bool, list[tuple[bytes, bytes]]]:
-    """Return whether a request has a body, of whatever method, and the headers that a host gets of it.
+    """Return whether a request has a body, whatever its method, and the headers to forward.
 
-    A body that has come in chunks goes in chunks, whatever length was announced with it.
+    A chunked body is forwarded chunked, even if the request also has a content-length.
     """
     chunked = "transfer-encoding" in request.headers
     left = {name.encode() for name in HOP_HEADERS} | FORWARDED_HEADERS

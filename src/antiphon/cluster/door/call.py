@@ -1,9 +1,9 @@
-"""A WebRTC call that a door holds: the client of a host's WebSocket that plays and listens in the caller's place.
+"""A WebRTC call that a door terminates: it acts as a WebSocket client of a host, and plays and listens for the caller.
 
-The media end here, so that the call outlives its host. For the host the door is a client that plays by itself: it sends
-the microphone as `input_audio_buffer.append`, plays what comes as `response.output_audio.delta`, pauses where the host
-asks for that (`audio.output.ducking`), and truncates what was interrupted to what it has played. The caller gets the
-events of a call: those of the session without audio, and `output_audio_buffer.started`, `.stopped` and `.cleared`.
+The media end at the door, so that the call outlives its host. To the host, the door is a client with its own playback:
+it sends the microphone as `input_audio_buffer.append`, plays `response.output_audio.delta`, pauses when the host asks
+for it (`audio.output.ducking`), and truncates an interrupted item to what it has played. The caller gets the events of
+a call: the session's events without audio, and `output_audio_buffer.started`, `.stopped` and `.cleared`.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from antiphon.transports.transport import STALL_S, TransportClosed
 if TYPE_CHECKING:
     from antiphon.transports.webrtc import WebRtcCall
 
-# What the door and its hosts send each other: the default of both sides of a session.
+# The sample rate between the door and its hosts: the protocol's default in both directions.
 WIRE_HZ = 24_000
 PCM = msgspec.Raw(b'{"type":"audio/pcm","rate":%d}' % WIRE_HZ)
 BETA_FORMATS = {"input_audio_format", "output_audio_format"}
 PCM_BETA, TRUE = msgspec.Raw(b'"pcm16"'), msgspec.Raw(b"true")
-# The door's own messages; their errors are not the caller's.
+# Prefix of the event ids of the door's own messages. Errors about them are not passed to the caller.
 OWN = "door_"
 CONFIGURATION = f"{OWN}configuration"
-# A host that dies while it has the audio paused leaves it paused for no longer than this.
+# Limit on a pause, in seconds: a host may die before it ends the pause.
 MAX_HOLD_S = 4.0
-# Of WebSockets alone: events of a call have the GA names until its session is given in the beta's.
+# Headers that apply to WebSockets only: a call uses the GA names until its session is sent with the beta's names.
 DROPPED_HEADERS = (b"openai-beta",)
-# By their prefix, events that are passed on unread.
+# Prefixes of events that are passed on without being parsed.
 UNREAD = ('{"type":"conversation.', '{"type":"rate_limits.', '{"type":"response.output_audio_transcript.delta')
 T = TypeVar("T", bound=msgspec.Struct)
-# A JSON object whose values are passed on as they are.
+# A JSON object whose values are passed on unchanged.
 _Fields = dict[str, msgspec.Raw]
 
 
-# --- what a door reads of messages ------------------------------------------------------------------------------------
+# --- the fields that a door reads -------------------------------------------------------------------------------------
 
 
 class _Tagged(msgspec.Struct):
@@ -78,7 +78,7 @@ class _Audio(msgspec.Struct):
 
 
 class _HostSession(_Input):
-    """A session in the names of the GA, or of the beta, which has its turn detection outside of `audio`."""
+    """A session with the names of the GA, or of the beta, which has `turn_detection` outside of `audio`."""
 
     id: str = ""
     type: str = "realtime"
@@ -102,30 +102,39 @@ class _HostResponse(msgspec.Struct):
 
 
 class _HostEvent(msgspec.Struct):
-    """What is read of a host's events, each of which has some of these fields. `delta`: sound in base64."""
+    """The fields of a host's events that the door reads. Each event has some of them."""
 
+    # The event's name.
     type: str = ""
+    # The session, in `session.created` and `session.updated`.
     session: msgspec.Raw = msgspec.Raw(b"{}")
+    # The error, in `error`.
     error: _HostError = msgspec.field(default_factory=_HostError)
+    # The response, in `response.done`.
     response: _HostResponse = msgspec.field(default_factory=_HostResponse)
+    # The response that the audio belongs to.
     response_id: str = ""
+    # The item that the audio belongs to.
     item_id: str = ""
+    # The item's position in the response.
     output_index: int = 0
+    # The content part's position in the item.
     content_index: int = 0
+    # A piece of audio, in base64.
     delta: str = ""
 
     @property
     def place(self) -> ContentPosition:
-        """Where sound belongs."""
+        """The response, item and content part that the audio belongs to."""
         return ContentPosition(self.response_id, self.item_id, self.output_index, self.content_index)
 
 
 class CallClient:
-    """One call as a DoorClient. It is configured before it is answered.
+    """One call as a DoorClient. Its session is configured before the call is answered.
 
-    `session`: what the call asks for, a JSON object; None for the default. `decided` is set once a host has taken
-    or refused that: `session_id` is the session's, or `refusal` says why there is none. `call` is its maker's, to be
-    answered then, and to be ended with `hang_up` whatever comes of it.
+    `session`: the requested session, a JSON object; None: the default. `decided` is set when a host has accepted or
+    refused it: then either `session_id` or `refusal` is set. The creator of `call` answers it then, and ends it with
+    `hang_up` in any case.
     """
 
     path = "/v1/realtime"
@@ -134,7 +143,7 @@ class CallClient:
     def __init__(self, request: HTTPConnection, call: WebRtcCall, session: msgspec.Raw | None) -> None:
         headers = [h for h in request.scope["headers"] if h[0] not in DROPPED_HEADERS]
         self.connection = HTTPConnection({**request.scope, "headers": headers})
-        # What else a WebSocket may ask for is not for calls.
+        # The other query parameters of a WebSocket do not apply to calls.
         model = request.query_params.get("model") or _read(b"{}" if session is None else session, _Asked).model
         self.query = QueryParams({"model": model} if model else {})
         self.decided = anyio.Event()
@@ -142,7 +151,7 @@ class CallClient:
         self.refusal: RemoteProtocolError | None = None
         self._call = call
         self._asked = session
-        # The type of the session, once a host has made one.
+        # The session's type; "" until a host has created the session.
         self._kind = ""
         self._made = anyio.Event()
         self._is_configured = False
@@ -155,10 +164,10 @@ class CallClient:
     # --- DoorClient: to the host --------------------------------------------------------------------------------------
 
     async def accept(self, subprotocol: str | None) -> None:
-        """As DoorClient says: there is nothing to accept, the call is answered once it is decided."""
+        """See DoorClient. Does nothing: the call is answered after `decided` is set."""
 
     async def receive(self) -> str | bytes | None:
-        """As DoorClient says: the configuration first, then the caller's events and audio."""
+        """See DoorClient. Returns the configuration first, then the caller's events and audio."""
         if not self._is_configured:
             await self._made.wait()
             self._is_configured = True
@@ -174,11 +183,11 @@ class CallClient:
         return None
 
     def _configuration(self) -> msgspec.Raw:
-        """What the host is asked for: what the caller has asked for, in the door's formats of audio."""
+        """Return the session to request from the host: the caller's, with the door's audio formats."""
         return _in_own_formats(_raw({"type": self._kind}) if self._asked is None else self._asked)
 
     def _from_caller(self, frame: str | bytes) -> str | bytes | None:
-        """What the host gets of a frame of the caller; None: nothing."""
+        """Return the frame for the host that a frame of the caller becomes; None: no frame."""
         match _read(frame, _Tagged).type:
             case "output_audio_buffer.clear":
                 self._silence()
@@ -188,13 +197,13 @@ class CallClient:
                     event = msgspec.json.decode(frame, type=_Fields)
                     if "session" in event:
                         return msgspec.json.encode(event | {"session": _in_own_formats(event["session"])}).decode()
-        # What is no JSON the host refuses.
+        # The host refuses anything that is not JSON.
         return frame
 
     # --- DoorClient: from the host ------------------------------------------------------------------------------------
 
     async def send(self, frame: str | bytes) -> None:
-        """As DoorClient says. Waits until the call's channel is open. Raises TransportClosed where it never is."""
+        """See DoorClient. Waits until the call's data channel is open. Raises TransportClosed if it does not open."""
         given = frame if isinstance(frame, bytes) or frame.startswith(UNREAD) else self._from_host(frame)
         if given is None:
             return
@@ -205,12 +214,12 @@ class CallClient:
         self._send_now(given)
         if not isinstance(given, str):
             return
-        # What is silenced is told of after what has silenced it.
+        # `output_audio_buffer.cleared` has to follow the event that caused it.
         if given.startswith('{"type":"input_audio_buffer.speech_started"') and self._interrupts:
             self._silence()
 
     def _from_host(self, frame: str) -> str | None:
-        """Take an event of the session, and return what the caller gets; None: nothing."""
+        """Handle an event of the session, and return the frame for the caller; None: no frame."""
         event = _read(frame, _HostEvent)
         match event.type:
             case "session.created" | "session.updated":
@@ -247,35 +256,35 @@ class CallClient:
             return None
         if self.decided.is_set():
             return frame
-        # The caller's session begins as it was asked for.
+        # The first update confirms the caller's configuration: it becomes the caller's `session.created`.
         self.session_id = session.id
         self.decided.set()
         event: dict[str, msgspec.Raw | str] = msgspec.json.decode(frame, type=_Fields)
         return msgspec.json.encode(event | {"type": "session.created"}).decode()
 
     async def close(self, code: int, reason: str) -> None:
-        """As DoorClient says. WebRTC has no close codes."""
+        """See DoorClient. WebRTC has no close codes."""
         self.decided.set()
         await self._call.close(code, reason)
 
     def hang_up(self) -> None:
-        """Have the call end as if the caller had left. Does not wait."""
+        """End the call as if the caller had left. Does not wait."""
         self._call.arrive(None)
-        # Whoever waits for the caller's channel goes on, and finds it closed.
+        # Wakes a task that waits for the data channel; it finds the channel closed.
         self._call.opened.set()
 
     def _send_now(self, frame: str | bytes) -> None:
         try:
             self._call.send_now(frame)
         except TransportClosed:
-            # It has left, or reads too slowly, or takes no event of this size.
+            # The caller has left, reads too slowly, or does not accept an event of this size.
             self.hang_up()
             raise
 
     # --- playing ------------------------------------------------------------------------------------------------------
 
     def _silence(self) -> None:
-        """Stop playing; tell the caller, and the host how much of each item was heard."""
+        """Stop playing. Sends the caller `cleared` events, and the host a truncation of each item to what was heard."""
         self._hold(False)
         cut = self._call.playback.silence()
         for response_id in dict.fromkeys(at.response_id for at, _ in cut):
@@ -302,7 +311,7 @@ class CallClient:
 
 
 def _read(data: str | bytes, kind: type[T]) -> T:
-    """Read what is known of a JSON object; nothing of what is none, or has a field of another type."""
+    """Parse the known fields of a JSON object. Invalid JSON, or a field of another type, gives the defaults."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError):
@@ -314,15 +323,15 @@ def _raw(value: Mapping[str, msgspec.Raw | str | _Fields]) -> msgspec.Raw:
 
 
 def _is_broken_off(response: _HostResponse) -> bool:
-    """Whether what is heard of a response ends with it: what the caller cancels is heard until it clears it."""
+    """Whether playback ends with the response. A response that the caller cancels plays on until it is cleared."""
     reason = response.status_details.reason if response.status_details else None
     return response.status == "cancelled" and reason != "client_cancelled"
 
 
 def _in_own_formats(session: msgspec.Raw) -> msgspec.Raw:
-    """A session, or an update of one, as it is asked of a host: in the door's formats of audio, and with ducking.
+    """Return a session, or an update, with the door's audio formats and with ducking.
 
-    What is of no shape that has formats is left for the host to refuse.
+    A value of an invalid shape is returned unchanged, for the host to refuse.
     """
     try:
         fields = msgspec.json.decode(session, type=_Fields)

@@ -1,9 +1,9 @@
-"""Carries one client to a host, and to another host when that one goes.
+"""Carries one client to a host, and to another host when that one is lost.
 
-Two tasks read, one from the client and one from the host. The first writes to the host what it has read, and a third
-does where there is no host, or its socket has to be waited for. When the connection to the host breaks, the client's
-frames are kept, the session is resumed at the same host or another, and what is missing on either side is sent again:
-the client sees a pause.
+Two tasks read, one from the client and one from the host. The client's reader writes each frame to the host directly;
+a third task writes if there is no host, or if the host's socket is not ready. When the connection to the host breaks,
+the client's frames are kept, the session is resumed on the same host or another, and missing frames are sent again in
+both directions. The client notices only a pause.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from antiphon.signals import Signal
 from antiphon.transports.transport import TransportClosed
 
 log = logging.getLogger(__name__)
-# How long a host gets for its answer to a resume: it may wait until another host counts as dead.
+# Timeout of a host's answer to a resume, in seconds: the host may wait until the previous owner counts as dead.
 RESUME_S = 20.0
-# The client's frames that may wait for a host before its socket is not read any more, in bytes.
+# Limit on the client's unsent frames, in bytes; above it, the door stops reading the client's socket.
 MAX_UNSENT_BYTES = 4 << 20
-# How a host closes a session that another one goes on with, and how a client is closed whose host is lost.
+# The close code of a host whose session continues on another one, and the close of a client whose host is lost.
 MOVED, HOST_LOST = 1012, (1011, "host_lost")
-# What a host gets to say that it closes its connection, in seconds.
+# Timeout of closing the connection to a host, in seconds.
 CLOSE_S = 2.0
+# Backoff between rounds of attempts to resume, in seconds; the last value repeats.
 RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-# Pauses that a client hears: from a local restart to a host that nobody has reported dead.
+# Histogram buckets of the pauses that a client hears: from a local restart to a dead host that was not reported.
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class HostRefused(Exception):
-    """Every host has refused the upgrade; `status`, `headers` and `body` are the answer of the last one."""
+    """No host accepts the upgrade. `status`, `headers` and `body` are the response of the last host that refused."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(f"the hosts have refused the upgrade with {status}")
@@ -54,9 +55,9 @@ class HostRefused(Exception):
 class DoorClient(Protocol):
     """One client of a door. One task receives and one sends.
 
-    - `connection`: what it has opened; hosts get its headers.
-    - `path` (percent-encoded), `query`: of the WebSocket that a host is to serve for it.
-    - `resumes_itself`: it takes its session up again by itself, and is only passed on.
+    - `connection`: the client's request; its headers are forwarded to hosts.
+    - `path` (percent-encoded), `query`: of the WebSocket to open at a host.
+    - `resumes_itself`: the client resumes its session itself, so the door only forwards frames.
     """
 
     @property
@@ -72,7 +73,7 @@ class DoorClient(Protocol):
     def resumes_itself(self) -> bool: ...
 
     async def accept(self, subprotocol: str | None) -> None:
-        """A host has taken the session."""
+        """Accept the client: a host has accepted its session."""
         ...
 
     async def receive(self) -> str | bytes | None:
@@ -80,37 +81,37 @@ class DoorClient(Protocol):
         ...
 
     async def send(self, frame: str | bytes) -> None:
-        """Take a frame of the host's session, waiting while the client does not read. Raises TransportClosed."""
+        """Send the client a frame of the host. Waits while the client does not read. Raises TransportClosed."""
         ...
 
     async def close(self, code: int, reason: str) -> None:
-        """Close the connection, in WebSocket's codes. Raises TransportClosed if the client has closed it first."""
+        """Close the connection with a WebSocket close code. Raises TransportClosed if the client closed it first."""
         ...
 
 
 class DoorMetrics:
-    """The counters of one door, in a registry of their own."""
+    """The metrics of one door, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self.connections = Gauge("antiphon_door_connections", "WebSockets of clients that are open", registry=registry)
         self.pauses_s = Histogram(
             "antiphon_door_pause_seconds",
-            "From the loss of a host until its session goes on",
+            "From the loss of a host until its session continues",
             buckets=PAUSES_S,
             registry=registry,
         )
         self.lost = Counter("antiphon_door_lost", "Sessions that no host could resume", registry=registry)
 
     def exposed(self) -> bytes:
-        """Return all of them in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class Carrier:
-    """Carries the connection of one client until either side has ended the session. `run` it once.
+    """Carries the connection of one client until either side ends the session. `run` may be called once.
 
-    `warn` logs what has failed before a host has taken the client.
+    `warn` logs failures before a host has accepted the client.
     """
 
     def __init__(
@@ -128,9 +129,9 @@ class Carrier:
         self._client_left = False
 
     async def run(self) -> None:
-        """Open the session at a host, accept the client, and carry until the end.
+        """Open the session at a host, accept the client, and carry frames until the end.
 
-        Raises HostRefused, before the client is accepted, where no host takes the session.
+        Raises HostRefused, before the client is accepted, if no host accepts the session.
         """
         query = self._client.query
         host = await self._open(_query(query, resume="1") if self._is_held else _query(query))
@@ -153,7 +154,7 @@ class Carrier:
 
     @property
     def _is_held(self) -> bool:
-        """Whether the door resumes the session. A client that does so by itself is only passed on."""
+        """Whether the door resumes the session, instead of the client itself."""
         return not self._client.resumes_itself
 
     async def _read_client(self) -> None:
@@ -161,7 +162,7 @@ class Carrier:
             self._held.keep(frame)
             alone = self._held.unsent_bytes == len(frame)
             if alone and (host := self._host) and not host.transport.get_write_buffer_size():
-                # Nothing waits, neither here nor in the socket: it goes at once, without the other task.
+                # Nothing is queued, neither here nor in the socket: write directly, without the other task.
                 await self._write_next(host)
             else:
                 self._changed.notify()
@@ -169,7 +170,7 @@ class Carrier:
                 await self._changed.wait()
         self._client_left = True
         if self._host:
-            # The client will not come back: its session ends with its connection.
+            # This client cannot resume: its session ends with its connection.
             try:
                 if self._is_held:
                     await self._host.send(END)
@@ -182,7 +183,7 @@ class Carrier:
         try:
             await self._client.send(frame)
         except TransportClosed:
-            # Its reader sees that it has left.
+            # The client's reader notices it too.
             self._client_left = True
 
     async def _close_client(self, code: int, reason: str) -> None:
@@ -194,7 +195,7 @@ class Carrier:
     # --- the host -----------------------------------------------------------------------------------------------------
 
     async def _write_host(self) -> None:
-        """Send the client's frames to whatever host there is, in their order."""
+        """Send the client's frames to the current host, in order."""
         while True:
             if self._host and await self._write_next(self._host):
                 self._changed.notify()
@@ -202,22 +203,23 @@ class Carrier:
                 await self._changed.wait()
 
     async def _write_next(self, host: ClientConnection) -> bool:
-        """Send the host the next frame of the client; False where it has all.
+        """Send the host the client's next frame. Returns False if all frames were sent.
 
-        Two tasks do it, and frames keep their order: one that waits for the socket has written its frame.
+        Two tasks call this. Frames keep their order, since a task that waits for the socket has already written its
+        frame.
         """
         if (frame := self._held.next_frame()) is None:
             return False
         try:
             await host.send(frame)
         except ConnectionClosed:
-            # What was not received is sent again when the session is resumed.
+            # Frames that the host did not receive are sent again when the session is resumed.
             if self._host is host:
                 self._host = None
         return True
 
     async def _read_hosts(self, host: ClientConnection) -> tuple[int, str]:
-        """Pass on what comes from the host, and from those that follow it. Returns how the client is closed."""
+        """Forward the frames of the host, and of its successors. Returns the client's close code and reason."""
         while True:
             self._host = host
             self._changed.notify()
@@ -239,7 +241,7 @@ class Carrier:
                     self._metrics.lost.inc()
                 return HOST_LOST
             if self._client_left:
-                # It has left while the session was resumed: nobody else tells the host.
+                # The client left while the session was resumed, so no other task ends it at the new host.
                 with suppress(ConnectionClosed):
                     await host.send(END)
                 await host.close()
@@ -257,7 +259,7 @@ class Carrier:
             return
 
     async def _open(self, query: str) -> ClientConnection:
-        """Open a connection at the first host that takes it. Raises HostRefused."""
+        """Open a connection to the first host that accepts it. Raises HostRefused."""
         refused = HostRefused(503, {"retry-after": "5"}, b"")
         for url in self._hosts.in_order():
             try:
@@ -277,7 +279,7 @@ class Carrier:
         return await connect_to_host(self._client.connection, url, query, path=self._client.path)
 
     async def _resume(self) -> ClientConnection:
-        """Resume the session wherever it can be resumed, within the grace period. Raises CannotResume."""
+        """Resume the session at any host, within the grace period. Raises CannotResume."""
         began_s = anyio.current_time()
         last, attempt = CannotResume("host_lost", "no host can be reached"), 0
         while anyio.current_time() - began_s < self._grace_s and not self._client_left:
@@ -294,13 +296,13 @@ class Carrier:
                     self._url = url
                     self._metrics.pauses_s.observe(anyio.current_time() - began_s)
                     return host
-            # Many sessions may have lost the same host.
+            # With jitter, since many sessions may have lost the same host.
             await anyio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)] * (0.5 + random.random()))
             attempt += 1
         raise last
 
     async def _resume_at(self, url: str) -> ClientConnection:
-        """Resume the session at this host. Raises CannotResume, and what a connection that fails raises."""
+        """Resume the session at this host. Raises CannotResume, and what connecting raises."""
         host = await self._connect(url, _query(self._client.query, resume=self._held.session_id))
         try:
             await host.send(self._held.resume_request())

@@ -1,4 +1,4 @@
-"""The hosts behind a door: which of them live, by the store that they share, and which of them comes next."""
+"""The hosts of a door: finds those that are alive through their shared store, and orders them for the next session."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from antiphon.settings import ResumeSettings, Settings
 from antiphon.store.sessions import Host, SessionStore, open_store
 
 log = logging.getLogger(__name__)
-# How often it is looked up which hosts live.
+# Interval at which the store is asked for the hosts that are alive, in seconds.
 WATCH_S = 1.0
-# For so long a host that could not be reached is tried after all others.
+# How long an unreachable host is tried last, in seconds.
 SHUNNED_S = 5.0
 
 
 class Hosts:
-    """The hosts of a door, by their URLs (`http://host:port`), and how many sessions each has through this door.
+    """The hosts of a door, by their URLs (`http://host:port`), and the number of this door's sessions at each.
 
-    `urls`: those that are always tried. `clock` gives monotonic seconds.
+    `urls`: hosts that are always tried. `clock` returns monotonic seconds.
     """
 
     def __init__(self, urls: tuple[str, ...], clock: Callable[[], float]) -> None:
@@ -35,12 +35,12 @@ class Hosts:
         self._clock = clock
         self._sessions: Counter[str] = Counter()
         self._failed_s: dict[str, float] = {}
-        # Of hosts that are alike, each is first in turn.
+        # Rotates hosts of equal rank.
         self._turn = itertools.count()
 
     def in_order(self, first: str = "") -> list[str]:
-        """All hosts in the order in which they are to be tried: `first`, those with the fewest sessions, those that
-        drain, and last those that could not be reached lately. There may be none.
+        """Return all hosts in the order in which to try them: `first`, then those with the fewest sessions, those that
+        drain, and last those that were recently unreachable. May be empty.
         """
         turn = next(self._turn) % max(len(self._urls), 1)
         urls = self._urls[turn:] + self._urls[:turn]
@@ -51,18 +51,18 @@ class Hosts:
         return sorted(urls, key=rank)
 
     def found(self, alive: Collection[Host]) -> None:
-        """Take over which hosts live, as a store knows them. Those without an address are not reached."""
+        """Set the hosts that are alive, from the store. Hosts without an address are ignored."""
         urls = dict.fromkeys([*self._given, *(host.address for host in alive if host.address)])
         self._urls = tuple(urls)
         self._draining = frozenset(host.address for host in alive if host.draining)
 
     def failed(self, url: str) -> None:
-        """Note that a host could not be reached, or has broken a connection."""
+        """Note that a host could not be reached, or broke a connection."""
         self._failed_s[url] = self._clock()
 
     @contextlib.contextmanager
     def session_at(self, url: str) -> Iterator[None]:
-        """Count a session at this host while the block runs."""
+        """Count a session at this host while the `with` block runs."""
         self._failed_s.pop(url, None)
         self._sessions[url] += 1
         try:
@@ -76,9 +76,9 @@ class Hosts:
 
 
 def host_urls(settings: Settings) -> tuple[str, ...]:
-    """Return the URLs that the door was given of hosts; there may be none where it finds them in a store.
+    """Return the host URLs in the settings; may be empty if the door has a store to find hosts in.
 
-    Raises SettingsError for none without a store, and for one that is no `http://HOST:PORT`.
+    Raises SettingsError if there is neither a URL nor a store, or if a URL is not `http://HOST:PORT`.
     """
     urls = settings.cluster.hosts
     if not urls and not settings.resume.state:
@@ -94,7 +94,10 @@ def host_urls(settings: Settings) -> tuple[str, ...]:
 
 @contextlib.asynccontextmanager
 async def watching(resume: ResumeSettings, hosts: Hosts) -> AsyncIterator[None]:
-    """Have the door know which hosts live while the block runs, where it was given a store. Raises StoreError."""
+    """Keep `hosts` up to date from the store while the `with` block runs; without a store, do nothing.
+
+    Raises StoreError.
+    """
     if not resume.state:
         yield
         return
@@ -107,12 +110,12 @@ async def watching(resume: ResumeSettings, hosts: Hosts) -> AsyncIterator[None]:
 
 
 async def _watch(store: SessionStore, hosts: Hosts) -> None:
-    """Look up who lives, until cancelled. While the store cannot be had, those of before do."""
+    """Refresh the hosts from the store until cancelled. While the store fails, the last known hosts stay."""
     failing = False
     while True:
         await anyio.sleep(WATCH_S)
         try:
-            # A thread that hangs is left alone: the store bounds its calls.
+            # On cancellation, a hanging thread is abandoned: the store's calls have timeouts of their own.
             hosts.found(await anyio.to_thread.run_sync(store.hosts, abandon_on_cancel=True))
             failing = False
         except StoreError as error:

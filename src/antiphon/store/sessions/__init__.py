@@ -1,7 +1,7 @@
-"""Sessions that outlive their host, and which host owns each: the contract (`api.py`), and `open_store` for its
-backends.
+"""The session store: conversations that outlive their host, and the owner of each.
 
-A backend is SQLite in a folder, Redis or Valkey, or Postgres; one thread writes to it (`writer.py`).
+`api.py` has the contract; `open_store` opens a store. The backend is SQLite in a folder, Redis or Valkey, or Postgres.
+One thread writes to it (`writer.py`).
 """
 
 from pathlib import Path
@@ -43,11 +43,11 @@ __all__ = [
 
 
 def open_store(state: str, max_age_s: float, host_ttl_s: float = HOST_TTL_S) -> SessionStore:
-    """Open the store that the setting `--state` names: a folder, or the URL of a Redis, Valkey or Postgres server.
+    """Open the store of the setting `--state`: a folder, or the URL of a Redis, Valkey or Postgres server. Blocks.
 
-    Rows are not found, and are deleted, `max_age_s` after they were written; a host is dead `host_ttl_s` after it has
-    renewed its key. Blocks. Raises StoreError where the store cannot be had, or is of a newer format, and SettingsError
-    for a URL that is wrong or needs a package that is not installed. Neither shows the password.
+    Rows expire `max_age_s` after they were written. A host is dead `host_ttl_s` after it last renewed its key. Raises
+    StoreError if the store is unavailable or of a newer format, and SettingsError if the URL is invalid or needs a
+    package that is not installed. Neither message shows the password.
     """
     if not is_store_url(state):
         return QueuedStore(SqliteBackend(Path(state).expanduser(), max_age_s, host_ttl_s))

@@ -1,7 +1,8 @@
-"""The contract of a session store: conversations that outlive their host, each of which one host owns at a time.
+"""The contract of a session store: conversations that outlive their host. One host at a time owns each of them.
 
-Pure: no backend, clock or thread. What a snapshot and a chunk of the tail hold is up to their writer. Resume tokens and
-API keys are stored as hashes. docs/design/hosts.md says what is kept where, and what holds when hosts and stores fail.
+Pure: no backend, clock or thread. The content of snapshots and of chunks of the tail is up to their writer. Resume
+tokens and API keys are stored as hashes. docs/design/hosts.md describes what is stored, and the guarantees when hosts
+and stores fail.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Protocol
 
 # The version of the rows that this code writes and reads.
 ROW_VERSION = 1
-# The most bytes of a row's snapshot: what a backend takes in its time (`BUSY_S`) on a machine that is busy. A session
-# with more would have all of its host's sessions wait.
+# Limit on a row's snapshot, in bytes: what a backend can write within `BUSY_S` on a busy machine. A larger one would
+# delay all sessions of its host.
 MAX_SNAPSHOT_BYTES = 16 << 20
-# The most bytes of a session's tail: six minutes of Opus at 24 kbit/s.
+# Limit on a session's tail, in bytes: six minutes of Opus at 24 kbit/s.
 MAX_TAIL_BYTES = 1 << 20
-# How long a host is alive without renewing its key, and how much of that it lets pass before it does.
+# The lifetime of a host's key, in seconds, and the fraction of it after which the host renews the key.
 HOST_TTL_S, RENEWED_AFTER = 5.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What a host shows to write to a session: that it is its owner, by this fence.
+    """A host's claim to own a session, which each write presents.
 
-    `owner`: the host's full name, such as `host-3/9f2c41d0`. `fence`: from 1 on.
+    `owner`: the host's full name, such as `host-3/9f2c41d0`. `fence`: counts the owners, from 1 on.
     """
 
     session_id: str
@@ -36,9 +37,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedCounts:
-    """What the owner had taken from its client when it made a snapshot.
+    """What the owner had received from its client when it made a snapshot.
 
-    `events`: frames of the client. `audio_ms`: milliseconds of its audio.
+    `events`: the number of the client's frames. `audio_ms`: the duration of its audio.
     """
 
     events: int = 0
@@ -47,37 +48,39 @@ class ReceivedCounts:
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """The row of one conversation.
+    """The row of one conversation in the store."""
 
-    - `key_hash`: the hash of the API key that opened it. `token`: the hash of the token that resumes it.
-    - `snapshot`: its state, as JSON.
-    - `owner`: the full name of the host that has it; "" where no host has, because the last one released it.
-    - `fence`: counts the owners, from 1 on; 0 for a row of before there were owners.
-    - `received`: what the client need not send again to a host that restores this snapshot.
-    - `restores`: how many hosts have claimed it since its last turn was kept, or since it was released.
-    - `version`: of the row. A row of another version is refused.
-    """
-
+    # The session's id.
     id: str
+    # The hash of the API key that opened the session.
     key_hash: str
+    # The hash of the resume token.
     token: bytes
+    # The session's state, as JSON.
     snapshot: bytes
+    # The full name of the host that owns the session; "" after its owner released it.
     owner: str = ""
+    # Counts the owners, from 1 on; 0 for a row written before rows had owners.
     fence: int = 0
+    # What the client need not send again to a host that restores this snapshot.
     received: ReceivedCounts = ReceivedCounts()
+    # The number of claims since the last turn was stored, or since a release.
     restores: int = 0
+    # The format of the row. A row of another version is refused.
     version: int = ROW_VERSION
 
     @property
     def hold(self) -> Hold:
-        """What the row's owner shows to write to it."""
+        """The hold with which the row's owner writes to it."""
         return Hold(self.id, self.owner, self.fence)
 
 
 @dataclass(frozen=True, slots=True)
 class TailChunk:
-    """A piece of the sound of the turn under way. `at_ms`: where in the audio of the session it begins, by which chunks
-    are told apart and ordered. `data`: encoded as its writer likes.
+    """A piece of the audio of the turn under way.
+
+    `at_ms`: its start in the session's audio, which identifies and orders chunks. `data`: in an encoding that its
+    writer chooses.
     """
 
     at_ms: int
@@ -86,12 +89,11 @@ class TailChunk:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What is known of a host while it lives.
+    """A host that is alive.
 
-    `name`: its full name, with its incarnation behind a slash: a process that starts anew is another host. `address`:
-    the base URL at which other hosts reach it; "" where they cannot. `load`: the part that is taken of what its
-    certificate says it holds, in [0, 1]; None without a certificate. `draining`: it takes no new sessions, and gives
-    those away that it has.
+    `name`: its full name, `NAME/INCARNATION`: a restarted process is another host. `address`: the base URL at which
+    other hosts reach it; "" if they cannot. `load`: the used fraction of its certified capacity, in [0, 1]; None
+    without a certificate. `draining`: it accepts no new sessions, and hands its sessions over.
     """
 
     name: str
@@ -104,8 +106,8 @@ class ClaimRefusal(Enum):
     """Why a session was not claimed.
 
     - UNKNOWN: there is no such session.
-    - OWNER_ALIVE: a host that lives owns it, and has not released it.
-    - SUPERSEDED: its fence is not the one that was seen: another host was faster.
+    - OWNER_ALIVE: its owner is alive and has not released it.
+    - SUPERSEDED: its fence is not the one that was seen, because another host was faster.
     """
 
     UNKNOWN = "unknown"
@@ -114,102 +116,105 @@ class ClaimRefusal(Enum):
 
 
 class Ownership(Protocol):
-    """Which host has which session, and which hosts live. Methods block, and raise StoreError where the backend cannot
-    be had. No clock but the backend's decides anything.
+    """The owners of sessions, and the hosts that are alive. Only the backend's clock matters.
+
+    Methods block, and raise StoreError if the backend is unavailable.
     """
 
     def tail(self, session_id: str) -> tuple[TailChunk, ...]:
-        """The chunks of the session's tail, by `at_ms`. Read it after `claim`, when nobody else adds to it any more."""
+        """Return the chunks of the session's tail, by `at_ms`. Call it after `claim`, when no other host adds to it."""
         ...
 
     def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
         """Make `new_owner` the owner of a session whose owner is dead or has released it, and return the new row.
 
-        One of any number of hosts that saw the same fence succeeds: the fence is raised by one, and `restores` too. The
-        backend itself refuses it while the owner's key lives, unless that is `new_owner`. A store first writes what
-        waits of the session. Raises RowError, and changes nothing, for a row that is damaged or of another version.
-        Where it raises StoreError it may have succeeded: the row tells.
+        Of all hosts that saw the same fence, one succeeds: `fence` and `restores` are incremented. The backend itself
+        refuses the claim while the owner's key is alive, unless the owner is `new_owner`. A store first writes the
+        session's pending writes. Raises RowError, and changes nothing, if the row is damaged or of another version.
+        If it raises StoreError, the claim may have succeeded; the row shows whether it did.
         """
         ...
 
     def renew(self, host: Host) -> None:
-        """Have a host live for another TTL, with this load. The first call makes its key. No write depends on it."""
+        """Keep a host alive for another TTL, and store its load. The first call creates its key. Writes to sessions do
+        not depend on it.
+        """
         ...
 
     def unregister(self, name: str) -> None:
-        """Have a host be dead at once: its own word when it stops, or that of a supervisor, which has seen it die.
+        """Mark a host as dead at once. A host calls this when it stops, or a supervisor that saw it end.
 
-        A name without an incarnation means all incarnations of it. A host that lives after all is back when it renews.
+        A name without an incarnation stands for all its incarnations. A host that is alive after all returns with its
+        next `renew`.
         """
         ...
 
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts that live: those of a store by name, those of a backend in any order."""
+        """Return the hosts that are alive: a store sorts them by name, a backend does not."""
         ...
 
     def host(self, name: str) -> Host | None:
-        """The host of this full name; None if it does not live."""
+        """Return the host with this full name; None if it is not alive."""
         ...
 
 
 class SessionStore(Ownership, Protocol):
-    """The stored conversations, and which hosts live. All hosts of a store share them.
+    """The stored conversations, and the hosts that are alive. All hosts of a store share them.
 
-    Writes do not wait: they return a future that is done when the backend has them, and writes of one session that wait
-    become one. It fails with StoreError where the backend cannot be written to: after a second or two, and at once
-    while the store is degraded. What was to be written waits then, and is tried again every two seconds. It fails with
-    SupersededError where the hold is not the newest: nothing of that write was or will be written.
+    Writes do not wait. They return a future that is done when the backend has stored them; pending writes of one
+    session are merged. The future fails with StoreError if the backend cannot be written to: after a second or two, or
+    at once while the store is degraded. The write then stays pending and is retried every two seconds. The future fails
+    with SupersededError if the hold is not the newest: nothing of that write is ever stored.
 
-    All other methods block, and callers on an event loop run them in a thread. All may be called from any thread.
+    All other methods block; callers on an event loop run them in a thread. All methods may be called from any thread.
     """
 
     @property
     def degraded(self) -> str | None:
-        """Why what was written last could not be; None while all is written."""
+        """Why the last write failed; None if it succeeded."""
         ...
 
     def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
-        """Replace the row of a session, which `session.hold` has to own. Its first row, of fence 1, makes the session.
-        Fails with RowError, and leaves the row as it was, for a snapshot of more than MAX_SNAPSHOT_BYTES.
+        """Replace the row of a session, which `session.hold` has to own. The first row, with fence 1, creates it.
 
-        `turn_kept`: the snapshot holds the turn under way, so that the tail is emptied.
+        `turn_kept`: the snapshot includes the turn under way, so the tail is deleted. The future fails with RowError,
+        and the row stays as it was, if the snapshot exceeds MAX_SNAPSHOT_BYTES.
         """
         ...
 
     def append_tail(self, hold: Hold, chunk: TailChunk) -> Future[None]:
-        """Add a chunk to the tail of a session that is stored. One that is there with its `at_ms` is not added again.
+        """Add a chunk to the tail of a stored session. Does nothing if the tail has a chunk with this `at_ms`.
 
-        Chunks that would make the tail larger than MAX_TAIL_BYTES are not added: the next owner hears how so long a
-        turn began.
+        A chunk that would make the tail larger than MAX_TAIL_BYTES is dropped: of a very long turn, the next owner
+        gets the beginning.
         """
         ...
 
     def release(self, hold: Hold) -> Future[None]:
-        """Give a session away, with what was put before: from then on any host may claim it, and `hold` is void.
+        """Release a session after its pending writes: any host may claim it from then on, and `hold` is invalid.
 
-        Its `restores` become 0, since no host died of it. Does nothing for a session that is not stored.
+        Sets `restores` to 0, since the session did not crash its host. Does nothing if the session is not stored.
         """
         ...
 
     def forget(self, hold: Hold) -> Future[None]:
         """Delete a session that is over: its row, its snapshot and its tail.
 
-        What stays until the row would have been too old is its id and fence, so that no earlier owner makes it anew.
-        Does nothing for a session that is not stored.
+        Its id and fence stay until the row would have expired, so that no earlier owner can create it again. Does
+        nothing if the session is not stored.
         """
         ...
 
     def get(self, session_id: str) -> StoredSession | None:
-        """The latest row of a session, also one that this store object was given and has not written yet.
+        """Return the latest row of a session, including a pending write of this store object.
 
-        None where there is none, and where it is too old. Raises RowError for a damaged row, and one of another
-        version.
+        Returns None if there is no row, or it has expired. Raises RowError if it is damaged or of another version.
         """
         ...
 
     def close(self, host_name: str = "") -> None:
-        """Write what waits, once, and end. Blocks for at most ten seconds, and does not raise.
+        """Try the pending writes once and close the store. Blocks for at most ten seconds, and does not raise.
 
-        `host_name`: of the host that stops with it, which is unregistered after the last write.
+        `host_name`: the host to unregister after the last write; "": none.
         """
         ...

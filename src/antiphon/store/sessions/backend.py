@@ -1,5 +1,6 @@
-"""What a backend of sessions has to be, for the writer that all backends share: a database that reads and writes at
-once.
+"""The interface of a backend of the session store: a database with blocking reads and writes.
+
+All backends share one writer (`writer.py`), which calls it.
 """
 
 from __future__ import annotations
@@ -21,35 +22,38 @@ from antiphon.store.sessions.api import (
     TailChunk,
 )
 
-# How long a backend may take to answer, in seconds.
+# Timeout of a backend's answer, in seconds.
 BUSY_S = 1.0
-# What a row's numbers are below: 15 digits, and 9 of `restores`. A claim raises two of them, and each backend counts in
-# numbers that hold more than that.
+# Exclusive upper bounds of a row's numbers: 15 digits, and 9 for `restores`. A claim increments `fence` and `restores`;
+# the integers of all backends have room for more than that.
 MAX_NUMBER, MAX_RESTORES = 10**15, 10**9
 
 
 @dataclass(slots=True)
 class Write:
-    """What is to be written of one session, in this order: its row, the end of the earlier tail, chunks, and a release.
+    """The pending writes of one session, applied in the order of the fields."""
 
-    A session that is forgotten is only that. `chunks`: of the tail, by `at_ms`.
-    """
-
+    # The owner and fence that must be current for the write to succeed.
     hold: Hold
+    # The new row; None: the row stays.
     row: StoredSession | None = None
+    # Delete the earlier tail.
     clears_tail: bool = False
+    # Chunks to add to the tail, by `at_ms`.
     chunks: dict[int, bytes] = field(default_factory=dict)
+    # Release the session: it has no owner afterwards.
     releases: bool = False
+    # Delete the session. All other fields except `hold` are ignored then.
     forgets: bool = False
 
     @property
     def next_owner(self) -> str:
-        """The owner that the row has after it."""
+        """The row's owner after this write; "" after a release."""
         return "" if self.releases else self.hold.owner
 
     @property
     def values(self) -> tuple[int | str | bytes, ...]:
-        """The values of its row's fields as they are after it, in the order of `row_of`; none if it writes no row."""
+        """The values of the row's fields after this write, in the order of `row_of`; () if it writes no row."""
         if (row := self.row) is None:
             return ()
         counts = row.received.events, row.received.audio_ms, 0 if self.releases else row.restores
@@ -57,37 +61,36 @@ class Write:
 
 
 class Backend(Ownership, Protocol):
-    """Where rows and hosts are. All methods block, for BUSY_S or little more, and raise StoreError for a failing
-    backend.
+    """A database of rows and hosts. All methods block, for about BUSY_S at most, and raise StoreError if it fails.
 
-    `write` and `purge` are called by one thread, the others by any.
+    One thread calls `write` and `purge`; any thread may call the other methods.
     """
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
-        """Write each, by itself and as a whole, and return what was wrong with each: SupersededError, RowError or None.
+        """Apply each write atomically and independently. Returns an error for each: SupersededError, RowError or None.
 
-        Doing it again, after a failure that left open whether it was done, changes nothing.
+        Idempotent: after a failure with an unknown outcome, the same writes may be repeated.
         """
         ...
 
     def read(self, session_id: str) -> StoredSession | None:
-        """The row of a session. None, and RowError, as `SessionStore.get`."""
+        """Return the row of a session. Returns None and raises RowError as `SessionStore.get` does."""
         ...
 
     def purge(self) -> None:
-        """Delete what is too old."""
+        """Delete expired rows, tails without a row, and dead hosts."""
         ...
 
     def close(self) -> None:
-        """Close connections. Does not raise."""
+        """Close all connections to the database. Does not raise."""
         ...
 
 
 def row_of(session_id: str, values: Sequence[object]) -> StoredSession:
-    """Make a row of the values of its fields as a backend has them, in the order of Redis's and the tables' columns:
-    version, key_hash, token, snapshot, owner, fence, received events and milliseconds, restores.
+    """Build a row from a backend's values, in this order: version, key_hash, token, snapshot, owner, fence, received
+    events, received milliseconds, restores.
 
-    Raises RowError for values of another type, numbers that no host writes, and a row of another version.
+    Raises RowError if a value has another type, a number is out of range, or the row has another version.
     """
     version, key_hash, token, snapshot, owner, fence, events, audio_ms, restores = values
     numbers = [version, fence, events, audio_ms, restores]
@@ -108,38 +111,38 @@ def row_of(session_id: str, values: Sequence[object]) -> StoredSession:
 
 
 def host_of(name: str, address: object, load: object, draining: object) -> Host:
-    """Make a host of the values of its fields as a backend has them. What no host writes counts as not known: a host
-    lives by its key, whatever is in it.
+    """Build a host from a backend's values. Invalid values count as unknown, since a host with a key is alive whatever
+    the key's content.
     """
     known = isinstance(load, int | float) and math.isfinite(load)
     return Host(name, address if isinstance(address, str) else "", float(str(load)) if known else None, bool(draining))
 
 
 def chunk_of(session_id: str, at_ms: object, data: object) -> TailChunk:
-    """Make a chunk of a tail. Raises RowError for values of another type."""
+    """Build a chunk of a tail from a backend's values. Raises RowError if a value has another type."""
     if not (isinstance(at_ms, int) and isinstance(data, bytes)):
         raise damaged(session_id)
     return TailChunk(at_ms, data)
 
 
 def damaged(session_id: str) -> RowError:
-    """The error of a row that is no row."""
+    """Return the error for a row with invalid content."""
     return RowError(f"the stored session {session_id} is damaged")
 
 
 def other_version(session_id: str, version: object) -> RowError:
-    """The error of a row of another version of antiphon."""
+    """Return the error for a row that another version of antiphon wrote."""
     return RowError(
         f"the stored session {session_id} has version {version}, and this version of antiphon reads {ROW_VERSION}"
     )
 
 
 def too_large(session_id: str, num_bytes: int) -> RowError:
-    """The error of a session that is not stored, since all others would wait for it."""
+    """Return the error for a session that is too large to store: writing it would delay all others."""
     most = f"at most {MAX_SNAPSHOT_BYTES >> 20} MiB of a conversation are stored"
     return RowError(f"the session {session_id} cannot be stored: it has {num_bytes >> 20} MiB, and {most}")
 
 
 def superseded(session_id: str) -> SupersededError:
-    """The error of a write whose hold is void."""
+    """Return the error for a write whose hold is no longer valid."""
     return SupersededError(f"the stored session {session_id} belongs to another host by now, or is deleted")

@@ -1,6 +1,6 @@
-"""Sessions in Postgres: a table each for rows, tails and hosts. What is committed survives as that server is set up.
+"""Sessions in Postgres: one table each for rows, tails and hosts. The server's setup decides how durable a commit is.
 
-Each write is one statement, which finds a fence to be the newest while it holds the lock of the row.
+Each write is one statement. It checks that the fence is the newest while it holds the lock of the row.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from antiphon.store.sessions.api import (
 from antiphon.store.sessions.backend import BUSY_S, Backend, Write, chunk_of, host_of, row_of, superseded
 from antiphon.store.sessions.url import StoreUrl
 
-# Of the tables, in `antiphon_format`.
+# The format of the tables, stored in `antiphon_format`.
 FORMAT = 1
-# Held while the tables are made, so that two hosts do not make them at once.
+# The advisory lock that is held while the tables are created, so that two hosts do not create them at once.
 MAKING = 0x616E7469
-# How often it is looked whether the server has not answered for BUSY_S.
+# Interval of the check whether the server has not answered for BUSY_S, in seconds.
 WATCH_S = 0.2
-# A session that was forgotten has no snapshot, until its row is too old.
+# The row of a forgotten session has no snapshot, and stays until it expires.
 SCHEMA = """
 create table if not exists antiphon_format (format integer not null);
 create table if not exists antiphon_sessions (
@@ -69,9 +69,9 @@ with written as (
 )
 select count(*) from written
 """
-# Of `Write.values`.
+# The parameters of PUT that `Write.values` fills, in its order.
 PUT_NAMES = ("version", "key_hash", "token", "snapshot", "next_owner", "fence", "events", "audio_ms", "restores")
-# The count is 1 where it is done, now or by a try before, and 0 where the hold is void, or there is no such row.
+# The count is 1 if the session is released, now or by an earlier attempt; 0 if the hold is invalid or there is no row.
 RELEASE = """
 with written as (
     update antiphon_sessions set owner = '', restores = 0
@@ -92,7 +92,7 @@ with written as (
 )
 select count(*) from written
 """
-# The row is locked, so that no other host claims it meanwhile.
+# Locks the row, so that no other host claims it meanwhile.
 CHECK = """
 select 1 from antiphon_sessions
 where id = %(id)s and fence = %(fence)s and owner in (%(owner)s, %(next_owner)s) and snapshot is not null for update
@@ -112,7 +112,7 @@ where id = %(id)s and fence = %(fence)s and version = {ROW_VERSION} and snapshot
     or not exists (select 1 from antiphon_hosts h where h.name = s.owner and h.until > clock_timestamp()))
 returning {COLUMNS}
 """
-# A load that is not known is -1: the column takes no null.
+# An unknown load is stored as -1, since the column is not null.
 RENEW = """
 insert into antiphon_hosts values (%(name)s, %(address)s, coalesce(%(load)s::float8, -1), %(draining)s,
     clock_timestamp() + make_interval(secs => %(ttl_s)s))
@@ -124,11 +124,10 @@ HOSTS = "select name, address, nullif(load, -1), draining from antiphon_hosts wh
 
 
 class PostgresBackend(Backend):
-    """Sessions in Postgres. Connects and makes its tables, and raises StoreError where that fails, and for tables of a
-    newer format.
+    """Sessions in Postgres. The constructor connects and creates the tables.
 
-    Holds two connections: one for the thread that writes, one for all else. Needs the extra `[postgres]`, without which
-    it raises SettingsError.
+    Has two connections: one for the thread that writes, one for everything else. Raises StoreError if connecting fails
+    or the tables have a newer format, and SettingsError if the extra `[postgres]` is not installed.
     """
 
     def __init__(self, url: StoreUrl, max_age_s: float, host_ttl_s: float = HOST_TTL_S) -> None:
@@ -150,8 +149,8 @@ class PostgresBackend(Backend):
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
-        """All are one transaction, unless one of them cannot be written at all."""
-        # In the order of the ids, so that two hosts that write the same rows do not wait for each other.
+        """Apply all writes in one transaction, or each in its own if the database rejects one of them."""
+        # Sorted by id, so that two hosts that write the same rows do not deadlock.
         order = sorted(range(len(writes)), key=lambda number: writes[number].hold.session_id)
         ordered = [writes[number] for number in order]
         with self._use(self._writing) as writing:
@@ -217,11 +216,11 @@ class PostgresBackend(Backend):
         self._asking.close()
 
     def _fetch(self, query: str, *, once: bool = False, **values: object) -> list[tuple[Any, ...]]:
-        """The rows of one statement. It is tried again on a new connection if the old one is dead, unless `once`."""
+        """Return the rows of one statement. Retries on a new connection if the old one is dead, unless `once`."""
         with self._use(self._asking) as asking:
 
             def fetch(db: Any) -> list[tuple[Any, ...]]:
-                # Half as much to be sent and read as the text of it, with a row of 60 MB.
+                # The binary format is half the size of the text format, measured with a row of 60 MB.
                 cursor = db.execute(query, values, binary=True)
                 return list(cursor.fetchall()) if cursor.description else []
 
@@ -230,7 +229,7 @@ class PostgresBackend(Backend):
 
     @contextmanager
     def _use(self, connection: _Connection) -> Iterator[_Connection]:
-        """Raises StoreError, which does not show the URL's password, for what fails."""
+        """Lock a connection for the block. Errors in it become StoreError, without the URL's password."""
         try:
             with connection.lock:
                 yield connection
@@ -240,21 +239,21 @@ class PostgresBackend(Backend):
 
 
 class _Unwritable(Exception):
-    """One of several writes has values that the database does not take."""
+    """The database rejects the values of one of several writes."""
 
 
 class _Connection:
-    """A connection that is made when it is needed, and made anew when it is broken. Hold `lock` to use it.
+    """A connection that is opened on first use and reopened after it breaks. Hold `lock` to use it.
 
-    A server that does not answer for BUSY_S has its connection cut, by a thread that `close` ends: the client library
-    would wait for as long as the server's machine answers for it.
+    If the server does not answer for BUSY_S, a watchdog thread shuts the connection down, because the client library
+    would wait for as long as the server's machine keeps the connection alive. `close` ends the thread.
     """
 
     def __init__(self, url: StoreUrl) -> None:
         self.lock = threading.Lock()
         self._url = url
         self._db: Any = None
-        # Of what is asked now: a descriptor of its own for the connection, and when it is cut, in monotonic seconds.
+        # The running query: a duplicate descriptor of the connection, and its deadline in monotonic seconds.
         self._asked: tuple[socket.socket, float] | None = None
         self._asked_lock = threading.Lock()
         self._is_cut = False
@@ -263,7 +262,7 @@ class _Connection:
         self._watch.start()
 
     def run(self, work: Callable[[Any], Any], *, once: bool = False) -> Any:
-        """Do `work` with the connection, and again with a new one if this one had been closed, unless `once`."""
+        """Run `work` with the connection. If the server had closed it, run it again on a new one, unless `once`."""
         import psycopg
 
         was_open, self._is_cut = self._db is not None and not self._db.closed, False
@@ -305,7 +304,7 @@ class _Connection:
                     self._asked[0].shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection, and end the thread."""
+        """Close the connection and end the watchdog thread."""
         self._closed.set()
         self._watch.join()
         with self.lock:
@@ -320,8 +319,8 @@ def _make_tables(db: Any) -> None:
 
 
 def _write_all(db: Any, writes: Sequence[Write]) -> list[StoreError | None]:
-    """Write all in one transaction. Raises _Unwritable, and writes nothing, where the database takes one of several not
-    at all.
+    """Apply all writes in one transaction. Raises _Unwritable, and writes nothing, if the database rejects one of
+    several.
     """
     import psycopg
 
@@ -339,7 +338,7 @@ def _write_alone(write: Write, db: Any) -> StoreError | None:
 
     try:
         if not write.chunks:
-            # A statement is a transaction.
+            # A single statement is a transaction by itself.
             return _write(db, write)
         with db.transaction():
             return _write(db, write)
@@ -348,7 +347,7 @@ def _write_alone(write: Write, db: Any) -> StoreError | None:
 
 
 def _write(db: Any, write: Write) -> StoreError | None:
-    """Write one session; the SupersededError where its hold is void."""
+    """Apply the write of one session. Returns SupersededError if its hold is invalid."""
     hold, row = write.hold, write.row
     base: dict[str, object] = {
         "id": hold.session_id,
@@ -372,7 +371,7 @@ def _write(db: Any, write: Write) -> StoreError | None:
 
 
 def _on_row(db: Any, query: str, base: dict[str, object]) -> StoreError | None:
-    """Run what does nothing where there is no row."""
+    """Run an update of the row. Returns SupersededError if the row exists but was not updated."""
     done = _count(db, query, base) or not _count(db, EXISTS, base)
     return None if done else superseded(str(base["id"]))
 

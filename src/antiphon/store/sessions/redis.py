@@ -1,7 +1,7 @@
-"""Sessions in Redis or Valkey: a hash for a row, a hash for its tail, a key for a host. Scripts make each step whole.
+"""Sessions in Redis or Valkey: a hash for each row, a hash for its tail, a key for each host. Scripts are atomic steps.
 
-The scripts build the names of keys themselves, which Redis Cluster does not allow. How much a server that is killed
-loses is its own setting (`appendfsync`).
+The scripts build key names themselves, which Redis Cluster does not allow. The server's own setting `appendfsync`
+decides how much it loses when it is killed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from antiphon.store.sessions.backend import (
 )
 from antiphon.store.sessions.url import StoreUrl
 
-# Of the keys, in `antiphon:format`.
+# The format of the keys, stored in `antiphon:format`.
 FORMAT = 1
 PREFIX = "antiphon:"
 FIELDS = ("version", "key_hash", "token", "snapshot", "owner", "fence", "events", "audio_ms", "restores")
-# KEYS: row, tail. ARGV: owner and fence of the hold, whether it forgets, has a row, clears the tail, releases; the
-# milliseconds after which the row is too old, the most bytes of the tail, the number of values of the row, these, then
-# at_ms and data of chunks. A row that was forgotten has a fence alone, and an owner that nobody is.
+# KEYS: row, tail. ARGV: owner and fence of the hold; whether the write forgets, has a row, clears the tail, releases;
+# the row's lifetime in milliseconds; the limit on the tail in bytes; the number of the row's values, and these values;
+# then at_ms and data of each chunk. A forgotten row has only a fence, so its owner equals no host.
 WRITE = """
 local kind, tail = redis.call('TYPE', KEYS[1])['ok'], redis.call('TYPE', KEYS[2])['ok']
 if (kind ~= 'none' and kind ~= 'hash') or (tail ~= 'none' and tail ~= 'hash') then return 'damaged' end
@@ -88,7 +88,7 @@ if at <= #ARGV and (found or has_row) then
 end
 return 'written'
 """
-# KEYS: row, which is whole. ARGV: new owner, seen fence, what keys of hosts begin with.
+# KEYS: row, which was checked to be valid. ARGV: new owner, seen fence, prefix of the hosts' keys.
 CLAIM = """
 local row = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'snapshot')
 if not row[3] then return 'unknown' end
@@ -103,10 +103,10 @@ return redis.call('HMGET', KEYS[1], 'version', 'key_hash', 'token', 'snapshot', 
 
 
 class RedisBackend(Backend):
-    """Sessions in Redis or Valkey. Connects, and raises StoreError where that fails, and for keys of a newer format.
+    """Sessions in Redis or Valkey. The constructor connects.
 
-    Rows are deleted by the server itself `max_age_s` after they were written. Needs the extra `[redis]`, without
-    which it raises SettingsError.
+    The server itself deletes rows `max_age_s` after they were written. Raises StoreError if connecting fails or the
+    keys have another format, and SettingsError if the extra `[redis]` is not installed.
     """
 
     def __init__(self, url: StoreUrl, max_age_s: float, host_ttl_s: float = HOST_TTL_S) -> None:
@@ -118,7 +118,7 @@ class RedisBackend(Backend):
             raise SettingsError(f"--state {url.shown} needs the package redis: pip install '.[redis]'") from None
         self._url = url
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
-        # Redis deletes at once what lives for 0 ms.
+        # Redis deletes a key with a lifetime of 0 ms at once.
         self._max_age_ms, self._host_ttl_ms = max(1, round(max_age_s * 1000)), round(host_ttl_s * 1000)
         retry = Retry(NoBackoff(), 0)
         try:
@@ -129,7 +129,7 @@ class RedisBackend(Backend):
             self._claim: Any = self._redis.register_script(CLAIM)
             self._ask(lambda: self._redis.setnx(f"{PREFIX}format", FORMAT))
         except (ValueError, TypeError) as error:
-            # Options of the URL that the client library does not know are arguments that a class of it does not take.
+            # The client library passes unknown options of the URL to a constructor, which raises TypeError.
             raise SettingsError(f"--state {url.shown}: {url.hidden(str(error))}") from None
         found = self._ask(lambda: self._redis.get(f"{PREFIX}format"))
         if found != b"%d" % FORMAT:
@@ -179,7 +179,7 @@ class RedisBackend(Backend):
         if kind not in (b"none", b"hash"):
             raise damaged(session_id)
         values = self._ask(lambda: self._redis.hmget(_keys(session_id)[0], FIELDS))
-        # A row that was forgotten has a fence alone.
+        # A forgotten row has only a fence.
         return _row(session_id, values) if any(values[:4]) else None
 
     def tail(self, session_id: str) -> tuple[TailChunk, ...]:
@@ -191,7 +191,7 @@ class RedisBackend(Backend):
         return tuple(sorted(chunks, key=lambda chunk: chunk.at_ms))
 
     def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
-        # A script that fails has done what came before: a row that is damaged is found out first.
+        # A script that fails midway is not rolled back, so check that the row is valid first.
         if self.read(session_id) is None:
             return ClaimRefusal.UNKNOWN
         keys, values = [_keys(session_id)[0]], [new_owner, seen_fence, f"{PREFIX}host:"]
@@ -199,7 +199,7 @@ class RedisBackend(Backend):
         return _row(session_id, answer) if isinstance(answer, list) else ClaimRefusal(answer.decode())
 
     def purge(self) -> None:
-        """Redis does it by itself."""
+        """Do nothing: Redis deletes expired keys itself."""
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class RedisBackend(Backend):
                 self._ask(partial(self._redis.srem, f"{PREFIX}hosts", known))
 
     def hosts(self) -> tuple[Host, ...]:
-        """Names of hosts that are dead are taken off the list of names."""
+        """Return the hosts that are alive, and remove the names of dead ones from the set of names."""
         living = {name: self.host(name) for name in self._names()}
         dead = [name for name, host in living.items() if host is None]
         if dead:
@@ -249,7 +249,7 @@ class RedisBackend(Backend):
         self._redis.close()
 
     def _ask(self, ask: Callable[[], Any]) -> Any:
-        """Ask the server. Raises StoreError, which does not show the URL's password, for whatever fails."""
+        """Run a query. Its errors become StoreError, without the URL's password."""
         try:
             return ask()
         except self._errors as error:

@@ -1,7 +1,8 @@
 """Sessions in SQLite, in a folder of one machine: for one host, or a few processes that share its disk.
 
-A host lives while its process holds a lock on a file, which ends with the process, however it ends: a server that was
-killed is dead at once, and the next one restores its sessions without waiting. A host that hangs is dead after the TTL.
+A host is alive while its process holds a lock on a file. The operating system releases the lock when the process ends
+in any way, so a killed server is dead at once, and the next one restores its sessions without waiting. A host that
+hangs is dead after the TTL.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from antiphon.store.sessions.api import (
 from antiphon.store.sessions.backend import BUSY_S, Backend, Write, chunk_of, host_of, row_of, superseded
 
 FILE = "sessions.sqlite3"
-# The format of the file (`pragma user_version`). Files of before there were formats have 0. Those of format 1 have the
-# first table without the columns that MIGRATION adds.
+# The format of the file (`pragma user_version`). The oldest files have 0. Files of format 1 have only the first table,
+# without the columns that MIGRATION adds.
 FORMAT = 2
-# What is wrong with one row, and not with the file.
+# Errors of a single row, not of the file.
 ROW_ERRORS = (sqlite3.DataError, sqlite3.ProgrammingError)
-# `who` and `kept` are StoredSession's `key_hash` and `snapshot`; `at` is when it was written, in seconds since 1970.
-# A session that was forgotten has an empty `kept`, until its row is too old.
+# `who` and `kept` are StoredSession's `key_hash` and `snapshot`; `at` is the time of writing, in seconds since 1970.
+# The row of a forgotten session has an empty `kept`, and stays until it expires.
 SCHEMA = """
 create table if not exists sessions (
     id text primary key, who text not null, token blob not null, kept blob not null, at real not null
 )
 """
-# Rows of before there were owners are free to be claimed.
+# Rows written before rows had owners may be claimed by any host.
 MIGRATION = (
     "alter table sessions add column version integer not null default 1",
     "alter table sessions add column owner text not null default ''",
@@ -50,7 +51,7 @@ MIGRATION = (
     "alter table sessions add column received_audio_ms integer not null default 0",
     "alter table sessions add column restores integer not null default 0",
     "create table tails (id text, at_ms integer, chunk blob not null, primary key (id, at_ms)) without rowid",
-    # `until`: in seconds of the machine's clock since it was started, which all its processes share.
+    # `until`: in seconds since the machine started, a clock that all its processes share.
     "create table hosts (name text primary key, address text, load real, draining integer, until real not null)",
 )
 COLUMNS = "version, who, token, kept, owner, fence, received_events, received_audio_ms, restores"
@@ -59,9 +60,9 @@ COLUMNS = "version, who, token, kept, owner, fence, received_events, received_au
 class SqliteBackend(Backend):
     """Sessions in a folder, which is created with access for its owner only. Deleted rows are overwritten in the files.
 
-    `max_age_s`: rows older than that are not found. `host_ttl_s`: how long a host that hangs is alive. `clock`: seconds
-    since 1970, by which rows age. `uptime`: seconds that all processes of the machine count alike, by which hosts do.
-    Raises StoreError where the folder cannot be written to, and for a file of a newer format.
+    `max_age_s`: the lifetime of rows. `host_ttl_s`: the time after which a hanging host is dead. `clock`: seconds since
+    1970, for the age of rows. `uptime`: seconds of a clock that all processes of the machine share, for hosts. Raises
+    StoreError if the folder is not writable, or the file has a newer format.
     """
 
     def __init__(
@@ -79,39 +80,38 @@ class SqliteBackend(Backend):
         self._host_ttl_s = host_ttl_s
         self._clock = clock
         self._uptime = uptime
-        # The connection of the thread that writes.
+        # The connection of the writing thread.
         self._db: sqlite3.Connection | None = None
-        # Descriptors of the lock files of this process's hosts, by their names.
+        # Descriptors of the lock files of this process's hosts, by the hosts' names.
         self._locks: dict[str, int] = {}
         self._lock = threading.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._path.touch(mode=0o600)
         except OSError as error:
-            raise StoreError(f"{folder}: {error.strerror}; a folder is needed that can be written to") from None
+            raise StoreError(f"{folder}: {error.strerror}; the folder must be writable") from None
         with self._one_process(), self._reading() as db:
             self._prepare(db)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
-        """A write that waits for another process's does so for BUSY_S."""
+        """Apply the writes. Waits at most BUSY_S for another process's write."""
         try:
             if self._db is None:
                 self._db = self._open()
-                # With this, a process that is killed loses nothing; a machine that loses power may lose the last
-                # second.
+                # A killed process loses nothing with this setting; a machine that loses power may lose the last second.
                 self._db.execute("pragma synchronous=normal")
             failures = [self._write(self._db, write) for write in writes]
             if any(write.forgets for write in writes):
-                # The log of writes holds what was deleted.
+                # The write-ahead log still holds the deleted data.
                 self._db.execute("pragma wal_checkpoint(truncate)")
         except sqlite3.Error as error:
             raise StoreError(f"{self._path}: {error}") from None
         return failures
 
     def _write(self, db: sqlite3.Connection, write: Write) -> StoreError | None:
-        """Write one session; what is wrong with it alone, or None. Raises sqlite3.DatabaseError for the file."""
+        """Apply one session's write. Returns its error, or None. Raises sqlite3.DatabaseError if the file fails."""
         try:
             with _transaction(db):
                 _apply(db, write, self._clock())
@@ -154,7 +154,7 @@ class SqliteBackend(Backend):
             return self._read(db, session_id) or ClaimRefusal.UNKNOWN
 
     def purge(self) -> None:
-        """The files of hosts that are dead are deleted too."""
+        """Delete expired rows, tails without a row, and dead hosts with their lock files."""
         with self._reading() as db:
             self._purge(db)
 
@@ -162,17 +162,17 @@ class SqliteBackend(Backend):
         db.execute("delete from sessions where at < ?", (self._clock() - self._max_age_s,))
         db.execute("delete from tails where id not in (select id from sessions)")
         for (name,) in db.execute("select name from hosts").fetchall():
-            # A host that hangs may live on.
+            # Keep a hanging host: it may recover.
             if not self._is_locked(name):
                 db.execute("delete from hosts where name = ?", (name,))
                 self._lock_file(name).unlink(missing_ok=True)
-        # The log of writes holds what was deleted, too.
+        # The write-ahead log holds the deleted data too.
         db.execute("pragma wal_checkpoint(truncate)")
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
     def renew(self, host: Host) -> None:
-        """The first call takes the host's lock, until `unregister` or `close`."""
+        """Renew a host. The first call takes its lock, which is held until `unregister` or `close`."""
         with self._lock:
             if host.name not in self._locks:
                 self._locks[host.name] = self._take_lock(host.name)
@@ -206,7 +206,7 @@ class SqliteBackend(Backend):
         return self._folder / f"host-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
 
     def _take_lock(self, name: str) -> int:
-        """Hold the lock of a host; its descriptor. Programs that this process starts do not inherit it."""
+        """Take the lock of a host, and return its descriptor, which child processes do not inherit."""
         try:
             descriptor = os.open(self._lock_file(name), os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
@@ -233,7 +233,7 @@ class SqliteBackend(Backend):
     # --- the file -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The locks of this process's hosts end."""
+        """Close the connection and release the locks of this process's hosts."""
         if self._db:
             self._db.close()
         with self._lock:
@@ -243,13 +243,13 @@ class SqliteBackend(Backend):
 
     def _open(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        # What is deleted or replaced is overwritten with zeros.
+        # Overwrites deleted and replaced data with zeros.
         db.execute("pragma secure_delete=on")
         return db
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for this call. Raises StoreError for what fails in it."""
+        """Open a connection for the block. Its errors become StoreError."""
         try:
             with closing(self._open()) as db:
                 yield db
@@ -258,8 +258,8 @@ class SqliteBackend(Backend):
 
     @contextmanager
     def _one_process(self) -> Iterator[None]:
-        """Of the processes of this folder, one at a time runs the block: SQLite does not wait where two turn a file's
-        log on at once.
+        """Let only one process of this folder run the block at a time: SQLite does not wait if two processes enable the
+        write-ahead log at once.
         """
         descriptor = os.open(self._path.parent, os.O_RDONLY)
         try:
@@ -273,11 +273,11 @@ class SqliteBackend(Backend):
         if found > FORMAT:
             raise StoreError(
                 f"{self._path} has format {found}, and this version of antiphon reads formats up to {FORMAT}: "
-                "it was written by a newer one"
+                "a newer version wrote it"
             )
         db.execute("pragma journal_mode=wal")
         with _transaction(db):
-            # Another process may have migrated it meanwhile.
+            # Another process may have migrated the file meanwhile.
             (found,) = db.execute("pragma user_version").fetchone()
             if found < FORMAT:
                 db.execute(SCHEMA)
@@ -286,7 +286,7 @@ class SqliteBackend(Backend):
                 db.execute(f"pragma user_version={FORMAT}")
         self._purge(db)
         if found < 1:
-            # Files of the first format hold the text of conversations that were deleted.
+            # Files of format 0 still contain the text of deleted conversations.
             db.execute("vacuum")
         db.execute("pragma wal_checkpoint(truncate)")
 
@@ -305,7 +305,7 @@ def _apply(db: sqlite3.Connection, write: Write, now_s: float) -> None:
             raise superseded(hold.session_id)
     if write.forgets:
         if found:
-            # Its id and fence stay.
+            # Keep the id and the fence.
             gone = "update sessions set who = '', token = x'', kept = x'', owner = '', fence = ?, at = ? where id = ?"
             db.execute(gone, (hold.fence, now_s, hold.session_id))
             db.execute("delete from tails where id = ?", (hold.session_id,))
@@ -328,16 +328,16 @@ def _apply(db: sqlite3.Connection, write: Write, now_s: float) -> None:
 
 @contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that may write from its beginning; it is taken back if its block raises."""
+    """Run the block in a transaction that takes the write lock at its start. Rolls back if the block raises."""
     db.execute("begin immediate")
     try:
         yield
     except BaseException:
-        # A full disk has taken it back already.
+        # If the disk is full, SQLite has rolled back already.
         if db.in_transaction:
             db.execute("rollback")
         raise
     db.execute("commit")
 
 
-assert ROW_VERSION == 1, "MIGRATION gives rows of before there were versions the first one"
+assert ROW_VERSION == 1, "MIGRATION gives older rows version 1"

@@ -1,4 +1,4 @@
-"""The URL of a store's server, whose password is shown to nobody."""
+"""The URL of a store's server. Its password never appears in messages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from antiphon.errors import SettingsError
 REDIS_SCHEMES = ("redis", "rediss", "valkey", "valkeys")
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 SCHEMES = REDIS_SCHEMES + POSTGRES_SCHEMES
-# What a password is replaced by.
+# Replaces a password in messages.
 HIDDEN = "***"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """A URL with one of SCHEMES. `text`: all of it, for a client library. Raises SettingsError, which does not repeat
-    it, for what is no URL.
+    """A URL with one of SCHEMES. `text`: the whole URL, with secrets.
+
+    Raises SettingsError for an invalid URL, without quoting it.
     """
 
     text: str = field(repr=False)
@@ -30,18 +31,18 @@ class StoreUrl:
             is_whole = False
         if not is_whole:
             raise SettingsError(
-                f"--state: this is no URL of {', '.join(f'{s}://' for s in SCHEMES)}, or its port is no number. "
+                f"--state: this is not a URL of {', '.join(f'{s}://' for s in SCHEMES)}, or its port is not a number. "
                 "Characters such as / and @ in a password are written as %2F and %40"
             )
 
     @property
     def is_redis(self) -> bool:
-        """Whether it is of Redis or Valkey, rather than of Postgres."""
+        """Whether the server is Redis or Valkey, rather than Postgres."""
         return self._parts.scheme in REDIS_SCHEMES
 
     @property
     def of_client(self) -> str:
-        """The URL as client libraries take it, which know Valkey by Redis's name."""
+        """The URL for client libraries, which accept only the scheme names of Redis, not those of Valkey."""
         scheme = self._parts.scheme
         return self._parts._replace(scheme=scheme.replace("valkeys", "rediss").replace("valkey", "redis")).geturl()
 
@@ -58,7 +59,7 @@ class StoreUrl:
         parts = self._parts
         secrets = {parts.password or "", unquote(parts.password or ""), parts.query}
         if "@" in parts.netloc:
-            # Without a user's part, the address is no secret, and the message needs it.
+            # Without a user and password, the address is not secret, and the message needs it.
             secrets |= {self.text, parts.netloc}
         secrets |= {value for _, value in parse_qsl(parts.query) if len(value) > 3}
         for secret in sorted(secrets - {"", parts.hostname}, key=len, reverse=True):

@@ -1,6 +1,6 @@
-"""The session store over any backend: a thread that writes, so that no session waits for a disk or a network.
+"""The session store on top of any backend: a thread writes, so that no session waits for a disk or a network.
 
-What a backend is, and what it does at once, is `backend.py`'s; this module knows no database.
+`backend.py` defines what a backend is. This module knows no database.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from antiphon.store.sessions.api import (
 from antiphon.store.sessions.backend import BUSY_S, Backend, Write, superseded, too_large
 
 log = logging.getLogger(__name__)
-# How soon a write that failed is tried again.
+# Interval of retries of a failed write, in seconds.
 RETRY_S = 2.0
-# How often conversations that are too old are deleted.
+# Interval at which expired conversations are deleted, in seconds.
 PURGE_EVERY_S = 3600.0
-# What is written at once: of a session at least, and no more than this of several.
+# Limit on the writes of several sessions that are sent to the backend at once, in bytes. A single write may be larger.
 ROUND_BYTES = 4 << 20
-# How long a claim waits for what is yet to be written of its session, and `close` for the thread.
+# Timeouts, in seconds: of a claim for its session's pending writes, and of `close` for the thread.
 FLUSH_S, CLOSE_S = 3 * BUSY_S, 10.0
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A write that waits or is being written, and the futures that it will end."""
+    """A write that is pending or in progress, and the futures that it will complete."""
 
     write: Write
     futures: list[Future[None]] = field(default_factory=list)
@@ -49,26 +49,25 @@ class _Waiting:
     @property
     def num_bytes(self) -> int:
         row = self.write.row
-        # A row may hold what cannot be written, which its backend says.
+        # The snapshot may have an invalid type, which the backend reports.
         snapshot = len(row.snapshot) if row and isinstance(row.snapshot, bytes) else 0
         return snapshot + sum(map(len, self.write.chunks.values()))
 
 
 class QueuedStore(SessionStore):
-    """A SessionStore over `backend`, whose `write` it calls in a thread of its own. `close` ends the thread and the
-    backend.
+    """A SessionStore on top of `backend`. It calls `backend.write` on its own thread; `close` ends both.
 
-    A write that fails makes the store *degraded*: what is to be written waits, and is tried again every RETRY_S until
-    it is written. `clock`: seconds that pass, for the deletion of old rows each hour.
+    A failed write makes the store *degraded*: writes stay pending and are retried every RETRY_S until they succeed.
+    `clock`: monotonic seconds, for the deletion of expired rows each hour.
     """
 
     def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend = backend
         self._clock = clock
-        # Of each session what is not written yet. Bounded by the number of sessions and MAX_TAIL_BYTES of each, because
-        # a newer row replaces the one that waits.
+        # The pending write of each session. Bounded by the number of sessions, since a newer row replaces the pending
+        # one, and each tail is at most MAX_TAIL_BYTES.
         self._pending: dict[str, _Waiting] = {}
-        # What is being written.
+        # The writes in progress.
         self._in_hand: dict[str, _Waiting] = {}
         self._failure: str | None = None
         self._lock = threading.Lock()
@@ -83,7 +82,7 @@ class QueuedStore(SessionStore):
     # --- writes -------------------------------------------------------------------------------------------------------
 
     def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
-        # It may hold what cannot be written, which its backend says.
+        # The snapshot may have an invalid type, which the backend reports later.
         num_bytes = len(session.snapshot) if isinstance(session.snapshot, bytes) else 0
         if num_bytes > MAX_SNAPSHOT_BYTES:
             refused: Future[None] = Future()
@@ -110,7 +109,7 @@ class QueuedStore(SessionStore):
                 written.set_exception(refusal)
                 return written
             if waiting is None or waiting.write.hold != write.hold:
-                # An earlier owner's write is void.
+                # The pending write of an earlier owner is invalid.
                 _finish(waiting.futures if waiting else (), superseded(write.hold.session_id))
                 self._pending[write.hold.session_id] = waiting = _Waiting(merged)
             waiting.write = merged
@@ -137,7 +136,9 @@ class QueuedStore(SessionStore):
         return row
 
     def _newer(self, write: Write) -> StoredSession | None:
-        """The row of another owner since, which a write that waits will not change; None where that cannot be read."""
+        """Return the row if a newer owner has written it, so that the pending write will fail. None if the owner is not
+        newer, or the row cannot be read.
+        """
         with suppress(StoreError):
             row = self._backend.read(write.hold.session_id)
             return row if row and row.fence > write.hold.fence else None
@@ -151,7 +152,7 @@ class QueuedStore(SessionStore):
         return self._backend.claim(session_id, new_owner, seen_fence)
 
     def _flush(self, session_id: str) -> None:
-        """Wait until nothing of a session is to be written. Raises StoreError where that fails."""
+        """Wait until a session has no pending writes. Raises StoreError if that fails."""
         written: Future[None] = Future()
         with self._lock:
             waiting = self._pending.get(session_id) or self._in_hand.get(session_id)
@@ -160,7 +161,7 @@ class QueuedStore(SessionStore):
             waiting.futures.append(written)
         self._wake.put(True)
         try:
-            # A write that was refused for itself is no concern of a claim.
+            # If that write itself is refused, the claim may still succeed.
             with suppress(SupersededError, RowError):
                 written.result(FLUSH_S)
         except TimeoutError:
@@ -185,7 +186,7 @@ class QueuedStore(SessionStore):
             try:
                 self._backend.unregister(host_name)
             except StoreError as error:
-                log.warning("%s is not unregistered, and dead for others when its time is over: %s", host_name, error)
+                log.warning("%s cannot be unregistered; other hosts see it until its key expires: %s", host_name, error)
         self._backend.close()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -201,11 +202,11 @@ class QueuedStore(SessionStore):
                     self._backend.purge()
                     purged_s = self._clock()
             except Exception as error:
-                # Whatever it is, sessions must not wait for a thread that ended.
+                # Catch everything: if the thread ended, sessions would wait forever.
                 self._degrade(f"conversations cannot be stored: {error}")
 
     def _write_pending(self) -> None:
-        """Write what waits. Raises what makes the backend as a whole impossible to write to."""
+        """Write all pending writes. Raises an exception of the backend as a whole."""
         takes_oldest = False
         while True:
             with self._lock:
@@ -225,8 +226,8 @@ class QueuedStore(SessionStore):
             takes_oldest = not takes_oldest
 
     def _take_round(self, *, takes_oldest: bool) -> dict[str, _Waiting]:
-        """Take what is written at once: the smallest, so that large conversations of one key hold up no other's, or the
-        one that waits longest. Needs the lock.
+        """Take the writes to send at once: the smallest ones, so that one key's large conversations do not delay those
+        of other keys, or the one that has waited longest. The caller holds the lock.
         """
         order = list(self._pending)[:1] if takes_oldest else sorted(self._pending, key=self._size_of)
         taken, left = dict[str, _Waiting](), ROUND_BYTES
@@ -243,11 +244,11 @@ class QueuedStore(SessionStore):
     def _degrade(self, failure: str) -> None:
         with self._lock:
             if self._failure is None:
-                # The live sessions matter more than the stored ones.
+                # Only logged: live sessions continue without the store.
                 log.error("%s", failure)
             self._failure = failure
             for session_id, earlier in self._in_hand.items():
-                # What was not written waits again, before what came after it.
+                # The failed write is pending again, merged before any later one.
                 later = self._pending.get(session_id)
                 again = _Waiting(earlier.write, earlier.futures)
                 if later:
@@ -262,14 +263,14 @@ class QueuedStore(SessionStore):
 
 
 def _merged(earlier: Write, later: Write) -> tuple[StoreError | None, Write]:
-    """One write for two of the same session, the later of which was given after the other; or why it is refused."""
+    """Merge two writes of the same session. Returns why `later` is refused, or None, and the write to keep."""
     session_id = later.hold.session_id
     if later.hold != earlier.hold:
-        # Of two owners, the one of the newer fence is right; the backend decides about the rest.
+        # Of two owners, the one with the newer fence wins; the backend decides the rest.
         is_older = later.hold.fence < earlier.hold.fence
         return (superseded(session_id) if is_older else None), later
     if later.forgets or earlier.forgets:
-        # What is forgotten is not made anew.
+        # A forgotten session is not created again.
         refused = None if later.forgets else superseded(session_id)
         return refused, Write(later.hold, forgets=True)
     if earlier.releases and not later.releases:

@@ -1,6 +1,6 @@
 // @ts-check
 // The client of antiphon for browsers: conversations, captions, speech, and questions about a camera or a screen.
-// The page at / is built on it. README.md beside it says how to begin.
+// The page at / is built on it. README.md in this folder shows how to begin.
 
 export { Captions } from "./captions.js";
 export { Conversation } from "./conversation.js";

@@ -1,5 +1,5 @@
 // @ts-check
-// The microphone and the loudspeaker. All sound that is sent and played is mono at 24 kHz.
+// The microphone and the loudspeaker. All audio that is sent and played is mono at 24 kHz.
 
 import { device as ask } from "./errors.js";
 
@@ -14,7 +14,7 @@ async function made() {
   return ctx;
 }
 
-/** The one audio context of all sessions; made on the first click, as browsers ask. */
+/** The audio context that all sessions share. It is created on the first click, as browsers require. */
 export async function audio() {
   context ??= made();
   try {
@@ -28,7 +28,7 @@ export async function audio() {
 }
 
 /**
- * Play through this loudspeaker from now on, where the browser lets a page choose.
+ * Play through this loudspeaker from now on, if the browser lets a page choose.
  * @param {string} device
  * @param {HTMLMediaElement | null} [element]
  */
@@ -62,7 +62,7 @@ export function release(stream) {
 }
 
 /**
- * Call `onPcm` with PCM16 every 20 ms of the stream; returns how to stop.
+ * Call `onPcm` with PCM16 for every 20 ms of the stream. Returns a function that stops it.
  * @param {MediaStream} stream
  * @param {(pcm: ArrayBuffer) => void} onPcm
  */
@@ -80,7 +80,7 @@ export async function capture(stream, onPcm) {
   };
 }
 
-/** How loud something is now. */
+/** Measures the current volume of a node. */
 export class Meter {
   /** @param {AudioNode} node */
   constructor(node) {
@@ -102,7 +102,7 @@ export class Meter {
     return Math.min(1, highest);
   }
   close() {
-    // Once: who plays and who measures may both end it.
+    // Once only: the player and the owner of the meter may both close it.
     if (!this.isClosed) this.source.disconnect(this.analyser);
     this.isClosed = true;
   }
@@ -110,7 +110,7 @@ export class Meter {
 
 /** @typedef {{sounding: boolean, item: string | null, heard: number}} Playing `heard`: seconds of `item` so far */
 
-/** A queue of sound. */
+/** A queue of audio to play. */
 export class Player {
   /**
    * @param {AudioWorkletNode} node
@@ -142,14 +142,14 @@ export class Player {
     if (pcm.length) this.node.port.postMessage({ item, pcm }, [pcm.buffer]);
   }
   /**
-   * Wait where it is, or go on from there.
+   * Pause, or continue from the same position.
    * @param {boolean} held
    */
   hold(held) {
     this.node.port.postMessage({ hold: held });
   }
   /**
-   * Silence at once; resolves with the samples heard of each item.
+   * Drop the queue at once; resolves with the number of samples heard of each item.
    * @returns {Promise<Record<string, number>>}
    */
   flush() {
@@ -161,7 +161,7 @@ export class Player {
     });
     return heard.finally(() => this.waiting.delete(id));
   }
-  /** Be silent for good. */
+  /** Stop for good. */
   close() {
     this.node.port.onmessage = null;
     this.node.port.postMessage({ close: true });

@@ -1,5 +1,5 @@
 // @ts-check
-// A transcription of the microphone: its words as they become certain, over as many sessions of the server as it takes.
+// A live transcription of the microphone. When one session of the server ends, another one continues it.
 
 import { capture, Meter, microphone, release, toBase64 } from "./audio.js";
 import { ServerError } from "./errors.js";
@@ -9,52 +9,52 @@ import { SocketTransport } from "./transports.js";
 
 /**
  * @typedef {object} Options
- * @property {string} [language] for one "de"; without it the model detects it
+ * @property {string} [language] such as "de"; without it, the model detects the language
  * @property {string} [microphone] a device's id
  *
  * @typedef {object} Line
  * @property {string} id
- * @property {string} text empty in the end where nothing was understood
+ * @property {string} text "" if, in the end, nothing was understood
  * @property {boolean} final
- * @property {number | null} from ms of all sound since the start
+ * @property {number | null} from ms of audio since the start
  * @property {number | null} to
  *
  * @typedef {object} CaptionsTell
- * @property {Line} line as it is now
- * @property {{state: "listening" | "waiting" | "stopping", reason: string}} state `waiting`: the session has ended, for
- *   this reason, and another one is asked for; the microphone is still heard
- * @property {import("./kept_sound.js").Span} lost sound that was not transcribed: the server was away for longer than a
+ * @property {Line} line the line's current state
+ * @property {{state: "listening" | "waiting" | "stopping", reason: string}} state `waiting`: the session ended for this
+ *   reason, and another one is being opened; the microphone stays on
+ * @property {import("./kept_sound.js").Span} lost audio that was not transcribed: the server was away for longer than a
  *   minute, or too slow
- * @property {Error} error the captions go on
- * @property {string} end why they ended, "" where they were stopped
+ * @property {Error} error the captions continue
+ * @property {string} end the reason of the end, "" after a stop
  *
- * @typedef {object} Run from a start to its end
+ * @typedef {object} Run the state from a start to its end
  * @property {KeptSound} sound
  * @property {SocketTransport | null} transport null while there is no session
  * @property {Meter | null} meter
- * @property {() => void} hush ends the microphone
- * @property {number} base where the session's sound begins in all sound, in ms
- * @property {string | undefined} language that the server has taken
- * @property {number} failures how many sessions in a row ended without a line
- * @property {Set<string>} due items whose final line is still to come
- * @property {boolean} heard whether the server has taken all sound
+ * @property {() => void} hush stops the microphone
+ * @property {number} base where the session's audio begins, in ms of all audio
+ * @property {string | undefined} language the language that the server has accepted
+ * @property {number} failures the number of sessions in a row that ended without a line
+ * @property {Set<string>} due items whose final line has not arrived
+ * @property {boolean} heard whether the server has processed all audio
  * @property {() => void} finished
  * @property {Promise<void> | null} stopping
  * @property {boolean} over
- * @property {{bytes: number, at: number}} moved how much had left the browser when more last did
+ * @property {{bytes: number, at: number}} moved the bytes that had left the browser, and when they last increased
  */
 
-// How long a stop waits for the last line, and an attempt to connect for the server.
+// Timeouts of the last line after a stop, and of connecting.
 const LAST_MS = 2000,
   CONNECT_MS = 10000;
-// A socket that takes nothing for this long is broken, though no one has closed it.
+// A socket that sends nothing for this time counts as broken, even if neither side has closed it.
 const STALLED_MS = 15000;
-// The wait before another session, which doubles.
+// Backoff before another session: the first wait, which doubles, and the longest.
 const FIRST_WAIT_MS = 250,
   MOST_WAIT_MS = 5000;
-// The id of a message that changes the language in mid-call.
+// The event id of a message that changes the language.
 const CONFIGURE = "configure";
-// Errors that end a session of the server, not the captions.
+// Errors that end a session of the server, but not the captions.
 const OVERFLOW = "input_audio_buffer_overflow",
   ENDS_A_SESSION = ["session_expired", "server_shutting_down", "rate_limit_exceeded", OVERFLOW];
 
@@ -74,19 +74,19 @@ export class Captions extends Teller {
     /** @type {Map<string, Line>} */
     this.lines = new Map();
   }
-  /** Whether they have begun and not ended, also while the server is away. */
+  /** Whether the captions are running, even while the server is away. */
   get open() {
     return this.run !== null;
   }
-  /** How loud the microphone is, 0 to 1. */
+  /** The volume of the microphone, 0 to 1. */
   get level() {
     return this.run?.meter?.level ?? 0;
   }
-  /** Ask for the microphone, and begin. Rejects where either is refused. */
+  /** Ask for the microphone, and begin. Rejects if the user or the server refuses. */
   async start() {
     if (this.run) throw new Error("These captions have begun already.");
     const mine = ++this.starts;
-    // A start that was overtaken by another, or by a stop, gives back what it was given.
+    // Aborts this start if another start or a stop came after it; the catch below releases its resources.
     const still = () => {
       if (mine !== this.starts) throw new DOMException("The captions were stopped.", "AbortError");
     };
@@ -128,16 +128,16 @@ export class Captions extends Teller {
     if (run.transport) this.tell("state", { state: "listening", reason: "" });
   }
   /**
-   * Change the language in mid-call. Where the server refuses it, that is an `error`, and the one before stays.
-   * @param {{language: string}} options "" has the model detect it
+   * Change the language while running. If the server refuses, an `error` event follows, and the language stays.
+   * @param {{language: string}} options "": the model detects the language
    */
   configure({ language }) {
     this.options.language = language;
     this.run?.transport?.send({ ...this.update(), event_id: CONFIGURE });
   }
   /**
-   * End the microphone, wait for the last line, 2 s at most, and end; what is just beginning ends at once. Resolves
-   * when it has ended.
+   * Stop the microphone, wait for the last line, at most 2 s, and end. Captions that are still starting end at once.
+   * Resolves after the end.
    */
   stop() {
     this.starts += 1;
@@ -152,7 +152,7 @@ export class Captions extends Teller {
     return { type: "session.update", session: { type: "transcription", audio: { input: { transcription } } } };
   }
   /**
-   * Open a session, and give it the sound that has no final line yet. Rejects where the server refuses.
+   * Open a session, and send it the audio that has no final line yet. Rejects if the server refuses.
    * @param {Run} run
    */
   async connect(run) {
@@ -195,7 +195,7 @@ export class Captions extends Teller {
     }
     if (run.over || run.stopping) return transport.close();
     const { sound } = run;
-    // What was begun is said again from the sound that is kept; what is not kept stays as it is.
+    // Lines under way are transcribed again if their audio is kept; otherwise they stay as they are.
     for (const { id, from } of this.unfinished())
       this.change(run, id, from !== null && from >= sound.from ? { text: "", final: true } : { final: true });
     if (sound.lost) this.tell("lost", sound.lost);
@@ -209,20 +209,20 @@ export class Captions extends Teller {
     if (run === this.run) this.tell("state", { state: "listening", reason: "" });
   }
   /**
-   * The session has ended: ask for another one until there is one.
+   * The session has ended: try to open another one until that succeeds.
    * @param {Run} run
    * @param {string} reason
    */
   async lost(run, reason) {
     run.transport?.close();
     run.transport = null;
-    // A stop waits for its last line no longer.
+    // A pending stop no longer waits for its last line.
     run.finished();
-    // What is more than the server lets wait would be more than that again.
+    // Sending the same backlog again would overflow the server's buffer again.
     if (reason === OVERFLOW) run.sound.giveUp();
     while (!run.over && !run.stopping && !run.transport) {
       this.tell("state", { state: "waiting", reason });
-      // Not all at once, where many wait for one server.
+      // With jitter, so that clients do not return all at once.
       await after(Math.min(MOST_WAIT_MS, FIRST_WAIT_MS * 2 ** run.failures++) * (0.5 + Math.random() / 2));
       if (run.over || run.stopping) return;
       try {
@@ -253,7 +253,7 @@ export class Captions extends Teller {
     const now = performance.now(),
       { delivered, waits } = transport;
     if (!waits || delivered !== run.moved.bytes) run.moved = { bytes: delivered, at: now };
-    else if (now - run.moved.at > STALLED_MS) this.lost(run, "the server takes nothing any more");
+    else if (now - run.moved.at > STALLED_MS) this.lost(run, "the connection is stalled");
   }
 
   // --- the end -------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ export class Captions extends Teller {
       /** @type {Promise<void>} */
       const finished = new Promise((resolve) => (run.finished = resolve));
       run.transport.send({ type: "input_audio_buffer.commit" });
-      // Answered when everything before it has been heard.
+      // The server answers it when it has processed everything before it.
       run.transport.send({ type: "input_audio_buffer.clear" });
       await Promise.race([finished, after(LAST_MS)]);
     }
@@ -318,16 +318,16 @@ export class Captions extends Teller {
   change(run, id, change) {
     const line = this.lines.get(id) ?? { id, text: "", final: false, from: null, to: null };
     Object.assign(line, change);
-    // A line that was ended by the client, or with its session, has no end of its own.
+    // A line that the client or the end of a session has ended has no end time of its own.
     if (line.final) line.to ??= run.sound.to;
     this.lines.set(id, line);
     this.tell("line", { ...line });
-    // What is final does not change any more.
+    // A final line does not change again.
     if (line.final) this.lines.delete(id);
     return line;
   }
   /**
-   * The server has heard a line to its end: its sound need not be sent again.
+   * The server has transcribed a line to its end: its audio need not be sent again.
    * @param {Run} run
    * @param {string} id
    * @param {Partial<Line>} change
@@ -362,7 +362,7 @@ export class Captions extends Teller {
     } else if (type === "error") {
       const { code, message, event_id: about } = event.error;
       if (about === CONFIGURE) this.options.language = run.language;
-      // A stop commits what there is, and there may be nothing.
+      // A stop commits the buffer, which may be empty.
       const isOurs = ENDS_A_SESSION.includes(code) || (run.stopping && code === "input_audio_buffer_commit_empty");
       if (!isOurs) this.tell("error", new ServerError(message, code));
     }

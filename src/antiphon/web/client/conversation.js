@@ -1,5 +1,5 @@
 // @ts-check
-// One spoken conversation: what is asked of the server, what it says, and what of it was heard.
+// One spoken conversation: sends the client's requests, handles the server's events, and tracks how much was heard.
 
 import { bytesOf, fromPcm16, Meter, microphone, Player, RATE, release, through } from "./audio.js";
 import { ServerError } from "./errors.js";
@@ -10,42 +10,42 @@ import { DuplexTransport, RtcTransport, SocketTransport } from "./transports.js"
  * @typedef {object} Tool a function that the model may call
  * @property {string} description
  * @property {object} parameters JSON schema of the one argument of `run`
- * @property {(given: any) => any} run what it returns is told to the model; what it throws, too
+ * @property {(given: any) => any} run the model gets what it returns or throws
  *
  * @typedef {object} Options
  * @property {string} [instructions]
- * @property {string} [voice] it cannot change any more once the session has spoken
- * @property {"pause" | "complete" | "manual"} [turns] a turn ends after half a second of silence, when what was said is
+ * @property {string} [voice] it cannot change after the session has spoken
+ * @property {"pause" | "complete" | "manual"} [turns] a turn ends after half a second of silence, when the sentence is
  *   complete, or by `endTurn()`
- * @property {"websocket" | "webrtc" | "duplex"} [transport] duplex: both may speak at once, and a cut connection is
- *   resumed
+ * @property {"websocket" | "webrtc" | "duplex"} [transport] duplex: both sides may speak at once, and a broken
+ *   connection is resumed
  * @property {string} [microphone] a device's id
  * @property {string} [loudspeaker] a device's id
- * @property {boolean} [headphones] the microphone does not hear the answer
+ * @property {boolean} [headphones] whether the user wears headphones, so that the microphone does not hear the answer
  * @property {Record<string, Tool>} [tools] by name
  *
- * @typedef {object} Line what one side said
- * @property {string} id the item's
+ * @typedef {object} Line the words of one side
+ * @property {string} id the item's id
  * @property {"user" | "assistant" | "tool"} who
- * @property {string} text all of it, so far
- * @property {number} heard how many characters of it were heard; all of what is not an answer
- * @property {boolean} cut whether it was cut short: the server forgets what was not heard
+ * @property {string} text the whole text so far
+ * @property {number} heard the number of its characters that were heard; all of them, unless it is an answer
+ * @property {boolean} cut whether it was cut off: the server forgets the part that was not heard
  * @property {boolean} final
  *
- * @typedef {Line & {total_s: number, heard_s: number, kept: string | null, silenced: boolean}} Item `silenced`: it was
- *   cut here, and is neither played nor heard any more; `kept`: what the server remembers of it
+ * @typedef {Line & {total_s: number, heard_s: number, kept: string | null, silenced: boolean}} Item `silenced`: the
+ *   client cut it off, and no longer plays it; `kept`: the text that the server keeps of it
  *
- * @typedef {"ended" | "transcript" | "words" | "sound" | "heard"} Stage the turn's end is noticed, its transcript is
- *   there, the first words of the answer, its first sound, and when that was played
+ * @typedef {"ended" | "transcript" | "words" | "sound" | "heard"} Stage the end of the turn is detected, its transcript
+ *   is complete, the answer's first words arrive, its first audio arrives, and that audio is played
  *
  * @typedef {object} ConversationTells
  * @property {{state: "listening" | "thinking" | "speaking" | "ended", reason: string}} state
  * @property {Line} words
- * @property {{turn: number, stage: Stage, ms: number}} stage ms since the user's last sound, or since what was written
+ * @property {{turn: number, stage: Stage, ms: number}} stage ms since the user's last sound, or since a written message
  * @property {{lane: "user" | "thinking" | "assistant", begins: boolean, at: number}} span `at`: of performance.now()
- * @property {{text: string, at: number}} mark something that happens at a moment, for one "interrupted"
- * @property {Error} error the session goes on
- * @property {import("./transports.js").Message} message whatever the server sends
+ * @property {{text: string, at: number}} mark an event at a point in time, such as "interrupted"
+ * @property {Error} error the session continues
+ * @property {import("./transports.js").Message} message every message of the server
  */
 
 const DETECTION = {
@@ -53,11 +53,11 @@ const DETECTION = {
   complete: { type: "semantic_vad" },
   manual: null,
 };
-/** How long after the user's last sound the server notices the end, which is not in its times. */
+/** The delay between the user's last sound and the end of the turn that the server reports. */
 const PAUSE_MS = { pause: 500, complete: 300, manual: 0 };
-// Who calls tools for ever is told to answer.
+// After this number of rounds of tool calls the model has to answer: it may call tools forever.
 const MAX_CALL_ROUNDS = 4;
-// A race that users cannot see: the answer had ended already.
+// Errors of a race that users do not notice: the answer had already ended.
 const HARMLESS = ["response_cancel_not_active", "playback_ack_too_late"];
 
 /** @extends {Teller<ConversationTells>} */
@@ -79,22 +79,22 @@ export class Conversation extends Teller {
     this.meters = {};
     /** @type {Map<string, Item>} */
     this.items = new Map();
-    /** @type {Map<string, Promise<string>>} calls of tools that are under way, by their id */
+    /** @type {Map<string, Promise<string>>} running tool calls, by id */
     this.calls = new Map();
     /** @type {{number: number, ended: number, seen: Set<string>} | null} */
     this.turn = null;
     this.turns = this.rounds = this.acked_s = 0;
-    /** @type {string | null} the item, or with WebRTC the response, that sounds */
+    /** @type {string | null} the item, or with WebRTC the response, that is playing */
     this.playing = null;
-    /** @type {Map<string, boolean>} responses that are under way, and whether they were cut: their sound is dropped */
+    /** @type {Map<string, boolean>} responses under way, and whether they were cut off: their audio is dropped then */
     this.responses = new Map();
-    // Whether one was asked for that has not begun, and whether anything was spoken.
+    // Whether a response was requested that has not begun, and whether the session has spoken.
     this.asked = this.spoken = false;
-    /** @type {(() => void)[]} who waits until there is none */
+    /** @type {(() => void)[]} callbacks that wait until no response is under way */
     this.idlers = [];
-    /** @type {Set<string>} items whose sound has not begun to be played */
+    /** @type {Set<string>} items whose audio has not begun to play */
     this.waiting = new Set();
-    /** @type {Set<string>} items of which more sound may come; some of it may have been played */
+    /** @type {Set<string>} items that may get more audio; a part of it may have been played */
     this.unfinished = new Set();
     /** @type {number | null} */
     this.began = null;
@@ -109,16 +109,16 @@ export class Conversation extends Teller {
     return this.transport !== null;
   }
 
-  /** How loud both sides are now, 0 to 1. */
+  /** The current volume of both sides, 0 to 1. */
   get levels() {
     return { microphone: this.meters.microphone?.level ?? 0, answer: this.meters.answer?.level ?? 0 };
   }
 
-  /** Ask for the microphone, and begin. Rejects where either is refused. */
+  /** Ask for the microphone, and begin. Rejects if the user or the server refuses. */
   async start() {
     if (this.transport) throw new Error("This conversation has begun already.");
     const mine = ++this.starts;
-    // A start that was overtaken by another, or by a stop, gives back what it was given.
+    // Aborts this start if another start or a stop came after it; the catch below releases its resources.
     const still = () => {
       if (mine !== this.starts) throw new DOMException("The conversation was stopped.", "AbortError");
     };
@@ -182,7 +182,7 @@ export class Conversation extends Teller {
     this.state("listening");
   }
 
-  /** End the session, also one that is just beginning. */
+  /** End the session, even while it is starting. */
   stop() {
     this.end("");
   }
@@ -207,7 +207,7 @@ export class Conversation extends Teller {
   }
 
   /**
-   * Change instructions, turns, tools, or the voice while nothing was spoken.
+   * Change the instructions, turns or tools, or the voice before the session has spoken.
    * @param {Options} options
    */
   configure(options) {
@@ -217,7 +217,7 @@ export class Conversation extends Teller {
   }
 
   /**
-   * Write instead of speaking. As with speaking, it cuts the answer short that is under way.
+   * Write instead of speaking. Like speech, it cuts off the answer that is under way.
    * @param {string} text
    */
   async write(text) {
@@ -227,7 +227,7 @@ export class Conversation extends Teller {
     this.respond();
   }
 
-  /** Cut what is said short, and begin a turn; false where the session has ended meanwhile. */
+  /** Cut off the answer, and begin a turn. Resolves to false if the session ended meanwhile. */
   async takeFloor() {
     if (!this.transport) throw new Error("No conversation is open: start it first.");
     const mine = this.starts;
@@ -238,21 +238,21 @@ export class Conversation extends Teller {
     return true;
   }
 
-  /** The user's turn is over; where `turns` is "manual". */
+  /** End the user's turn, if `turns` is "manual". */
   async endTurn() {
     if (!(await this.takeFloor())) return;
     this.send("input_audio_buffer.commit");
     this.respond();
   }
 
-  /** Cut the answer short. */
+  /** Cut off the answer. */
   interrupt() {
     this.send("response.cancel");
     if (this.options.transport === "webrtc") this.send("output_audio_buffer.clear");
     this.silence();
   }
 
-  /** Resolves once no response is under way; a server makes one at a time. */
+  /** Resolves when no response is under way: a server makes one at a time. */
   async idle() {
     while (this.transport && (this.responses.size || this.asked)) {
       /** @type {Promise<void>} */
@@ -261,7 +261,7 @@ export class Conversation extends Teller {
     }
   }
 
-  /** Somebody may go on who waited for `idle`. */
+  /** Wake all callers that wait in `idle`. */
   wake() {
     for (const resolve of this.idlers.splice(0)) resolve();
   }
@@ -314,7 +314,7 @@ export class Conversation extends Teller {
     };
   }
 
-  // --- what the server says ------------------------------------------------------------------------------------------
+  // --- events of the server ------------------------------------------------------------------------------------------
 
   /** @param {import("./transports.js").Message} event */
   take(event) {
@@ -367,7 +367,7 @@ export class Conversation extends Teller {
           item = this.items.get(event.item_id);
         this.spoken = true;
         if (item) item.total_s += pcm.length / RATE;
-        // What was under way when it was cut is not played any more.
+        // Audio that was on its way when the answer was cut off is dropped.
         if (item?.silenced || this.responses.get(event.response_id)) break;
         this.stage("sound", now);
         this.span("thinking", false, now);
@@ -404,7 +404,7 @@ export class Conversation extends Teller {
         this.duck(event.type.endsWith(".ducked"), now);
         break;
       case "turn.event":
-        // Somebody speaks over the answer: the voice waits until it is known what for.
+        // Somebody speaks over the answer: playback pauses until the server decides whether it is a barge-in.
         if (event.event === "duck" || event.event === "unduck") this.duck(event.event === "duck", now);
         break;
       case "overlap.decision":
@@ -418,7 +418,7 @@ export class Conversation extends Teller {
         this.send("conversation.item.retrieve", { item_id: event.item_id });
         break;
       case "conversation.item.retrieved": {
-        // What the server remembers of a cut answer is what it takes to have been heard.
+        // The server keeps the part of a cut answer that it counts as heard.
         const item = this.items.get(event.item.id);
         if (item) {
           item.kept = written(event.item);
@@ -454,13 +454,13 @@ export class Conversation extends Teller {
       item.final = true;
       this.show(item);
     }
-    // Short answers are whole before their first sound is played.
+    // A short answer may be complete before its first audio is played.
     if (!this.playing && !this.waiting.size) this.state("listening");
     if (this.calls.size) this.answerCalls(status === "completed");
   }
 
   /**
-   * The page's clock at a time of the session's sound.
+   * The time of performance.now() at a position in the session's audio.
    * @param {number} session_ms
    * @param {number} now
    */
@@ -471,7 +471,7 @@ export class Conversation extends Teller {
   // --- tools ---------------------------------------------------------------------------------------------------------
 
   /**
-   * What a tool gives, as the model is told it.
+   * Call a tool; resolves to its output for the model.
    * @param {string} name
    * @param {string} given
    * @param {string} item
@@ -483,7 +483,7 @@ export class Conversation extends Teller {
       const result = await this.options.tools?.[name].run(JSON.parse(given || "{}"));
       output = typeof result === "string" ? result : JSON.stringify(result ?? null);
     } catch (error) {
-      // A tool is the user's: whatever it throws is for the model, which can say so.
+      // A tool is the application's own code: the model gets whatever it throws, and can say so.
       console.warn(`the tool ${name} failed`, error);
       output = JSON.stringify({ error: String(error) });
     }
@@ -491,25 +491,25 @@ export class Conversation extends Teller {
     return output;
   }
 
-  /** @param {boolean} goesOn whether the user has left the floor to the answer */
+  /** @param {boolean} goesOn whether the response was completed, not cut off by the user */
   async answerCalls(goesOn) {
     const mine = this.starts,
       calls = [...this.calls];
     this.calls.clear();
     for (const [call_id, result] of calls) {
       const output = await result;
-      // The session may be another one by now.
+      // Another session may have begun meanwhile.
       if (mine !== this.starts) return;
       this.send("conversation.item.create", { item: { type: "function_call_output", call_id, output } });
     }
-    // Somebody may have spoken meanwhile, and be answered.
+    // The user may have spoken meanwhile: wait until that answer is done.
     if (goesOn) await this.idle();
     if (!goesOn || mine !== this.starts) return;
     this.rounds += 1;
     this.respond(this.rounds >= MAX_CALL_ROUNDS ? { response: { tool_choice: "none" } } : {});
   }
 
-  // --- hearing -------------------------------------------------------------------------------------------------------
+  // --- playback ------------------------------------------------------------------------------------------------------
 
   /** @param {MediaStream} sound */
   async listen(sound) {
@@ -558,7 +558,7 @@ export class Conversation extends Teller {
       this.show(item);
     } else if (this.playing) {
       const item = this.items.get(this.playing);
-      // More of it may come.
+      // If the item is not final, more audio may arrive.
       if (!item || item.final) this.wholly(this.playing);
       this.playing = null;
       this.span("assistant", false, now);
@@ -567,7 +567,7 @@ export class Conversation extends Teller {
   }
 
   /**
-   * An item was played to its end.
+   * Mark an item as played to its end.
    * @param {string} id
    */
   wholly(id) {
@@ -578,10 +578,10 @@ export class Conversation extends Teller {
     this.show(item);
   }
 
-  /** The user speaks, or asks for silence: stop what sounds, and tell the server how much of it was heard. */
+  /** The user speaks or interrupts: stop playback, and report to the server how much was heard. */
   async silence() {
     const { player } = this;
-    // WebRTC's sound is the server's to stop.
+    // With WebRTC, the server stops the audio.
     if (!player) return;
     const sounding = this.playing,
       cut = new Set([...(sounding ? [sounding] : []), ...this.waiting, ...this.unfinished]);
@@ -602,7 +602,7 @@ export class Conversation extends Teller {
     const heard = await flushed;
     if (player !== this.player) return;
     for (const id of cut) {
-      // Of what has not begun to sound, nothing was heard.
+      // An item that had not begun to play was not heard at all.
       const heard_s = (heard[id] ?? 0) / RATE;
       const item = this.items.get(id);
       if (item) item.heard_s = heard_s;
@@ -626,7 +626,7 @@ export class Conversation extends Teller {
   }
 
   /**
-   * By the audio clock: so much of it was heard. Five times a second is often enough.
+   * Report how much of an item was heard, by the audio clock, at most five times a second.
    * @param {string} item_id
    * @param {number} heard_s
    */
@@ -636,7 +636,7 @@ export class Conversation extends Teller {
     this.send("playback.ack", { item_id, played_ms: Math.round(heard_s * 1000) });
   }
 
-  // --- what is told --------------------------------------------------------------------------------------------------
+  // --- events for the application ------------------------------------------------------------------------------------
 
   /**
    * @param {string} id
@@ -671,7 +671,7 @@ export class Conversation extends Teller {
     let heard = text.length;
     if (kept !== null) heard = Math.min(heard, kept.length);
     else if (who === "assistant" && this.player && (total_s || !final)) {
-      // More sound comes after its words, and the other way round: what was heard stays so.
+      // Text and audio arrive at different times, so the estimate must not decrease.
       item.heard = Math.max(item.heard, total_s ? Math.round(heard * Math.min(1, heard_s / total_s)) : 0);
       heard = item.heard;
     }

@@ -1,21 +1,21 @@
 // @ts-check
-// What went wrong, in words that say what to do about it.
+// Error messages for users, which say what to do.
 
 /** @type {Record<string, (what: string) => string>} */
 const DEVICES = {
   NotAllowedError: (what) => `The ${what} is not allowed. Allow it in the address bar of the browser, then try again.`,
   NotFoundError: (what) => `No ${what} was found. Connect one, then try again.`,
   NotReadableError: (what) => `The ${what} is in use by another program. Close that program, then try again.`,
-  OverconstrainedError: (what) => `The chosen ${what} is not there any more. Choose another one in the options.`,
+  OverconstrainedError: (what) => `The chosen ${what} is no longer available. Choose another one in the options.`,
 };
 const AGAIN = "Try again in a moment.";
-export const NO_KEY = "This server wants an API key.";
+export const NO_KEY = "This server needs an API key.";
 export const WRONG_KEY = "The API key is wrong.";
 export const INSECURE =
-  "A browser gives the microphone and the camera only to https pages and to localhost. Open this page by https.";
+  "Browsers allow the microphone and the camera only on https pages and on localhost. Open this page with https.";
 
 /**
- * What a server or a browser refuses. `code`: the server's, or ""; `lasting`: it would refuse the same again.
+ * A refusal of the server or the browser. `code`: the server's error code, or ""; `lasting`: a retry would fail too.
  */
 export class ServerError extends Error {
   /**
@@ -31,7 +31,7 @@ export class ServerError extends Error {
 }
 
 /**
- * Ask for a device. What the browser refuses is said of `what`, for one "microphone".
+ * Ask for a device. `what` names it in error messages, such as "microphone".
  * @param {string} what
  * @param {(media: MediaDevices) => Promise<MediaStream>} ask
  */
@@ -55,7 +55,7 @@ export function withKey(key, headers = {}) {
 }
 
 /**
- * The error of an HTTP answer that is none of success.
+ * The error of an unsuccessful HTTP response.
  * @param {Response} answer
  * @param {string} key
  */
@@ -75,7 +75,7 @@ export async function failed(answer, key) {
 }
 
 /**
- * Why a WebSocket was refused: a browser does not tell a page, so the server is asked in another way.
+ * Find out why a WebSocket was refused. Browsers hide the reason from pages, so this sends ordinary requests.
  * @param {import("./server.js").Server} server
  * @param {string} [needs]
  */
@@ -86,7 +86,7 @@ export async function refused(server, needs = "") {
     const models = await server.fetch("v1/models");
     if (!models.ok) return await failed(models, server.key);
   } catch {
-    return new ServerError("The server does not answer. See whether it runs, then try again.");
+    return new ServerError("The server does not answer. Check that it is running, then try again.");
   }
   return new ServerError(`The server did not accept the connection. It is full${needs && `, or ${needs}`}. ${AGAIN}`);
 }

@@ -1,22 +1,22 @@
 // @ts-check
-// The sound of which there is no final line yet: it is sent again where a session ends before it.
+// The audio without a final line yet, which is sent again if its session ends early.
 
 const BYTES_PER_MS = 48; // PCM16 at 24 kHz
 
-/** @typedef {{from: number, to: number}} Span ms of all sound */
+/** @typedef {{from: number, to: number}} Span in ms of all audio */
 
 export class KeptSound {
-  /** @param {number} [most_ms] how much is kept; beyond it the oldest is dropped */
+  /** @param {number} [most_ms] the limit on kept audio, in ms; above it the oldest is dropped */
   constructor(most_ms = 60000) {
     this.most_ms = most_ms;
     /** @type {(Span & {pcm: ArrayBuffer})[]} */
     this.pieces = [];
-    // How much sound there was, and up to where a session was given it.
+    // The end of all audio, and the end of the audio that was sent to a session, in ms.
     this.to = this.sent = 0;
-    /** @type {Span | null} What was dropped that no session was given. */
+    /** @type {Span | null} Audio that was dropped before any session got it. */
     this.lost = null;
   }
-  /** Where the oldest piece begins. */
+  /** The start of the oldest piece. */
   get from() {
     return this.pieces[0]?.from ?? this.to;
   }
@@ -27,12 +27,12 @@ export class KeptSound {
     this.pieces.push({ from, to: this.to, pcm });
     this.drop(this.to - this.most_ms);
   }
-  /** Give up all that is kept: it counts as lost, also where a session was given it. */
+  /** Drop all kept audio. It counts as lost, even if it was sent to a session. */
   giveUp() {
     this.sent = Math.min(this.sent, this.from);
     this.drop(this.to);
   }
-  /** @param {number} ms what lies before it has its final line */
+  /** @param {number} ms all audio before it has its final line */
   settle(ms) {
     while (this.pieces.length && this.pieces[0].to <= ms) this.pieces.shift();
   }

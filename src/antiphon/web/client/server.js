@@ -1,13 +1,13 @@
 // @ts-check
-// Where the server is, and how it is asked.
+// The server's address and key, and requests to it.
 
 import { refused, withKey } from "./errors.js";
 
 /**
  * @typedef {object} ServerOptions
- * @property {string} [server] the root of the server, as https://voice.example/; without it, the page's own folder
- * @property {string | (() => string | Promise<string>)} [key] an API key or a client secret, where the server wants
- *   one; or what gives one, which is asked for each session
+ * @property {string} [server] the root URL of the server, such as https://voice.example/; default: the page's folder
+ * @property {string | (() => string | Promise<string>)} [key] an API key or a client secret, if the server needs one,
+ *   or a function that returns one, which is called for each session
  */
 
 export class Server {
@@ -26,7 +26,7 @@ export class Server {
     return new URL(path, this.root);
   }
   /**
-   * An HTTP request with the key.
+   * Send an HTTP request with the key.
    * @param {string} path
    * @param {{method?: string, headers?: Record<string, string>, body?: string, signal?: AbortSignal}} [init]
    */
@@ -37,14 +37,14 @@ export class Server {
   /**
    * Open a WebSocket.
    * @param {string} path
-   * @param {string} [needs] what the server may lack for it, for the error
+   * @param {string} [needs] a reason why the server may refuse, for the error
    * @returns {Promise<WebSocket>}
    */
   async open(path, needs) {
     await this.renew();
     const url = this.url(path);
     url.protocol = url.protocol.replace("http", "ws");
-    // A browser's WebSocket has no headers: the key goes as a subprotocol.
+    // A browser's WebSocket cannot set headers, so the key is sent as a subprotocol.
     const socket = new WebSocket(url, this.key ? ["realtime", `openai-insecure-api-key.${this.key}`] : ["realtime"]);
     return new Promise((resolve, reject) => {
       socket.onopen = () => {
@@ -56,10 +56,10 @@ export class Server {
   }
 }
 
-/** What tells of itself by events. @template {Record<string, any>} Told */
+/** An object that emits typed events. @template {Record<string, any>} Told */
 export class Teller extends EventTarget {
   /**
-   * Call `listener` with what is told under this name; returns how to stop.
+   * Call `listener` with the detail of each event of this name. Returns a function that removes the listener.
    * @template {keyof Told & string} Name
    * @param {Name} name
    * @param {(told: Told[Name]) => void} listener

@@ -1,5 +1,5 @@
 // @ts-check
-// Text to speech: the sound is played while it is still being made.
+// Text to speech: the audio is played while the server still generates it.
 
 import { fromPcm16, Player, RATE } from "./audio.js";
 import { failed } from "./errors.js";
@@ -11,13 +11,13 @@ import { Server, Teller } from "./server.js";
  * @property {number} [speed] 0.25 to 4
  *
  * @typedef {object} SpeechTells
- * @property {{first_ms: number, seconds: number, made_ms: number | null}} made when its first sound came, how much
- *   there is, and once it is whole, how long that took
- * @property {boolean} sounding whether something is heard
+ * @property {{first_ms: number, seconds: number, made_ms: number | null}} made the delay of the first audio, the
+ *   seconds of audio so far, and, when it is complete, the time that it took
+ * @property {boolean} sounding whether audio is playing
  */
 
 /**
- * One text that is spoken.
+ * Speaks one text.
  * @extends {Teller<SpeechTells>}
  */
 export class SpokenText extends Teller {
@@ -39,7 +39,7 @@ export class SpokenText extends Teller {
     /** @type {Player | null} */
     this.player = null;
   }
-  /** Speak it; resolves when all of it is made. Rejects with an AbortError once it is stopped. */
+  /** Speak the text; resolves when all its audio has arrived. Rejects with an AbortError if it is stopped. */
   async speak() {
     const began = performance.now();
     if (this.player) throw new Error("This text was spoken already: make another one.");
@@ -87,7 +87,7 @@ export class SpokenText extends Teller {
   close() {
     this.player?.close();
   }
-  /** Be silent, and make no more of it. */
+  /** Stop playback, and cancel the rest. */
   stop() {
     this.aborting.abort();
     this.close();

@@ -1,16 +1,15 @@
 // @ts-check
-// Ways to one session: events in, events out. A WebSocket's answer is played by this code, that of WebRTC by the
-// browser.
+// Transports of a session's events. This code plays the audio of a WebSocket; the browser plays that of WebRTC.
 
 import { capture, release, toBase64 } from "./audio.js";
 import { failed } from "./errors.js";
 
-/** @typedef {Record<string, any>} Message an event of the protocol, docs/wire/openai-realtime.md */
+/** @typedef {Record<string, any>} Message an event of the protocol (docs/wire/openai-realtime.md) */
 /**
  * @typedef {object} Listening
- * @property {MediaStream | null} stream what is heard; it is stopped with the transport
+ * @property {MediaStream | null} stream the microphone; it is stopped with the transport
  * @property {(event: Message) => void} onEvent
- * @property {(reason: string) => void} onClose called once, unless it was closed from here
+ * @property {(reason: string) => void} onClose called once, unless `close` was called
  */
 /**
  * @typedef {object} Transport
@@ -24,7 +23,7 @@ const LOST = "the connection was lost";
 const sendsSound = (transport) => (/** @type {ArrayBuffer} */ pcm) =>
   transport.send({ type: "input_audio_buffer.append", audio: toBase64(pcm) });
 
-/** The end of a transport: told once, and until it is open, as the error of opening it. */
+/** The end of a transport: reported once; before it is open, as the error of opening it. */
 class Ending {
   /** @param {(reason: string) => void} onClose */
   constructor(onClose) {
@@ -32,7 +31,7 @@ class Ending {
     this.isOpen = this.isOver = false;
     /** @type {(error: Error) => void} */
     this.reject = () => {};
-    /** @type {Promise<never>} rejects where it ends before it is open */
+    /** @type {Promise<never>} rejects if the transport ends before it is open */
     this.early = new Promise((_, reject) => (this.reject = reject));
     this.early.catch(() => {});
   }
@@ -44,7 +43,7 @@ class Ending {
     else this.reject(new Error(`The connection ended before it began${reason && `: ${reason}`}.`));
   }
   /**
-   * Do the last step of opening; nothing is left open where it fails, or the transport ends meanwhile.
+   * Do the last step of opening. If it fails, or the transport ends meanwhile, close everything.
    * @template {Transport} T
    * @param {T} transport
    * @param {Promise<void>} step
@@ -54,7 +53,7 @@ class Ending {
       await Promise.race([step, this.early]);
     } catch (error) {
       transport.close();
-      // A microphone that came later is given back.
+      // Close again if the step completes later, to release the microphone.
       step.then(
         () => transport.close(),
         () => {},
@@ -74,11 +73,11 @@ export class SocketTransport {
     this.given = 0;
     this.stop = () => {};
   }
-  /** How many bytes wait to be sent. */
+  /** The number of bytes that wait to be sent. */
   get waits() {
     return this.socket.bufferedAmount;
   }
-  /** How many bytes have left the browser. */
+  /** The number of bytes that have left the browser. */
   get delivered() {
     return this.given - this.waits;
   }
@@ -110,12 +109,12 @@ export class SocketTransport {
   }
 }
 
-// How many sent events are kept for a server that may not have had them: 40 s of sound.
+// The number of sent events that are kept in case the server has not received them: 40 s of audio.
 const KEPT = 2000,
   RETRIES = 7;
 
 /**
- * A full-duplex session outlives its socket: what the server did not take is sent again; what was missed comes.
+ * A full-duplex session, which outlives its socket: both sides send again what the other one missed.
  * @implements {Transport}
  */
 export class DuplexTransport {
@@ -129,7 +128,7 @@ export class DuplexTransport {
     this.sent = [];
     this.resumable = true;
     this.live = this.closing = this.resuming = false;
-    /** What is done once the server has answered a request to resume. */
+    /** Called when the server has answered a request to resume. */
     this.answered = () => {};
     this.id = this.token = "";
     this.stop = () => {};
@@ -173,7 +172,7 @@ export class DuplexTransport {
       for (const text of this.sent.slice(Math.max(0, taken - this.first))) socket.send(text);
       this.answered();
     }
-    // The host that had it may not be known to be dead yet: then it is asked again.
+    // The dead host may still count as alive: then the request is retried.
     if (event.type === "session.resync_required" || (event.type === "error" && !this.live)) {
       this.resumable = Boolean(event.error?.retryable);
       this.answered();
@@ -212,7 +211,7 @@ export class DuplexTransport {
         });
         await answered;
       } catch {
-        continue; // it is not back yet
+        continue; // the server is not back yet
       }
       if (this.closing) this.close();
       if (this.closing || this.live) {

@@ -1,6 +1,5 @@
 // @ts-check
-// A camera or a shared screen, and questions about it: frames go out twice a second, answers come back written and
-// spoken.
+// Questions about a camera or a shared screen: sends two frames a second; answers arrive as text and speech.
 
 import { bytesOf, fromPcm16, Player, release, toBase64 } from "./audio.js";
 import { device, ServerError } from "./errors.js";
@@ -14,8 +13,8 @@ const EVERY_MS = 500,
 
 /**
  * @typedef {object} WatchTells
- * @property {{text: string, final: boolean}} answer all of it so far; a new one begins with ""
- * @property {{shown: number, kept: number}} frames how many were sent, and how many of them the server kept as new
+ * @property {{text: string, final: boolean}} answer the whole text so far; a new answer begins with ""
+ * @property {{shown: number, kept: number}} frames the number of frames sent, and of those that the server kept as new
  * @property {Error} error
  * @property {string} end
  */
@@ -36,7 +35,7 @@ export class Watch extends Teller {
     this.answer = null;
     this.starts = this.shown = this.kept = this.began = this.timer = 0;
     this.showing = false;
-    // What is seen, for a page to show; it needs no place in it.
+    // A preview that a page may show; it works without being in the page.
     this.video = document.createElement("video");
     this.video.muted = this.video.playsInline = true;
   }
@@ -44,15 +43,15 @@ export class Watch extends Teller {
     return this.socket !== null;
   }
   /**
-   * Ask for the camera or a screen, and begin; what was watched before is left. Rejects where it is refused.
+   * Ask for the camera or a screen, and begin. Ends the source before it. Rejects if the user or the server refuses.
    * @param {"camera" | "screen"} source
    */
   async start(source) {
     this.stop();
-    // A start that was overtaken by another, or by a stop, gives back what it was given.
+    // Aborts this start if another start or a stop came after it; the catch below releases its resources.
     const mine = this.starts;
     const still = () => {
-      if (mine !== this.starts) throw new DOMException("something else is watched by now", "AbortError");
+      if (mine !== this.starts) throw new DOMException("This start was stopped.", "AbortError");
     };
     /** @type {MediaStream | null} */
     let stream = null;
@@ -120,7 +119,7 @@ export class Watch extends Teller {
     if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(event));
   }
   async show() {
-    // A server that is behind is shown less, not later.
+    // If the server cannot keep up, skip frames instead of queueing them.
     if (!this.video.videoWidth || this.showing || (this.socket?.bufferedAmount ?? 0) > 1 << 20) return;
     this.showing = true;
     try {
@@ -150,7 +149,7 @@ export class Watch extends Teller {
       this.kept += event.accepted ? 1 : 0;
       this.tell("frames", { shown: this.shown, kept: this.kept });
     } else if (event.type === "response.start") this.say("", false);
-    // What is still under way of an answer that was interrupted is not for the question after it.
+    // Drop the rest of an interrupted answer: it does not belong to the next question.
     else if (event.type.startsWith("response.") && this.answer === null) return;
     else if (event.type === "response.text.delta") this.say(this.answer + event.delta, false);
     else if (event.type === "response.text.done") this.say(event.text, true);

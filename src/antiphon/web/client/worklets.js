@@ -1,4 +1,4 @@
-// Runs on the audio thread: the microphone to 24 kHz PCM16, and a queue of sound with a count of what was heard.
+// Runs on the audio thread: converts the microphone to PCM16 at 24 kHz, and plays a queue and counts what was heard.
 
 const RATE = 24000;
 
@@ -18,7 +18,7 @@ class Microphone extends AudioWorkletProcessor {
     const sound = input[0];
     if (!sound || this.closed) return !this.closed;
     for (const sample of sound) {
-      // The mean of the samples that fall on one: a low-pass good enough for speech.
+      // The mean of the input samples of one output sample: a low-pass that is good enough for speech.
       this.sum += sample;
       this.count++;
       this.at++;
@@ -48,7 +48,7 @@ class Player extends AudioWorkletProcessor {
     this.sounding = false;
     this.held = false;
     this.gain = 1;
-    this.played = new Map(); // by item: samples at 24 kHz that were heard
+    this.played = new Map(); // samples at 24 kHz that were heard, by item
     this.closed = false;
     this.port.onmessage = ({ data }) => {
       if (data.close) {
@@ -70,7 +70,7 @@ class Player extends AudioWorkletProcessor {
     const out = output[0],
       step = RATE / sampleRate;
     let item = null;
-    // Held, it fades within 10 ms and waits at the very sample from which it goes on.
+    // On hold, the audio fades within 10 ms and pauses at the exact sample from which it continues.
     const fade = 1 / (0.01 * sampleRate);
     for (let i = 0; i < out.length; i++) {
       this.gain = this.held ? Math.max(0, this.gain - fade) : Math.min(1, this.gain + fade);
@@ -88,11 +88,11 @@ class Player extends AudioWorkletProcessor {
       if (this.at >= head.pcm.length) {
         this.at -= head.pcm.length;
         this.queue.shift();
-        // What was played whole is not asked for any more.
+        // Nobody asks about an item that was played to its end.
         if (this.queue.length && this.queue[0].item !== head.item) this.played.delete(head.item);
       }
     }
-    // Held, it has not ended.
+    // An item on hold has not ended.
     if (item === null && this.held && this.queue.length) item = this.queue[0].item;
     for (let c = 1; c < output.length; c++) output[c].set(out);
     const sounding = item !== null;
