@@ -22,20 +22,20 @@ PHRASES = {
     r"\bthat there (is|are) not\b": "missing, unknown",
     r"\busual of\b": "normal for, typical of",
     r"\bas [`\w.]+ (has|have) (it|them)\b": "see, same as",
-    r"\b[Ww]hoever\b": "the caller, the client",
-    r"\b[Ll]est\b": "so that ... not",
+    r"\bwhoever\b": "the caller, the client",
+    r"\blest\b": "so that ... not",
     r"\bof late\b": "recently",
-    r"\b[Aa]new\b": "again",
-    r"\b[Bb]ut for\b": "except",
+    r"\banew\b": "again",
+    r"\bbut for\b": "except",
     r"\bby so much\b": "the amount's name",
     r"\bnot any more\b": "no longer",
-    r"\b[Ee]re\b": "before",
+    r"\bere\b": "before",
     r"\bas much as (is|are|was) (left|there)\b": "the rest",
 }
 # A class with more fields than this has a sentence at each.
 MAX_FIELDS = 5
 SUFFIXES = (".py", ".md", ".js", ".ts", ".sh", ".html", ".toml", ".yaml", ".yml", ".cfg")
-ONE = re.compile("|".join(f"(?:{pattern})" for pattern in PHRASES))
+ONE = re.compile("|".join(f"(?:{pattern})" for pattern in PHRASES), re.IGNORECASE)
 
 
 def phrases(path: Path) -> Iterator[str]:

@@ -107,11 +107,15 @@ def test_when_bench_is_asked_for_help_then_the_benchmarks_are_listed(capsys: pyt
 
 
 def test_when_an_option_is_misspelt_then_the_one_that_was_meant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for given, told in (("--prt", "; did you mean --port?"), ("--no-pul=1", "; did you mean --no-pull?"), ("--zz", "")):
+    for given, reported in (
+        ("--prt", "; did you mean --port?"),
+        ("--no-pul=1", "; did you mean --no-pull?"),
+        ("--zz", ""),
+    ):
         with pytest.raises(SystemExit) as exit_:
             main(["serve", given])
         assert exit_.value.code == 2
-        assert capsys.readouterr().err.endswith(f"unrecognized arguments: {given}{told}\n")
+        assert capsys.readouterr().err.endswith(f"unrecognized arguments: {given}{reported}\n")
 
 
 def test_when_top_is_given_a_url_then_it_is_the_servers() -> None:

@@ -38,7 +38,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """Run a command that fails with one line before any model is touched, and return the line."""
 
     def late(*_: object, **__: object) -> None:
-        raise AssertionError("it was told too late")
+        raise AssertionError("it was reported too late")
 
     for name in ("choose_profile", "fetch", "require"):
         monkeypatch.setattr(f"antiphon.cli.preparation.{name}", late)
@@ -125,13 +125,13 @@ def test_when_models_are_named_that_are_not_there_then_serve_stops_at_once(
 ) -> None:
     serve = ("serve", "--port", "0", "--home", str(tmp_path))
     for flag in ("--language-model", "--synthesizer"):
-        told = refused(*serve, flag, empty, status=2)
-        assert told.startswith(f"antiphon: {flag} {empty}: no checkpoint's folder (it has no config.json")
+        reported = refused(*serve, flag, empty, status=2)
+        assert reported.startswith(f"antiphon: {flag} {empty}: no checkpoint's folder (it has no config.json")
     assert "nor a .gguf file" in refused(*serve, "--language-model", file, status=2)
     assert "there are hibari-heart" in refused(*serve, "--voice", "nobody", status=2)
     assert "there are hibari-heart" in refused(*serve, "--synthesizer", "nobody", status=2)
-    told = refused("pull", "--home", str(tmp_path), "--transcriber", "nobody", status=2)
-    assert told.endswith("there are whisper-base, whisper-tiny.en\n")
+    reported = refused("pull", "--home", str(tmp_path), "--transcriber", "nobody", status=2)
+    assert reported.endswith("there are whisper-base, whisper-tiny.en\n")
 
 
 def test_pull_fetches_what_is_named_and_nothing_else(
@@ -154,12 +154,12 @@ def test_when_a_device_is_not_there_then_it_is_named_with_what_there_is(
     serve = ("serve", "--port", "0", "--home", str(tmp_path))
     monkeypatch.setattr(preparation, "_num_torch_devices", lambda: 0)
     assert "only its CPU: use --device cpu" in refused(*serve, "--device", "cuda", status=2)
-    told = refused(*serve, "--placement", "synthesizer=cuda:3", status=2)
-    assert "--placement synthesizer=cuda:3: " in told
-    assert "use --placement synthesizer=cpu" in told
+    reported = refused(*serve, "--placement", "synthesizer=cuda:3", status=2)
+    assert "--placement synthesizer=cuda:3: " in reported
+    assert "use --placement synthesizer=cpu" in reported
     monkeypatch.setattr(preparation, "_num_torch_devices", lambda: 2)
-    told = refused(*serve, "--device", "cuda", "--placement", "synthesizer=cuda:3", status=2)
-    assert "but cuda:0, cuda:1: use one of them" in told
+    reported = refused(*serve, "--device", "cuda", "--placement", "synthesizer=cuda:3", status=2)
+    assert "but cuda:0, cuda:1: use one of them" in reported
     there = replace(Settings().models, device="cuda", placement="language=cuda:1")
     preparation.check_models(replace(Settings(), models=there))
 
@@ -239,7 +239,7 @@ def test_when_nothing_of_a_text_can_be_spoken_then_there_is_an_error_and_no_file
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "reported"),
     [
         (
             "cat > /dev/null; echo ALSA lib: no card >&2; echo 'No more combinations to try, audio open failed' >&2",
@@ -250,14 +250,14 @@ def test_when_nothing_of_a_text_can_be_spoken_then_there_is_an_error_and_no_file
     ],
 )
 def test_when_a_player_fails_then_its_reason_is_one_line(
-    script: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin:/usr/bin")
     monkeypatch.setattr("antiphon.cli.say.PLAYERS", {"toyplay": lambda hz: []})
     (tmp_path / "toyplay").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "toyplay").chmod(0o755)
     player = _Player(24_000)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=reported):
         for _ in range(100):
             player.write(bytes(100_000))
         player.finish()

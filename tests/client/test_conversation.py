@@ -351,15 +351,15 @@ def test_the_language_is_given_and_changed_in_mid_call(scripted: tuple[str, Serv
     """The scripted model hears only English, so a refusal shows that the language was sent."""
 
     async def use(talk: ClientConversation) -> list[str]:
-        told = []
+        reported = []
         for change in ({"language": "de"}, {"voice": "nobody"}):
             await talk.configure(**change)  # type: ignore[arg-type]
-            told.append(next(e.message for e in await until(talk, ServerError) if isinstance(e, ServerError)))
+            reported.append(next(e.message for e in await until(talk, ServerError) if isinstance(e, ServerError)))
         await talk.configure(language="", instructions="Be brief.", voice="one", turn_detection=VAD)
         await talk.send_text("hello")
         ends = [e for e in await until(talk, ResponseEnds) if isinstance(e, ServerError | ResponseEnds)]
         assert [type(e) for e in ends] == [ResponseEnds]
-        return told
+        return reported
 
     language, voice = talked(scripted, use, language="en")
     assert "'de'" in language

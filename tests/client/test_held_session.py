@@ -124,12 +124,12 @@ def test_any_other_answer_to_a_resume_is_a_refusal(answer: str | bytes, code: st
 
 def test_events_are_acknowledged_in_batches() -> None:
     held = opened()
-    told = []
+    reported = []
     for seq in range(1, 100):
         held.receive(numbered(seq))
         if acknowledgement := held.acknowledgement():
-            told.append(json.loads(acknowledgement)["server_event_seq"])
-    assert told == [32, 64, 96]
+            reported.append(json.loads(acknowledgement)["server_event_seq"])
+    assert reported == [32, 64, 96]
 
 
 class Host:

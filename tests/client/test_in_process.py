@@ -126,9 +126,9 @@ def test_what_the_application_sends_before_it_closes_is_received_and_then_the_cl
         await send({"type": "websocket.send", "bytes": b"two", "text": None})
         await send({"type": "websocket.close", "code": 4000, "reason": "enough"})
         assert (await receive())["type"] == "websocket.disconnect"
-        told.append("left")
+        reported.append("left")
 
-    told = list[str]()
+    reported = list[str]()
 
     async def main() -> tuple[list[Any], Any]:
         async with await AppSocket(app, "ws://here/p?a=1", {"X-Name": "value"}).open() as socket:
@@ -142,7 +142,7 @@ def test_what_the_application_sends_before_it_closes_is_received_and_then_the_cl
     got, close = asyncio.run(asyncio.wait_for(main(), LIMIT_S))
     assert got == ["one", b"two"]
     assert (close.code, close.reason) == (4000, "enough")
-    assert told == ["left"]
+    assert reported == ["left"]
 
 
 def test_an_application_that_fails_or_refuses_is_an_error_of_the_caller() -> None:
@@ -176,14 +176,14 @@ def test_an_application_that_fails_or_refuses_is_an_error_of_the_caller() -> Non
 
 def test_who_gives_up_before_the_application_accepts_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.client.in_process.OPEN_S", 0.05)
-    told = list[str]()
+    reported = list[str]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["type"] == "websocket.connect"
-        told.append((await receive())["type"])
+        reported.append((await receive())["type"])
         await send({"type": "websocket.accept"})
         await asyncio.gather(*(send({"type": "websocket.send", "text": "x"}) for _ in range(3 * MAX_MESSAGES)))
-        told.append("over")
+        reported.append("over")
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
@@ -192,21 +192,21 @@ def test_who_gives_up_before_the_application_accepts_leaves_nothing_behind(monke
             await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
-    assert told == ["websocket.disconnect", "over"]
+    assert reported == ["websocket.disconnect", "over"]
 
 
 def test_who_sends_faster_than_the_other_takes_waits_and_a_close_ends_that() -> None:
-    told = list[str]()
+    reported = list[str]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "websocket.accept"})
         for _ in range(2 * MAX_MESSAGES):
             await send({"type": "websocket.send", "text": "x"})
-        told.append("all was sent")
+        reported.append("all was sent")
         while (await receive())["type"] != "websocket.disconnect":
             pass
-        told.append("left")
+        reported.append("left")
 
     async def main() -> None:
         socket = await AppSocket(app, "ws://here/", {}).open()
@@ -214,7 +214,7 @@ def test_who_sends_faster_than_the_other_takes_waits_and_a_close_ends_that() -> 
             await socket.send("y")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(socket.send("y"), 0.05)
-        assert told == []
+        assert reported == []
         await socket.close()
         with pytest.raises(ConnectionClosedOK):
             await socket.send("y")
@@ -222,4 +222,4 @@ def test_who_sends_faster_than_the_other_takes_waits_and_a_close_ends_that() -> 
             await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
-    assert told == ["all was sent", "left"]
+    assert reported == ["all was sent", "left"]

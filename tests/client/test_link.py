@@ -86,7 +86,7 @@ def test_a_session_whose_host_is_lost_goes_on_at_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "told"),
+    ("code", "reason", "reported"),
     [
         (1011, "internal_error", "internal_error"),
         (1001, "session_expired", "session_expired"),
@@ -96,13 +96,13 @@ def test_a_session_whose_host_is_lost_goes_on_at_the_next_one() -> None:
         (1008, "invalid_resume_token", "invalid_resume_token"),
     ],
 )
-def test_a_session_that_the_server_ends_is_over_by_its_reason(code: int, reason: str, told: str) -> None:
+def test_a_session_that_the_server_ends_is_over_by_its_reason(code: int, reason: str, reported: str) -> None:
     async def handle(socket: ServerConnection) -> None:
         await socket.recv()
         await say(socket, **CREATED)
         await socket.close(code, reason)
 
-    assert scripted_by(handle, until_ended) == told
+    assert scripted_by(handle, until_ended) == reported
 
 
 def test_a_connection_that_breaks_before_the_session_begins_is_made_again() -> None:

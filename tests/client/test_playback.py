@@ -29,8 +29,8 @@ def piece(start: int, num_samples: int, level: int = 0) -> AudioToPlay:
 
 @given(st.lists(st.integers(0, 500), max_size=8), st.lists(st.integers(1, 700), min_size=1, max_size=20))
 def test_what_is_put_is_taken_once_in_order_with_silence_behind_it(sizes: list[int], takes: list[int]) -> None:
-    told = list[tuple[AudioToPlay, float]]()
-    playback = Playback(lambda *what: told.append(what))
+    received = list[tuple[AudioToPlay, float]]()
+    playback = Playback(lambda *what: received.append(what))
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     pieces = [piece(start, size) for start, size in zip(starts, sizes, strict=True)]
     for one in pieces:
@@ -40,7 +40,7 @@ def test_what_is_put_is_taken_once_in_order_with_silence_behind_it(sizes: list[i
     expected = np.arange(min(asked, there)).astype("<i2").tobytes()
     assert taken == expected + bytes(2 * max(0, asked - there))
     # Each piece that was taken whole is reported as whole, in order, and once.
-    whole = [one for one, part in told if part == 1.0]
+    whole = [one for one, part in received if part == 1.0]
     assert (
         whole
         == [p for p, start, size in zip(pieces, starts, sizes, strict=True) if start + size <= asked][: len(whole)]
@@ -51,27 +51,27 @@ def test_what_is_put_is_taken_once_in_order_with_silence_behind_it(sizes: list[i
 
 
 def test_a_long_piece_is_told_as_it_is_played() -> None:
-    told = list[float]()
-    playback = Playback(lambda _, part: told.append(part))
+    received = list[float]()
+    playback = Playback(lambda _, part: received.append(part))
     playback.follow(piece(0, RATE_HZ, 100))
     for _ in range(50):
         playback.take(RATE_HZ // 50)
-    assert told == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert received == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 
 
 def test_what_is_interrupted_is_dropped_and_told_as_far_as_it_was_taken() -> None:
-    told = list[tuple[float, float]]()
-    playback = Playback(lambda one, part: told.append((one.start_ms, part)))
+    received = list[tuple[float, float]]()
+    playback = Playback(lambda one, part: received.append((one.start_ms, part)))
     playback.follow(piece(0, 1200))
     playback.follow(piece(1200, 1200))
     playback.take(300)
     assert not playback.is_empty
     playback.follow(Interrupted())
     assert playback.is_empty
-    assert told == [(0.0, 0.25)]
+    assert received == [(0.0, 0.25)]
     assert playback.take(100) == bytes(200)
     playback.follow(Interrupted())
-    assert len(told) == 1
+    assert len(received) == 1
 
 
 def test_while_somebody_speaks_over_it_it_is_soft_and_then_as_before() -> None:

@@ -165,15 +165,15 @@ def test_an_answer_is_that_to_its_question_whatever_came_before(talker: Process)
         with pytest.raises(SessionEnded, match="frames"):
             camera.ask("Is the picture bright?")
         camera.show(picture)
-        told = camera.ask("Is the picture bright?")
+        reported = camera.ask("Is the picture bright?")
         for _ in camera.stream("Is the picture bright?"):
             break
         camera.show(b"no picture")
-        assert told.strip()
+        assert reported.strip()
         # The rest of the abandoned answer does not become part of the next one.
         words = list(camera.stream("Is the picture bright?"))
         # The next answer may have other words, but begins like the first one.
-        assert words[0].split()[:1] == told.split()[:1]
+        assert words[0].split()[:1] == reported.split()[:1]
         assert camera.ask("Is the picture bright?").strip()
 
 

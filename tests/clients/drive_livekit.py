@@ -39,7 +39,7 @@ async def main():
         context.add_message(role="user", content="Say hello.")
         await session.update_chat_ctx(context)
         begun_anew, reconnected = [], []
-        # An answer that its server had to break off is begun anew without being asked for.
+        # The server begins an answer again by itself if it had to break it off.
         session.on("generation_created", lambda event: begun_anew.append(event) if not event.user_initiated else None)
         session.on("session_reconnected", reconnected.append)
         samples, text = 0, ""

@@ -53,7 +53,7 @@ RECORDING = HERE.parent / "data" / "audio"
 
 
 def environment(name: str, here: Path = HERE) -> Path:
-    """The interpreter of a client's environment in `here`, which is made anew when its list has changed."""
+    """The interpreter of a client's environment in `here`, which is replaced when its list has changed."""
     listed = here / f"{name}.txt"
     folder = here / f".venv-{name}"
     digest = hashlib.sha256(listed.read_bytes()).hexdigest()

@@ -186,8 +186,8 @@ class Caller:
 
     def latest(self) -> str:
         """Return the latest events in short form, without deltas."""
-        told = [self._short(event) for event in self.events if not event["type"].endswith("delta")]
-        return "it was told " + ", ".join(told[-60:])
+        reported = [self._short(event) for event in self.events if not event["type"].endswith("delta")]
+        return "it was reported " + ", ".join(reported[-60:])
 
     @staticmethod
     def _short(event: dict[str, Any]) -> str:

@@ -157,8 +157,8 @@ def check_stored(store: SessionStore, caller: Caller) -> None:
     row = store.get(caller.session_id)
     assert row
     stored = [item["id"] for item in json.loads(row.snapshot)["items"]]
-    told = list(caller.view.items)
-    assert stored == told, (caller.number, stored[-4:], told[-4:], caller.latest())
+    reported = list(caller.view.items)
+    assert stored == reported, (caller.number, stored[-4:], reported[-4:], caller.latest())
     about = json.loads(row.snapshot)["continued"] | {"journal": None}
     assert row.received.events >= caller.num_spoken, (caller.number, caller.num_spoken, caller.num_sent, about)
 

@@ -56,9 +56,9 @@ def test_when_its_host_is_killed_in_an_answer_then_a_stock_client_goes_on(serve:
             cut = await ask("Tell me a long story.", kill=True)
             assert (cut.status, cut.status_details.reason) == ("cancelled", None)
             # The response begins again, since it was requested.
-            anew = await until_done(kill=False)
-            assert anew.id != cut.id
-            assert (anew.status, anew.status_details.reason) == ("incomplete", "max_output_tokens")
+            again = await until_done(kill=False)
+            assert again.id != cut.id
+            assert (again.status, again.status_details.reason) == ("incomplete", "max_output_tokens")
             await ask("And again?")
         return seen
 

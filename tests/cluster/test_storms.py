@@ -89,12 +89,12 @@ def test_when_200_connections_resume_20_sessions_at_once_then_each_is_answered_a
                 for n, session in enumerate(sessions)
                 for k in range(NUM_AT_ONCE)
             ]
-            told = await asyncio.gather(*asked)
-            outcomes = Counter(what for what, _ in told)
+            reported = await asyncio.gather(*asked)
+            outcomes = Counter(what for what, _ in reported)
             assert set(outcomes) <= SERVED | REFUSED, outcomes
             served: list[Any] = []
             for n in range(NUM_SESSIONS):
-                wires = [wire for _, wire in told[n * NUM_AT_ONCE : (n + 1) * NUM_AT_ONCE] if wire]
+                wires = [wire for _, wire in reported[n * NUM_AT_ONCE : (n + 1) * NUM_AT_ONCE] if wire]
                 served.append(sum([await alive(wire) for wire in wires]))
             # Of the connections that got the session one after the other, the last one has it.
             assert served == [1] * NUM_SESSIONS, (served, outcomes)

@@ -140,7 +140,7 @@ def service(
 
 @asynccontextmanager
 async def talking(found: Service, count: int) -> AsyncIterator[list[TimedCaller]]:
-    """So many callers that talk while the block runs; none of them may miss anything, or be cut."""
+    """`count` callers that talk while the block runs; none of them may miss anything, or be cut."""
     callers = [TimedCaller(n, [found.ws], n) for n in range(count)]
     over = False
 

@@ -39,10 +39,10 @@ const stream = { getTracks: () => [track], getAudioTracks: () => [track] };
 Object.defineProperty(globalThis, "navigator", { value: { mediaDevices: { getUserMedia: async () => stream } } });
 
 const { Captions } = await import(module);
-const told = [];
+const reported = [];
 let heard = () => {};
 const print = (kind, detail) => {
-  told.push([kind, detail]);
+  reported.push([kind, detail]);
   console.log(JSON.stringify([kind, detail]));
   heard();
 };
@@ -50,8 +50,8 @@ const print = (kind, detail) => {
 async function until(kind, fields) {
   const is = ([found, detail]) =>
     found === kind && Object.entries(fields).every(([name, value]) => detail?.[name] === value);
-  while (!told.some(is)) await new Promise((resolve) => (heard = resolve));
-  told.splice(0, told.findIndex(is) + 1);
+  while (!reported.some(is)) await new Promise((resolve) => (heard = resolve));
+  reported.splice(0, reported.findIndex(is) + 1);
 }
 
 const options = { server: url, key: () => "none" };

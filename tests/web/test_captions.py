@@ -29,7 +29,7 @@ NODE = shutil.which("node")
 # Timeout in case Node hangs, in seconds.
 LIMIT_S = 60
 WORD_MS = 320
-Told = list[tuple[str, Any]]
+Reported = list[tuple[str, Any]]
 
 pytestmark = pytest.mark.skipif(not NODE, reason="Node is not on this machine")
 
@@ -46,7 +46,7 @@ def said(first: int, count: int, silence_frames: int = 0) -> tuple[str, str]:
     return "hear", b64encode(to_pcm16(np.asarray(pcm, np.float32))).decode()
 
 
-def told(url: str, *steps: Sequence[Any]) -> Told:
+def reported(url: str, *steps: Sequence[Any]) -> Reported:
     """Run captions with these steps, and return the events that they emit."""
     assert NODE
     done = subprocess.run(
@@ -61,18 +61,18 @@ def told(url: str, *steps: Sequence[Any]) -> Told:
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def lines(found: Told) -> list[dict[str, Any]]:
+def lines(found: Reported) -> list[dict[str, Any]]:
     """Return the final state of the lines that have words."""
     last = {line["id"]: line for kind, line in found if kind == "line"}
     return [line for line in last.values() if line["text"]]
 
 
-def words(found: Told) -> str:
+def words(found: Reported) -> str:
     assert all(line["final"] for line in lines(found))
     return " ".join(line["text"] for line in lines(found))
 
 
-def ends(found: Told) -> list[str]:
+def ends(found: Reported) -> list[str]:
     return [reason for kind, reason in found if kind == "end"]
 
 
@@ -89,13 +89,13 @@ BEGIN = (("start",), LISTENS)
 def test_a_line_that_is_being_said_is_finished_before_the_end(
     stop: Sequence[Any], reason: str, scripted: tuple[str, ServerState]
 ) -> None:
-    found = told(scripted[0], *BEGIN, said(1, 3, 30), said(5, 4), stop, *((END,) if reason else ()))
+    found = reported(scripted[0], *BEGIN, said(1, 3, 30), said(5, 4), stop, *((END,) if reason else ()))
     assert words(found) == f"{text(1, 3)} {text(5, 4)}"
     assert ends(found) == [reason]
     assert found[-2:] == [("end", reason), ("done", {"open": False, "stopped": True})]
     last = lines(found)[-1]
     assert last["to"] - last["from"] >= 4 * WORD_MS - 100
-    assert not [told for kind, told in found if kind == "error"]
+    assert not [reported for kind, reported in found if kind == "error"]
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def test_a_line_that_is_being_said_is_finished_before_the_end(
     ],
 )
 def test_a_stop_between_lines_says_nothing_more(begin: Sequence[Any], scripted: tuple[str, ServerState]) -> None:
-    found = told(scripted[0], *BEGIN, *begin, ("stop",))
+    found = reported(scripted[0], *BEGIN, *begin, ("stop",))
     assert ends(found) == [""]
     assert words(found) == (text(1, 3) if len(begin) == 2 else "")
-    assert not [told for kind, told in found if kind == "error"]
+    assert not [reported for kind, reported in found if kind == "error"]
 
 
 def test_a_stop_while_they_begin_gives_the_microphone_back(scripted: tuple[str, ServerState]) -> None:
-    found = told(scripted[0], ("begin",), ("stop",), ("until", "refused", {"name": "AbortError"}))
+    found = reported(scripted[0], ("begin",), ("stop",), ("until", "refused", {"name": "AbortError"}))
     assert [kind for kind, _ in found] == ["refused", "done"]
     assert found[-1] == ("done", {"open": False, "stopped": True})
 
@@ -126,7 +126,7 @@ def test_what_breaks_is_gone_on_with_and_times_go_on(
 ) -> None:
     """`cut_after`: the number of words of the second line. Then the server is away while more words are said."""
     with serving() as (other, _, _):
-        found = told(
+        found = reported(
             scripted[0],
             *BEGIN,
             said(1, 3, 40),
@@ -142,7 +142,7 @@ def test_what_breaks_is_gone_on_with_and_times_go_on(
         )
     assert words(found) == f"{text(1, 3)} {text(10, 4)} {text(20, 3)}"
     assert ends(found) == [""]
-    assert not [told for kind, told in found if kind == "lost"]
+    assert not [reported for kind, reported in found if kind == "lost"]
     # 40 frames of silence, of 32 ms each.
     begins = [0, 3 * WORD_MS + 1280, 7 * WORD_MS + 2560]
     for line, begin_ms in zip(lines(found), begins, strict=True):
@@ -154,18 +154,18 @@ def test_they_go_on_over_the_length_of_a_session() -> None:
     settings = replace(Settings(), server=replace(Settings().server, session_s=0.5))
     expired = ("until", "state", {"state": "waiting", "reason": "session_expired"})
     with serving(settings) as (url, _, _):
-        found = told(
+        found = reported(
             url.replace("ws", "http", 1), *BEGIN, said(1, 3, 40), expired, said(10, 2), LISTENS, said(12, 3), ("stop",)
         )
     assert words(found) == f"{text(1, 3)} {text(10, 5)}"
     assert ends(found) == [""]
-    assert not [told for kind, told in found if kind == "error"]
+    assert not [reported for kind, reported in found if kind == "error"]
 
 
 def test_a_stop_while_the_server_is_away_ends_at_once_and_says_what_was_lost(
     scripted: tuple[str, ServerState],
 ) -> None:
-    found = told(scripted[0], *BEGIN, said(1, 3), ("until", "line", {"from": 0}), ("cut",), WAITS, said(4, 2),
+    found = reported(scripted[0], *BEGIN, said(1, 3), ("until", "line", {"from": 0}), ("cut",), WAITS, said(4, 2),
                  ("stops",))  # fmt: skip
     assert words(found) in text(1, 3)
     assert ends(found) == [""]
@@ -176,7 +176,7 @@ def test_a_stop_while_the_server_is_away_ends_at_once_and_says_what_was_lost(
 def test_a_key_that_has_run_out_ends_them_with_what_is_wrong(key: str) -> None:
     settings = replace(Settings(), server=replace(Settings().server, api_keys=("none",)))
     with serving(settings) as (url, _, _):
-        found = told(url.replace("ws", "http", 1), *BEGIN, said(1, 3, 40), ("until", "line", {"final": True}),
+        found = reported(url.replace("ws", "http", 1), *BEGIN, said(1, 3, 40), ("until", "line", {"final": True}),
                      ("key", key), ("cut",), END)  # fmt: skip
     assert words(found) == text(1, 3)
     assert "API key" in ends(found)[0]
@@ -185,10 +185,10 @@ def test_a_key_that_has_run_out_ends_them_with_what_is_wrong(key: str) -> None:
 def test_a_language_that_the_model_lacks_is_refused_and_another_is_chosen_in_mid_call(
     scripted: tuple[str, ServerState],
 ) -> None:
-    found = told(scripted[0], ("options", {"language": "German"}), ("start",), ("options", {"language": "en"}),
+    found = reported(scripted[0], ("options", {"language": "German"}), ("start",), ("options", {"language": "en"}),
                  *BEGIN, ("configure", {"language": ""}), ("configure", {"language": "German"}),
                  ("until", "error", {}), ("cut",), LISTENS, said(1, 3), ("stop",))  # fmt: skip
     assert found[0][0] == "refused"
     assert "German" in found[0][1]["message"]
     assert words(found) == text(1, 3)
-    assert len([told for kind, told in found if kind == "error"]) == 1
+    assert len([reported for kind, reported in found if kind == "error"]) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from antiphon.admission.certificate import KINDS, Certificate, Kind, encode, read
-from antiphon.certify.certify import TOLERANCE, Certifier, certify, started_server, told
+from antiphon.certify.certify import TOLERANCE, Certifier, certify, started_server, summary
 from antiphon.certify.clients import OBJECTIVES
 from antiphon.certify.page import page
 from antiphon.certify.recordings import read_recordings
@@ -150,5 +150,5 @@ async def _check(certifier: Certifier, before: Certificate, kinds: Sequence[Kind
             found = await certifier.held(kind, number)
             limit_s = before.kinds[kind].objective.p95_s * (1 + TOLERANCE)
             within = within and found.p95_s is not None and found.p95_s <= limit_s
-            print(told(f"{kind}, in all", found, ()), flush=True)
+            print(summary(f"{kind}, in all", found, ()), flush=True)
     return 0 if within else 1

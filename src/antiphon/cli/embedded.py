@@ -62,14 +62,14 @@ class Server:
             settings = await asyncio.to_thread(prepare_to_serve, self._settings, fetches=self._fetches)
             ready = asyncio.get_running_loop().create_future()
 
-            def told(url: str) -> None:
+            def report(url: str) -> None:
                 self.url = url
                 ready.set_result(None)
 
             # From here on the server owns the socket.
             unless_served.pop_all()
             ends = (self._stop, self._now)
-            self._serving = asyncio.create_task(serve(settings, told, bound, ends, on_app=self._serves))
+            self._serving = asyncio.create_task(serve(settings, report, bound, ends, on_app=self._serves))
             try:
                 await asyncio.wait({ready, self._serving}, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:

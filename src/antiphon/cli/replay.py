@@ -167,8 +167,8 @@ def compare(old: list[RecordedEvent], new: list[RecordedEvent]) -> int:
 def _event_order(outputs: list[RecordedEvent]) -> list[str]:
     """Return the events' types in order, without repetitions and without types whose number varies between runs."""
     types = (e.type for e in outputs)
-    told = (t for t in types if t not in CONNECTION_EVENTS and not t.endswith(CHUNKED_EVENTS))
-    return [name for name, _ in groupby(told)]
+    kept = (t for t in types if t not in CONNECTION_EVENTS and not t.endswith(CHUNKED_EVENTS))
+    return [name for name, _ in groupby(kept)]
 
 
 def _delay(side: list[RecordedTurn], stage: str) -> str:

@@ -215,11 +215,11 @@ def _read(client: httpx.Client) -> Reading:
         answer = client.get("/metrics").raise_for_status()
         found = parsed(answer.text, time.monotonic())
     except httpx.HTTPStatusError as error:
-        told = f"{client.base_url} answers {error.response.status_code} for /metrics"
+        message = f"{client.base_url} answers {error.response.status_code} for /metrics"
         if error.response.status_code == 401:
             wants = "needs another key than" if "authorization" in client.headers else "needs a key:"
-            told += f": it {wants} ANTIPHON_METRICS_KEY"
-        raise RemoteError(told) from None
+            message += f": it {wants} ANTIPHON_METRICS_KEY"
+        raise RemoteError(message) from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise RemoteError(f"the metrics of {client.base_url} cannot be read: {error}") from None
     if not any(name == "antiphon_connections" for name, _ in found.samples):

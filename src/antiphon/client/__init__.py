@@ -1,5 +1,7 @@
 """An asyncio client of the server's own protocols: conversations, captions, speech and video. It resumes by itself.
 
+::
+
     async with Client("http://127.0.0.1:8000") as client, client.conversation() as talk:
         await talk.send_text("Hello!")
         async for event in talk:

@@ -216,8 +216,8 @@ class Client:
             raise SessionEnded("connection_lost", f"{self.url}: {error}") from error
         if answer.is_error:
             try:
-                told = answer.json()["error"]
-                code, message = str(told["code"]), str(told["message"])
+                refusal = answer.json()["error"]
+                code, message = str(refusal["code"]), str(refusal["message"])
             except (ValueError, KeyError, TypeError):
                 code, message = str(answer.status_code), answer.reason_phrase
             raise SessionEnded(code, message)

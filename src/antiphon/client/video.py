@@ -77,16 +77,16 @@ class ClientVideo(LinkedSession):
             with suppress(_QuestionRefused):
                 await self._next()
         await self._link.send({"type": "video.query", "text": question})
-        self._answer_is_open, told = True, False
+        self._answer_is_open, has_text = True, False
         while self._answer_is_open:
             try:
                 message = await self._next()
             except _QuestionRefused as refused:
                 raise SessionEnded("error", str(refused)) from None
             if message.get("type") == "response.text.delta":
-                told = True
+                has_text = True
                 yield message["delta"]
-            elif message.get("type") == "response.text.done" and not told and message["text"]:
+            elif message.get("type") == "response.text.done" and not has_text and message["text"]:
                 yield message["text"]
 
     async def _next(self) -> ServerMessage:

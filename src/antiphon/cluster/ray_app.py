@@ -167,8 +167,8 @@ class HostsByLoad:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, str]]:
         """Return the target number of replicas. `context` is Serve's AutoscalingContext."""
-        told = (context.raw_metrics or {}).get("load", {})
-        loads = [values[-1].value for values in told.values() if values]
+        metrics = (context.raw_metrics or {}).get("load", {})
+        loads = [values[-1].value for values in metrics.values() if values]
         if len(loads) < context.current_num_replicas:
             # Some hosts have not reported a load yet, or have no certificate: keep the current target.
             return int(context.target_num_replicas), {}

@@ -55,9 +55,9 @@ export class Talk {
       });
     this.conversation = conversation;
     this.stages.begin(transport.selectedOptions[0].textContent);
-    conversation.on("state", (told) => this.state(told));
+    conversation.on("state", (detail) => this.state(detail));
     conversation.on("words", (line) => this.show(line));
-    conversation.on("stage", (told) => this.stages.take(told));
+    conversation.on("stage", (detail) => this.stages.take(detail));
     conversation.on("span", ({ lane, begins, at }) => this.timeline[begins ? "begin" : "end"](lane, at));
     conversation.on("mark", ({ text, at }) => this.timeline.mark(text, at));
     conversation.on("error", (error) => this.page.fail("talk", error));

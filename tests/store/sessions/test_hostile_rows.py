@@ -46,7 +46,7 @@ ODD: dict[str, tuple[Any, ...]] = {
 }
 
 
-def told(ask: Callable[[], Any]) -> Any:
+def reported(ask: Callable[[], Any]) -> Any:
     """Return a store's answer about a row, or the RowError that it raises."""
     try:
         return ask()
@@ -68,9 +68,9 @@ def test_when_a_field_of_a_row_is_odd_then_that_row_alone_is_refused_by_name(
             # The backend itself does not accept the value.
             assert store.get(name) == kept
             continue
-        found = told(partial(store.get, name))
+        found = reported(partial(store.get, name))
         fence = found.fence if isinstance(found, StoredSession) else 1
-        claimed = told(partial(store.claim, name, "b/1", fence))
+        claimed = reported(partial(store.claim, name, "b/1", fence))
         if isinstance(found, StoredSession):
             assert isinstance(claimed, StoredSession), (field, value)
             assert (claimed.owner, claimed.fence) == ("b/1", fence + 1)
@@ -93,7 +93,7 @@ def test_when_a_chunk_of_a_tail_is_odd_then_it_is_refused_by_name_or_read(
     store, kept = opened(), row(f"tail-of-{at_ms}")
     store.put(kept).result(WAIT_S)
     if backend.tamper_tail(kept.id, at_ms, data):
-        found = told(partial(store.tail, kept.id))
+        found = reported(partial(store.tail, kept.id))
         assert isinstance(found, RowError) or all(
             isinstance(chunk.at_ms, int) and isinstance(chunk.data, bytes) for chunk in found
         )
@@ -290,7 +290,7 @@ def test_when_a_stored_snapshot_is_odd_then_it_is_refused_by_name_or_restored_an
         until(lambda: not host.state.sessions.live or all(s.attachment.token for s in host.state.sessions.live))
     # Hosts never write a row of this size. A backend may not return it before its timeout; the client gets that error.
     assert found.pop("60 MB") in ("session.resumed", "resource_exhausted")
-    assert found == {name: told for name, (_, told) in SNAPSHOTS.items() if name != "60 MB"}
+    assert found == {name: reported for name, (_, reported) in SNAPSHOTS.items() if name != "60 MB"}
     assert store.degraded is None
 
 

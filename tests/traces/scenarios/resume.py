@@ -21,8 +21,8 @@ async def come_back(stage: Stage, created: Frame, last: int, token: str = "") ->
 
 @scenario()
 async def conversation_resume(stage: Stage) -> None:
-    """The connection is cut while the server speaks: missed frames are sent again, and the client gets the number of its
-    own frames that were received."""
+    """The connection is cut while the server speaks: missed frames are sent again, and the client gets the number of
+    its own frames that were received."""
     socket = await stage.connect("/v1/realtime?resume=1&model=gpt-realtime")
     created = await socket.until("session.created")
     await write(socket, "tell me a story")

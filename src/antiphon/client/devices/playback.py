@@ -20,17 +20,17 @@ class Playback:
     """A queue of audio that a device empties at its own pace. Methods may be called from any thread.
 
     Args:
-        told: Callback that gets a piece of audio and the part of it, from 0 to 1, that was played so far. It is called
-            after every TOLD_MS of a piece, and when the piece ends or is dropped. It runs in the thread that calls
-            `take` or `clear`.
+        on_played: Callback that gets a piece of audio and the part of it, from 0 to 1, that was played so far. It is
+            called after every TOLD_MS of a piece, and when the piece ends or is dropped. It runs in the thread that
+            calls `take` or `clear`.
     """
 
-    def __init__(self, told: Callable[[AudioToPlay, float], object] = lambda *_: None) -> None:
-        self._told = told
+    def __init__(self, on_played: Callable[[AudioToPlay, float], object] = lambda *_: None) -> None:
+        self._on_played = on_played
         self._lock = threading.Lock()
         # The queued pieces; of the first one, the number of bytes taken, and of bytes reported.
         self._waiting: deque[AudioToPlay] = deque()
-        self._taken = self._told_bytes = 0
+        self._taken = self._on_played_bytes = 0
         self._gain, self._target = 1.0, 1.0
 
     def follow(self, event: ConversationEvent) -> None:
@@ -49,7 +49,7 @@ class Playback:
 
     def take(self, num_samples: int) -> bytes:
         """Return the next `num_samples` for the device, as 16-bit PCM, padded with silence if the queue is empty."""
-        out, told = bytearray(), list[tuple[AudioToPlay, float]]()
+        out, played = bytearray(), list[tuple[AudioToPlay, float]]()
         with self._lock:
             while self._waiting and len(out) < 2 * num_samples:
                 piece = self._waiting[0]
@@ -57,13 +57,13 @@ class Playback:
                 out += data
                 self._taken += len(data)
                 if self._taken >= len(piece.pcm):
-                    told.append((self._waiting.popleft(), 1.0))
-                    self._taken = self._told_bytes = 0
-                elif self._taken - self._told_bytes >= 2 * piece.rate_hz * TOLD_MS // 1000:
-                    told.append((piece, self._taken / len(piece.pcm)))
-                    self._told_bytes = self._taken
-        for piece, part in told:
-            self._told(piece, part)
+                    played.append((self._waiting.popleft(), 1.0))
+                    self._taken = self._on_played_bytes = 0
+                elif self._taken - self._on_played_bytes >= 2 * piece.rate_hz * TOLD_MS // 1000:
+                    played.append((piece, self._taken / len(piece.pcm)))
+                    self._on_played_bytes = self._taken
+        for piece, part in played:
+            self._on_played(piece, part)
         return self._faded(bytes(out)) + bytes(2 * num_samples - len(out))
 
     def clear(self) -> None:
@@ -72,10 +72,10 @@ class Playback:
             piece = self._waiting[0] if self._waiting else None
             part = self._taken / len(piece.pcm) if piece and piece.pcm else 0.0
             self._waiting.clear()
-            self._taken = self._told_bytes = 0
+            self._taken = self._on_played_bytes = 0
             self._gain = self._target = 1.0
         if piece and part:
-            self._told(piece, part)
+            self._on_played(piece, part)
 
     @property
     def is_empty(self) -> bool:

@@ -246,8 +246,8 @@ class CallClient:
             return None
         return None if (error.event_id or "").startswith(OWN) else frame
 
-    def _session_told(self, told: msgspec.Raw, frame: str) -> str | None:
-        session = msgspec.json.decode(told, type=_HostSession)
+    def _session_told(self, raw: msgspec.Raw, frame: str) -> str | None:
+        session = msgspec.json.decode(raw, type=_HostSession)
         found = (session.audio.input or session).turn_detection
         self._interrupts = found is None or bool(found.interrupt_response)
         if not self._kind:

@@ -48,8 +48,8 @@ class LiveEvents(Response):
     """Server-sent events with long pauses: proxies close a response that is silent for a minute.
 
     The head is sent with the first event, or HEAD_S after the request. A comment follows after each SILENT_S without an
-    event. An AntiphonError or HTTPException of `events` is raised unchanged before the head is sent. After that, `error_frame`
-    turns it into the last event. `events` is closed when the client disconnects.
+    event. An AntiphonError or HTTPException of `events` is raised unchanged before the head is sent. After that,
+    `error_frame` turns it into the last event. `events` is closed when the client disconnects.
     """
 
     def __init__(

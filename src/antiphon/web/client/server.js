@@ -56,13 +56,13 @@ export class Server {
   }
 }
 
-/** An object that emits typed events. @template {Record<string, any>} Told */
+/** An object that emits typed events. @template {Record<string, any>} Details */
 export class Teller extends EventTarget {
   /**
    * Call `listener` with the detail of each event of this name. Returns a function that removes the listener.
-   * @template {keyof Told & string} Name
+   * @template {keyof Details & string} Name
    * @param {Name} name
-   * @param {(told: Told[Name]) => void} listener
+   * @param {(detail: Details[Name]) => void} listener
    */
   on(name, listener) {
     const heard = (/** @type {Event} */ event) => listener(/** @type {CustomEvent} */ (event).detail);
@@ -70,11 +70,11 @@ export class Teller extends EventTarget {
     return () => this.removeEventListener(name, heard);
   }
   /**
-   * @template {keyof Told & string} Name
+   * @template {keyof Details & string} Name
    * @param {Name} name
-   * @param {Told[Name]} told
+   * @param {Details[Name]} detail
    */
-  tell(name, told) {
-    this.dispatchEvent(new CustomEvent(name, { detail: told }));
+  tell(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail: detail }));
   }
 }
