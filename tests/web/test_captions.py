@@ -192,3 +192,24 @@ def test_a_language_that_the_model_lacks_is_refused_and_another_is_chosen_in_mid
     assert "German" in found[0][1]["message"]
     assert words(found) == text(1, 3)
     assert len([reported for kind, reported in found if kind == "error"]) == 1
+
+
+def test_final_lines_become_subtitles() -> None:
+    assert NODE
+    lines = [
+        {"text": "Hello there.", "from": 0, "to": 1250},
+        {"text": "", "from": 1300, "to": 1400},
+        {"text": "Not timed.", "from": None, "to": None},
+        {"text": "An hour later.", "from": 3_725_006, "to": 3_726_000},
+    ]
+    code = f"import {{ srt }} from {json.dumps(str(MODULE))}; console.log(srt({json.dumps(lines)}));"
+    done = subprocess.run(
+        [NODE, "--no-warnings", "--input-type=module", "-e", code],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    assert done.stdout == (
+        "1\n00:00:00,000 --> 00:00:01,250\nHello there.\n\n2\n01:02:05,006 --> 01:02:06,000\nAn hour later.\n\n"
+    )

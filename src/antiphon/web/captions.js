@@ -1,7 +1,7 @@
 // The captions tab: a live transcript in large type, to copy and to download.
 
-import { Captions } from "./client/antiphon.js";
-import { save, srt } from "./files.js";
+import { Captions, srt } from "./client/antiphon.js";
+import { save } from "./files.js";
 import { inWords, keptInView } from "./log.js";
 
 const $ = (id) => document.getElementById(id);

@@ -8,17 +8,6 @@ export function save(name, type, ...parts) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
-function clock(ms) {
-  const two = (n) => String(Math.floor(n)).padStart(2, "0");
-  const thousandths = String(Math.floor(ms) % 1000).padStart(3, "0");
-  return `${two(ms / 3600000)}:${two((ms / 60000) % 60)}:${two((ms / 1000) % 60)},${thousandths}`;
-}
-
-/** Format lines [{text, from, to}], with times in ms, as SRT subtitles. */
-export function srt(lines) {
-  return lines.map(({ text, from, to }, k) => `${k + 1}\n${clock(from)} --> ${clock(to)}\n${text}\n`).join("\n");
-}
-
 /** The header of a WAV file of mono PCM16. */
 export function wavHeader(rate, bytes) {
   const view = new DataView(new ArrayBuffer(44));

@@ -368,3 +368,22 @@ export class Captions extends Teller {
     }
   }
 }
+
+/** @param {number} ms */
+function clock(ms) {
+  const two = (/** @type {number} */ n) => String(Math.floor(n)).padStart(2, "0");
+  const thousandths = String(Math.floor(ms) % 1000).padStart(3, "0");
+  return `${two(ms / 3600000)}:${two((ms / 60000) % 60)}:${two((ms / 1000) % 60)},${thousandths}`;
+}
+
+/**
+ * Format lines as SRT subtitles. Leaves out lines without text or times.
+ * @param {Pick<Line, "text" | "from" | "to">[]} lines in the order of their times
+ * @returns {string}
+ */
+export function srt(lines) {
+  return lines
+    .filter(({ text, from, to }) => text && from !== null && to !== null)
+    .map(({ text, from, to }, k) => `${k + 1}\n${clock(from ?? 0)} --> ${clock(to ?? 0)}\n${text}\n`)
+    .join("\n");
+}
