@@ -12,7 +12,7 @@ class UserSpeaks:
 
 @dataclass(frozen=True, slots=True)
 class UserWords:
-    """More words of the user's turn `item_id`. They are final."""
+    """More words of the user's turn `item_id`. The server will not change them."""
 
     item_id: str
     text: str
@@ -52,7 +52,7 @@ class ResponseWords:
 class AudioToPlay:
     """More of a response's audio: mono 16-bit PCM, little-endian, at `rate_hz`.
 
-    `start_ms`: the duration of the same item's audio before this piece.
+    `start_ms`: the total duration of the earlier pieces of the same item.
     """
 
     response_id: str
