@@ -36,7 +36,7 @@ class Signal:
 
 
 async def become(reached: Callable[[], bool], every_s: float) -> None:
-    """Poll `reached` every `every_s` seconds until it is true. For conditions that time changes, without a notification."""
+    """Poll `reached` every `every_s` seconds until it is true. For conditions that change with time alone."""
     while True:
         if reached():
             return

@@ -179,7 +179,7 @@ class Headroom:
     def check(
         self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, overload: bool = True, client: str = ""
     ) -> None:
-        """Raise Refused if `admit` would, without admitting the session. With `overload`, a red signal also refuses it."""
+        """Raise Refused if `admit` would. Does not admit the session. With `overload`, red signals also refuse it."""
         returns = self._left_place(kind, client, now_s) is not None
         red = self.overload.sheds(now_s) if returns else self.overload.red
         if overload and red:

@@ -52,7 +52,8 @@ class Tried:
 
 
 class SessionSearch:
-    """Finds the largest number of sessions that a server holds: doubles, bisects, then tries the edge until it is clear.
+    """Finds the largest number of sessions that a server holds: doubles, bisects, then tries both sides of the edge
+    until they are clear.
 
     `first` is the first number to try, and `most` the largest.
     """
@@ -77,7 +78,7 @@ class SessionSearch:
 
     @property
     def held(self) -> int:
-        """The largest tried number whose fraction, averaged with its neighbours, is within ALLOWED; 0 if there is none."""
+        """The largest tried number whose fraction, averaged with its neighbours, is at most ALLOWED; 0 if none is."""
         return max((number for number, part in self._parts().items() if part <= ALLOWED), default=0)
 
     def next(self) -> Trial | None:

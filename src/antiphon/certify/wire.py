@@ -192,7 +192,7 @@ class Events:
 
 
 async def while_running(turns: Callable[[], Any], *tasks: Callable[[], Any]) -> None:
-    """Run `turns` along with the tasks until one of them ends, then cancel the others. Raises the error of the one that ended."""
+    """Run `turns` along with the tasks. When one of them ends, cancel the others, and raise its error if it failed."""
     running = [asyncio.ensure_future(work()) for work in (*tasks, turns)]
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

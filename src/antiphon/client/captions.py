@@ -345,7 +345,7 @@ class ClientCaptions(LinkedSession):
             self._end(ended)
 
     async def _renew(self, wait_s: float) -> None:
-        """Begin another session. Raises SessionEnded if the server refuses for good, or keeps refusing for `give_up_s`."""
+        """Begin another session. Raises SessionEnded after a final refusal, or after `give_up_s` of refusals."""
         begun_s = time.monotonic()
         await self._link.close()
         while True:

@@ -41,7 +41,7 @@ class ImagePart:
 
 
 class SoundTrack:
-    """Identifies the sound of one video, which its windows share. Two tracks are equal only if they are the same object."""
+    """Identifies the sound of one video in all its windows. Tracks are equal only if they are the same object."""
 
     __slots__ = ("__weakref__",)
 
@@ -101,7 +101,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """How to generate a reply. A field that is None stands for the model's own setting, unless the field says otherwise."""
+    """How to generate a reply. None stands for the model's own setting, unless the field says otherwise."""
 
     # The most tokens of the reply; None: as many as the context allows.
     max_tokens: int | None = None
