@@ -42,7 +42,8 @@ import { DuplexTransport, RtcTransport, SocketTransport } from "./transports.js"
  * @property {{state: "listening" | "thinking" | "speaking" | "ended", reason: string}} state
  * @property {Line} words
  * @property {{turn: number, stage: Stage, ms: number}} stage ms since the user's last sound, or since a written message
- * @property {{lane: "user" | "thinking" | "assistant", begins: boolean, at: number}} span `at`: a time of performance.now()
+ * @property {{lane: "user" | "thinking" | "assistant", begins: boolean, at: number}} span `at`: a
+ *   time of performance.now()
  * @property {{text: string, at: number}} mark an event at a point in time, such as "interrupted"
  * @property {Error} error the session continues
  * @property {import("./transports.js").Message} message every message of the server
