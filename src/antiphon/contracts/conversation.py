@@ -40,10 +40,10 @@ class ConversationProfile:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAudio:
-    """More of a response's audio. pcm: float32 [num_samples], mono, at the profile's rate.
+    """The next piece of a response's audio. pcm: float32 [num_samples], mono, at the profile's rate.
 
-    `words` begin in this audio; their times are seconds from the start of the response's audio. If the voice has no
-    word times, `words` are the words estimated to have ended by the end of this audio.
+    `words` are the words that begin in this audio, with times in seconds from the start of the response's audio. If the
+    voice has no word times, they are the words that are estimated to have ended by the end of this audio.
     """
 
     pcm: Pcm

@@ -89,7 +89,7 @@ class Message:
     role: MessageRole
     # The message as text, for models that do not accept media.
     text: str = ""
-    # The function calls that the assistant made in it.
+    # The function calls that the assistant made in this message.
     tool_calls: tuple[ToolCall, ...] = ()
     # For a function's result (role "tool"): the id of the call that it belongs to.
     tool_call_id: str = ""
@@ -105,19 +105,19 @@ class ReplyOptions:
 
     # The most tokens of the reply; None: as many as the context allows.
     max_tokens: int | None = None
-    # 0 samples the likeliest token.
+    # The temperature of sampling; 0 chooses the likeliest token.
     temperature: float | None = None
-    # The share of probability that may be sampled, from 0 to 1.
+    # Only the likeliest tokens, with this total probability (0 to 1), may be sampled.
     top_p: float | None = None
     # The number of likeliest tokens that may be sampled; 0: all.
     top_k: int | None = None
     # The least probability of a token, relative to the likeliest one.
     min_p: float | None = None
-    # Values above 1 make tokens less likely that already occurred.
+    # Values above 1 make tokens that already occurred less likely.
     repetition_penalty: float | None = None
-    # Subtracted from the logits of tokens that already occurred in the reply.
+    # The amount that is subtracted from the logits of tokens that already occurred in the reply.
     presence_penalty: float = 0.0
-    # Subtracted from the logits of tokens for each of their occurrences in the reply.
+    # The amount that is subtracted from the logit of a token for each of its occurrences in the reply.
     frequency_penalty: float = 0.0
     # Seed of the random numbers; None: a random seed.
     seed: int | None = None
@@ -141,7 +141,7 @@ class ReplyOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the reply's text. It ends at a whole character, not necessarily at a whole word."""
+    """The next piece of the reply's text. It never ends within a character, but may end within a word."""
 
     text: str
 
@@ -156,7 +156,7 @@ class ToolCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of the JSON text of the arguments of the call that started last."""
+    """The next piece of the JSON text with the arguments of the latest call."""
 
     arguments: str
 

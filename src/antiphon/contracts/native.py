@@ -1,4 +1,4 @@
-"""The contract of native models, which hear and speak unit by unit and decide by themselves when to do which."""
+"""The contract of native models, which hear and speak unit by unit and decide by themselves when to speak."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class SpeakerModel(Protocol):
         Args:
             pcm: float32 [num_samples], mono, 16 kHz: speech of one voice. Pauses and noise count as part of the voice,
                 so leave out silence before and after the speech. Audio shorter than `profile.least_s`, even empty
-                audio, also has a vector, which says little.
+                audio, also has a vector, but this vector is unreliable.
 
         Raises:
             Refused: The lane is full.

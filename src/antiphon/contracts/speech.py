@@ -84,10 +84,10 @@ class VoiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpeechChunk:
-    """More of a text's audio. pcm: float32 [num_samples], mono, at the profile's rate.
+    """The next piece of a text's audio. pcm: float32 [num_samples], mono, at the profile's rate.
 
-    - `words`: words that begin in audio not returned before, with times in seconds from the start of the text's audio.
-      If the profile has `word_times`, each word arrives before its audio or with it.
+    - `words`: words whose audio earlier chunks did not contain, with times in seconds from the start of the text's
+      audio. If the profile has `word_times`, each word arrives before its audio or with it.
     - `skipped`: characters of the text that the voice cannot speak.
     - `num_symbols`, `num_frames`: the amounts of text read and of audio generated for this chunk, in the model's own
       units; for metrics.

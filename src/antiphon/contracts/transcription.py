@@ -34,8 +34,8 @@ class TuningLimits:
 
 @dataclass(frozen=True, slots=True)
 class TranscriberProfile:
-    """Facts of a transcriber, by which its sessions decide when to decode and what to send. Most
-    values are measured.
+    """Facts of a transcriber. Its sessions use them to decide when to decode and what to send. Most values are
+    measured.
     """
 
     # The model's name for clients.
