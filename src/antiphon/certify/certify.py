@@ -41,7 +41,7 @@ from antiphon.errors import RemoteError
 STEP_S, EDGE_S = 60.0, 240.0
 # A step at the edge ends early only if HOPELESS times the allowed number of turns are over the objective.
 HOPELESS = 3
-# When a number is tried once more, its delay may exceed the objective by this fraction.
+# When a certificate is checked, a delay may exceed its objective by this fraction.
 TOLERANCE = 0.1
 # The clients of a step start within SPREAD_S. After that, they have WARM_S until their first counted turns.
 SPREAD_S, WARM_S = 4.0, 20.0
@@ -180,7 +180,7 @@ class Certifier:
         return found
 
     async def kind(self, kind: Kind, first: int = FIRST_SESSIONS, most: int = MOST_SESSIONS) -> CertifiedKind:
-        """Search the number of sessions of a kind that the server holds, until it is found or `minutes` are over.
+        """Search for the number of sessions of a kind that the server holds, until it is found or `minutes` are over.
 
         The certified number is always a number that was tried. The curve has the turns counted for each number.
         """

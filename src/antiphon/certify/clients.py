@@ -115,7 +115,7 @@ async def _say_turns(
     report: Report,
     outcome: Callable[[float, Recording, Events], Awaitable[Turn]],
 ) -> None:
-    """Say one recording after another. Calls `outcome` at the end of each one's speech, and reports the turn."""
+    """Say one recording after another. After the speech of each, report the turn that `outcome` returns."""
     microphone, events = Microphone(socket), Events(socket)
 
     async def turns() -> None:

@@ -120,7 +120,7 @@ class SessionSearch:
         return held + int((failed - held) * (ALLOWED - low) / (parts[failed] - low))
 
     def _parts(self) -> dict[int, float]:
-        """Return the fraction of each tried number, averaged by turns with neighbours wherever it does not increase."""
+        """Return the fraction of each tried number. Fractions that do not increase are averaged, weighted by turns."""
         blocks: list[tuple[list[int], int, float]] = []
         for number in sorted(self.tried):
             one = self.tried[number]

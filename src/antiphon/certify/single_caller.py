@@ -51,7 +51,7 @@ from antiphon.certify.wire import (
 SINGLE_CALLER_KINDS: tuple[Kind, ...] = ("captions", "conversation")
 # A hesitation is a pause of HESITATION_S at the quietest place within the fractions MIDDLE of a recording.
 HESITATION_S, MIDDLE = 1.0, (0.3, 0.7)
-# The caller interrupts an answer after HEARD_S of it, and waits NOTICED_S for the server to report the interruption.
+# The caller interrupts an answer after HEARD_S, and waits up to NOTICED_S for the server to report the interruption.
 HEARD_S, NOTICED_S = 1.0, 4.0
 # An answer that ends within SOON_S of the start of the interruption is too short to be interrupted.
 SOON_S = 0.5

@@ -36,7 +36,7 @@ from antiphon.settings import Settings
 TAIL_S = 3.0
 # The fields of RecordedTurn whose times are printed for both runs.
 STAGES = ("transcribed", "asked", "first_text", "first_sound", "done")
-# Suffixes of event types whose number depends on how text or audio was split into chunks.
+# Suffixes of event types. How many such events a run has depends on how text or audio was split into chunks.
 CHUNKED_EVENTS = (".delta", "sound", "rate_limits.updated")
 # Events about the client's connection, which does not break in a replay.
 CONNECTION_EVENTS = frozenset({"session.resumed", "session.replaced"})
