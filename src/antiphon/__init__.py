@@ -1,6 +1,6 @@
 """antiphon: a self-hosted server for live speech, over protocols that existing clients already use.
 
-`antiphon.Server` runs the server within a program (docs/client.md). `antiphon.client` has a client.
+`antiphon.Server` runs the server within a program (docs/client.md). `antiphon.client` is the client library.
 """
 
 from __future__ import annotations

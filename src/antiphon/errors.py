@@ -7,7 +7,7 @@ AntiphonError
 │   └── RowError           one stored session is damaged or of another version; the other sessions are readable
 ├── Unauthorized           a request's API key is missing or unknown; answered with 401
 ├── RemoteProtocolError    the client's fault; answered on the wire, and the session continues
-├── LocalProtocolError     our fault: the dialect has no frame for an event, or a state no transition for it
+├── LocalProtocolError     our fault: the dialect has no frame, or a state has no transition, for an event
 ├── MediaError             a file or container cannot be decoded
 ├── ModelError             a step of a model failed; fails the response or session, never the server
 │   ├── RemoteError        another server that runs a model cannot be reached, or its answer is invalid
@@ -69,7 +69,7 @@ class Unauthorized(AntiphonError):
 
 
 class LocalProtocolError(AntiphonError):
-    """An event for which the dialect has no frame, or the session's current state no transition. This is a bug in the
+    """The dialect has no frame for an event, or the current state has no transition for it. This is a bug in the
     server, so it is raised instead of being sent to the client.
     """
 

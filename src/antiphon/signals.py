@@ -13,9 +13,9 @@ T = TypeVar("T")
 class Signal:
     """A repeatable notification that any number of tasks of one event loop can wait for.
 
-    The waiter checks the state itself, in a loop: `while not ready(): await signal.wait()`. It may not await anything
-    between the check and `wait`, or it misses a notification in between. If it has to, it calls `pending()` before the
-    check and waits on the returned event.
+    The waiter checks the state itself, in a loop: `while not ready(): await signal.wait()`. It must not await anything
+    between the check and `wait`; otherwise it may miss a notification in between. If it has to await something there,
+    it calls `pending()` before the check and waits on the returned event.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Signal:
 
 
 async def become(reached: Callable[[], bool], every_s: float) -> None:
-    """Poll `reached` every `every_s` seconds until it is true: for conditions of time, which notify no task."""
+    """Poll `reached` every `every_s` seconds until it is true. For conditions that change with time alone."""
     while True:
         if reached():
             return

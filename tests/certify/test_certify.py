@@ -61,7 +61,7 @@ def test_the_search_finds_what_is_held_to_the_session(holds: int, first: int) ->
 def searched(seed: int, edge: float, growth: float) -> tuple[int, int]:
     """Search a simulated machine whose turns exceed the objective at random, more often with more sessions.
 
-    Returns the number of sessions that is held, and the number of trials.
+    Returns the number of sessions that the search finds, and the number of trials.
     """
     drawn, search, trials = random.Random(seed), SessionSearch(4, 1024), 0
     while trial := search.next():
@@ -88,12 +88,12 @@ def test_the_search_comes_near_an_edge_that_chance_blurs(edge: float, growth: fl
 def test_trials_that_contradict_each_other_are_read_together() -> None:
     search = SessionSearch(2, 64)
     search.tell(Trial(4, 20, is_edge=False), 20, 0, ended_early=False)
-    # The trial of six was unlucky, which the trial of eight shows.
+    # The trial of six sessions was unlucky, as the trial of eight shows.
     search.tell(Trial(6, 20, is_edge=False), 20, 2, ended_early=False)
     assert search.held == 4
     search.tell(Trial(8, 60, is_edge=True), 60, 1, ended_early=False)
     assert search.held == 8
-    # A trial without turns holds nothing.
+    # A trial in which no turn ended does not hold its sessions.
     search.tell(Trial(9, 60, is_edge=True), 0, 0, ended_early=False)
     assert search.held == 8
 
@@ -204,7 +204,7 @@ def test_kinds_are_named() -> None:
 @pytest.mark.heavy
 @pytest.mark.server
 def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> None:
-    """One session of each kind, one after another. Objectives are generous, since nothing is timed here."""
+    """One session of each kind, one after another. The objectives are generous, because this test checks no times."""
     # With the rounding of some machines, the smallest model may give an empty answer to a turn.
     server = serve("--language-model", SMALL, "--synthesizer", VOICE, "--weights", "fp32")
     said = list[str]()

@@ -79,7 +79,7 @@ def test_silence_at_the_head_of_an_answer_is_not_heard_as_sound() -> None:
         delta = base64.b64encode(samples.astype("<i2").tobytes()).decode()
         speaker.take(Event(delta=delta, item_id="i"), at_s)
     assert speaker.begun_s == 10.0
-    # The audio begins with half a second of silence plus a tenth.
+    # Silence comes before the sound: half a second in the first delta, and a tenth of a second in the second one.
     assert speaker.audible_s == pytest.approx(10.6)
 
 

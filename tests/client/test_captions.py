@@ -1,4 +1,4 @@
-"""Captions of our own client continue over the ends of the server's sessions, and are complete before they stop."""
+"""Captions of our own client continue when the server's sessions end, and are complete before they stop."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_transcripts_of_captions_that_go_on_end_where_they_were_finished(scr
 
 
 def test_they_go_on_over_the_length_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A slow machine needs more sessions of this length for the last words than fit into 2 s.
+    # On a slow machine, the last words take more sessions of this length than fit into 2 s.
     monkeypatch.setattr(client_captions, "LAST_S", 30.0)
 
     async def use(captions: ClientCaptions) -> tuple[str, int]:
@@ -172,7 +172,7 @@ def test_a_stop_does_not_wait_for_a_server_that_says_nothing(scripted: str, monk
 def new_links_receive(
     monkeypatch: pytest.MonkeyPatch, captions: ClientCaptions, refusals: list[SessionEnded], *, always: bool
 ) -> None:
-    """Make the sessions after this one fail: `always` on the first, or once on each."""
+    """Make the sessions after this one fail: all with the first refusal if `always`, else one for each refusal."""
     receive = ResumingLink.receive
 
     async def refused(link: ResumingLink) -> dict[str, Any] | bytes:

@@ -145,7 +145,7 @@ def test_two_hundred_cuts_lose_and_double_nothing(scripted: tuple[str, ServerSta
         turn = 0
         while cuts < 200:
             turn += 1
-            # Words that differ from the previous answer, or they would be taken for its echo.
+            # The words differ from the previous answer; otherwise they would be taken for its echo.
             first = 1 + 3 * turn
             pcm = speech(first, 3, silence_frames=30)
             # The connection breaks between two pieces of speech, and between two events of the answer.
@@ -183,7 +183,7 @@ async def cut(talk: ClientConversation) -> int:
 
 
 class Caller(Echo):
-    """Calls `add` with the user's JSON; says the result when it gets one."""
+    """A scripted model that calls `add` with the user's JSON as arguments, and then says the result."""
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None

@@ -133,7 +133,7 @@ def test_events_are_acknowledged_in_batches() -> None:
 
 
 class Host:
-    """A host that counts as the real one does: it numbers its events, and counts the frames that it received."""
+    """A host that numbers its events, and counts the frames that it received, like a real host."""
 
     def __init__(self) -> None:
         self.received: list[str] = []

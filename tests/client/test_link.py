@@ -190,7 +190,7 @@ def test_when_nobody_takes_what_comes_then_no_more_is_read(monkeypatch: pytest.M
             carried = link.ResumingLink(f"ws://127.0.0.1:{port}", headers={}, query={})
             carried.start()
             await become(lambda: carried.incoming_bytes > limit, 0.001)
-            # More is there to be read.
+            # The socket has more messages to read.
             for _ in range(100):
                 await asyncio.sleep(0.001)
             assert carried.incoming_bytes < limit + 2 * size

@@ -1,4 +1,4 @@
-"""The audio that a loudspeaker gets, and the reports of it: nothing twice, nothing dropped, softly while ducked."""
+"""The audio that a loudspeaker gets, and the reports about it: complete, without repetition, soft while ducked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_is_put_is_taken_once_in_order_with_silence_behind_it(sizes: list[i
     asked, there = sum(takes), sum(sizes)
     expected = np.arange(min(asked, there)).astype("<i2").tobytes()
     assert taken == expected + bytes(2 * max(0, asked - there))
-    # Each piece that was taken whole is reported as whole, in order, and once.
+    # Each piece that was taken completely is reported as complete, once and in order.
     whole = [one for one, part in received if part == 1.0]
     assert (
         whole
@@ -137,7 +137,7 @@ def test_the_microphone_is_heard_and_the_loudspeaker_is_given_what_waits() -> No
             played.callback(out, OUTPUT_BLOCK, None, None)
             await asyncio.sleep(0)
             taken = [await first, *[await block_of(microphone) for _ in range(MAX_BLOCKS - 1)]]
-            # There was no room for the last ones.
+            # The queue had no room for the last blocks.
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(block_of(microphone), 0.01)
         assert not heard.is_open

@@ -1,4 +1,4 @@
-"""Captions, speech and video of our own client with real servers: complete however often the connection breaks."""
+"""Captions, speech and video of our own client with real servers. Broken connections lose nothing."""
 
 from __future__ import annotations
 

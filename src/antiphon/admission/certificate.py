@@ -43,9 +43,9 @@ class Step(msgspec.Struct, frozen=True):
     sessions: int
     # Turns that were counted, including failed ones.
     turns: int
-    # Turns without an answer, with an error, or with late audio.
+    # Turns that had no answer, an error, or late audio.
     failed: int
-    # Median delay in seconds; None if it falls on a failed turn or no turn was counted.
+    # Median delay in seconds; None if more than half of the turns failed or no turn was counted.
     p50_s: float | None
     # 95th percentile of the delay in seconds; None as for `p50_s`.
     p95_s: float | None
@@ -100,7 +100,7 @@ class SingleCallerFigures(msgspec.Struct, frozen=True):
     first_words: Spread | None = None
     # Delay from the true end of speech to the last final transcript.
     finals: Spread | None = None
-    # Substituted, missing and added words, out of the spoken words.
+    # The number of substituted, missing and added words, out of all spoken words.
     word_errors: Part | None = None
     # Delay from the true end of a question to the first audible sound of the answer.
     voice_to_voice: Spread | None = None
@@ -108,10 +108,10 @@ class SingleCallerFigures(msgspec.Struct, frozen=True):
     pauses_taken_over: Part | None = None
     # Delay from the true start of speech over an answer to the server's event that reports it.
     barge_in: Spread | None = None
-    # Speech over an answer that the server did not report within 4 s.
+    # Interruptions of an answer that the server did not report within 4 s.
     not_noticed: Part | None = None
-    # For interrupted answers: the share of words kept in the history minus the share of audio that was heard; the
-    # median. About 0 is correct. About 1 means that the history keeps words that the caller never heard.
+    # The median, over all interrupted answers, of the share of words kept in the history minus the share of audio that
+    # was heard. About 0 is correct. About 1 means that the history keeps words that the caller never heard.
     kept_unheard: float | None = None
     # Distinct error messages, sorted.
     errors: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ class Certificate(msgspec.Struct, frozen=True):
     machine: Machine
     # Ids of the models that the server had loaded.
     models: tuple[str, ...]
-    # Flags of the server.
+    # The settings that the server was started with.
     settings: Given
     # Results by kind.
     kinds: dict[str, CertifiedKind]
@@ -169,7 +169,7 @@ class Certificate(msgspec.Struct, frozen=True):
     def share(self, kind: Kind) -> float | None:
         """Return the share of the machine that one session of a kind takes; None for a kind that was not certified.
 
-        The share is 2 for a kind of which the machine does not hold even one session.
+        The share is 2 if the machine does not hold even one session of the kind.
         """
         found = self.kinds.get(kind)
         return None if found is None else 1.0 / max(found.sessions, 0.5)

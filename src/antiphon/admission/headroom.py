@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from antiphon.admission.certificate import KINDS, Certificate, Kind, load_of
 from antiphon.errors import Refused
 
-# Value from which each signal turns red; see docs/design/admission.md. The limit of `finals` is the certificate's
+# The value at which each signal turns red; see docs/design/admission.md. The limit of `finals` is the certificate's
 # objective for captions, or FINALS_S.
 LIMITS = {"loop": 0.25, "lane": 2.0, "wait": 1.0, "memory": 0.95, "system": 0.97, "kv": 0.97}
 FINALS_S = 2.0
-# Without a certificate, the load of a session shows only YOUNG_S after it began. The number of younger sessions is
+# Without a certificate, the load of a session is visible only YOUNG_S after it began. The number of younger sessions is
 # limited to the burst (`--burst-sessions`; by default MOST_YOUNG or MOST_YOUNG_GPU) or to YOUNG_PART of the older
 # sessions, whichever is larger.
 YOUNG_S, MOST_YOUNG, MOST_YOUNG_GPU, YOUNG_PART = 5.0, 8, 64, 0.25
@@ -30,9 +30,9 @@ DEPARTURES_S, MAX_RETRY_S, MIN_RETRY_S, MAX_DEPARTURES = 60.0, 10.0, 1.0, 4096
 ROUNDING = 1e-9
 # A signal turns red after RED_AFTER_S at its limit or above, and green after GREEN_AFTER_S below GREEN times its limit.
 RED_AFTER_S, GREEN_AFTER_S, GREEN = 0.5, 5.0, 0.7
-# Signals of memory that fills up stay constant once no session is admitted, so they turn green just below the limit.
+# The signals of memory stay constant while no session is admitted, so they turn green just below the limit.
 FILLS, GREEN_FILL = ("memory", "system", "kv"), 0.97
-# A signal at FAR times its limit or above for SHEDS_S: the machine cannot hold even its current sessions.
+# If a signal stays at FAR times its limit or above for SHEDS_S, the machine cannot hold even its current sessions.
 FAR, SHEDS_S = 2.0, 30.0
 NOTHING: Mapping[str, float] = {}
 
@@ -47,14 +47,14 @@ class OverloadSignal:
     green: float = GREEN
     # The latest value.
     value: float = 0.0
-    # Time since which the value calls for the other color; None if it does not.
+    # The time at which the value began to call for the other color; None if it does not.
     _since_s: float | None = field(default=None, repr=False)
 
     # Whether the signal is red.
     red: bool = False
-    # Time since which the value has been at FAR times the limit or above; None if it is below.
+    # The time at which the value reached FAR times the limit; None if it is below.
     far_since_s: float | None = field(default=None, repr=False)
-    # Seconds until the value falls by itself if no load is added.
+    # Seconds until the value falls if no load is added.
     _falls_s: float = field(default=0.0, repr=False)
 
     def see(self, value: float, now_s: float, falls_s: float = 0.0) -> None:
@@ -84,7 +84,7 @@ class OverloadSignal:
 
 
 class Overload:
-    """All signals of one server by name. `limits` has the value from which each is red."""
+    """All signals of one server by name. `limits` has the value at which each signal turns red."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         self._signals = {
@@ -141,7 +141,7 @@ class Headroom:
         self.overload = Overload(LIMITS | {"finals": finals_s})
         # Times at which the youngest sessions were admitted. Bounded by the burst or by YOUNG_PART of the sessions.
         self._young_s: deque[float] = deque()
-        # Places that became free within DEPARTURES_S: time, kind, client. The client is "" if it took its place again.
+        # Sessions that ended within DEPARTURES_S: time, kind, client. The client is "" if it has returned since then.
         self._departures: deque[tuple[float, Kind, str]] = deque(maxlen=MAX_DEPARTURES)
 
     def admit(
@@ -171,7 +171,7 @@ class Headroom:
             self._young_s.append(now_s)
 
     def left(self, admitted_s: float, now_s: float, kind: Kind, client: str = "") -> None:
-        """Record that a session admitted at `admitted_s` has ended. Its client may return to its place."""
+        """Record that a session admitted at `admitted_s` has ended. Its client may take the same place again."""
         with suppress(ValueError):
             self._young_s.remove(admitted_s)
         self._departures.append((now_s, kind, client))
@@ -179,7 +179,7 @@ class Headroom:
     def check(
         self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, overload: bool = True, client: str = ""
     ) -> None:
-        """Raise Refused if `admit` would, without admitting the session. With `overload`, a red signal refuses it."""
+        """Raise Refused if `admit` would. Does not admit the session. With `overload`, red signals also refuse it."""
         returns = self._left_place(kind, client, now_s) is not None
         red = self.overload.sheds(now_s) if returns else self.overload.red
         if overload and red:

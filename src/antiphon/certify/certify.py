@@ -36,22 +36,22 @@ from antiphon.certify.search import EDGE_TURNS, SEARCH_TURNS, SessionSearch, Tri
 from antiphon.certify.single_caller import SINGLE_CALLER_KINDS, SingleCaller, lines_of
 from antiphon.errors import RemoteError
 
-# Time limit of a step, without its warm-up: while searching, and at the edge. A turn takes one session about six
-# seconds.
+# Time limit of a step in seconds, without its warm-up: during the search, and at the edge. One session takes about six
+# seconds for a turn.
 STEP_S, EDGE_S = 60.0, 240.0
 # A step at the edge ends early only if HOPELESS times the allowed number of turns are over the objective.
 HOPELESS = 3
-# When a number is tried once more, its delay may exceed the objective by this fraction.
+# When a certificate is checked, a delay may exceed its objective by this fraction.
 TOLERANCE = 0.1
-# The clients of a step start within SPREAD_S; WARM_S is the extra time until their first counted turns.
+# The clients of a step start within SPREAD_S. After that, they have WARM_S until their first counted turns.
 SPREAD_S, WARM_S = 4.0, 20.0
-# Length of one step if a number is held for minutes.
+# Length of one step in seconds, if a number of sessions is held for minutes.
 CHECK_S = 300.0
-# Largest number of sessions of a search, and the first one.
+# The largest number of sessions in a search, and the first number.
 MOST_SESSIONS, FIRST_SESSIONS = 1024, 4
 # The loads of mixtures, in the order in which they are tried.
 MIXED_LOADS = (1.0, 0.85, 0.7, 0.55, 0.4)
-# Time limit until a server that is started here is ready.
+# Time limit in seconds for a server that is started here to become ready.
 READY_S = 600.0
 # Environment of a server that admits every session.
 UNBOUNDED = {
@@ -82,7 +82,7 @@ class Counted:
         return [math.inf if t.delay_s is None else t.delay_s for t in self.turns]
 
     def step(self, sessions: int, objective: Objective) -> Step:
-        """Return the turns as the result of a step with `sessions` sessions."""
+        """Summarize the turns as the result of a step with `sessions` sessions."""
         delays = self.delays
         p50, p95 = (percentile(delays, q) for q in (50, 95))
         met = p95 is not None and p95 <= objective.p95_s
@@ -129,7 +129,7 @@ async def _ready_url(process: asyncio.subprocess.Process) -> str:
     async for line in process.stdout:
         words = line.decode(errors="replace").split()
         if words[:4] == ["antiphon", "is", "ready", "at"]:
-            # The rest of its output is not read; it is too small to fill the pipe.
+            # The rest of the server's output is not read, because it is too small to fill the pipe.
             return words[4]
     raise RemoteError("the server did not start")
 
@@ -138,7 +138,7 @@ class Certifier:
     """Measures one server.
 
     `url` and `key` are the server's address and API key. `data` is the folder of recordings. `minutes` is the time
-    limit for the search of each kind; at 0 nothing is searched. `say` is called with a line for each step when it ends.
+    limit for the search of each kind; 0 skips the search. `say` is called with a line for each step when it ends.
     `turn_detection` is the setting for the conversations of the single caller.
     """
 
@@ -180,9 +180,9 @@ class Certifier:
         return found
 
     async def kind(self, kind: Kind, first: int = FIRST_SESSIONS, most: int = MOST_SESSIONS) -> CertifiedKind:
-        """Search the number of sessions of a kind that the server holds, until it is found or `minutes` are over.
+        """Search for the number of sessions of a kind that the server holds, until it is found or `minutes` are over.
 
-        The certified number is always one that was tried. The curve has the turns that were counted for each number.
+        The certified number is always a number that was tried. The curve has the turns counted for each number.
         """
         until_s, search = time.monotonic() + self.minutes * 60, SessionSearch(first, most)
         objective, counted = self._objectives[kind], dict[int, Counted]()
@@ -194,7 +194,7 @@ class Certifier:
         return CertifiedKind(search.held, objective, curve, bounded=search.held == most)
 
     async def held(self, kind: Kind, number: int) -> Step:
-        """Hold `number` sessions for `minutes`, in steps of CHECK_S; at 0 minutes, for one step of EDGE_TURNS."""
+        """Hold `number` sessions for `minutes`, in steps of CHECK_S. If `minutes` is 0, run one step of EDGE_TURNS."""
         left_s, counted = self.minutes * 60, Counted()
         if not left_s:
             return (await self.step({kind: number}, Trial(number, EDGE_TURNS, is_edge=True)))[kind]
@@ -235,8 +235,8 @@ class Certifier:
     ) -> dict[Kind, Counted]:
         """Run the sessions until each kind has the trial's number of turns, for at most `most_s` seconds.
 
-        It counts at least as many turns as sessions, because the first turns to end are the quick ones. The trial ends
-        early if an objective can no longer be met; at the edge, only if it is missed by far.
+        Counts at least as many turns as sessions, because quick turns end first. The trial ends early if an objective
+        can no longer be met; at the edge, only if the objective is missed by far.
         """
         most_s = most_s or (EDGE_S if trial.is_edge else STEP_S)
         counted = {kind: Counted() for kind in sessions}
@@ -311,7 +311,7 @@ def summary(kind: str, step: Step, turns: Sequence[Turn]) -> str:
 
 
 def plan(kinds: Sequence[Kind], sole_kinds: Sequence[Kind], minutes: float, turns: int, *, mixed: bool) -> str:
-    """Describe the measurements in their order, with the limits of their time."""
+    """Describe the measurements in their order, with the time limit of each."""
     parts = []
     if sole_kinds:
         parts.append(
@@ -353,7 +353,7 @@ async def certify(
         await certifier.models(),
         {"flags": list(flags)},
         {str(kind): one for kind, one in found.items()},
-        # If no mixture was held: half the smallest load that was tried.
+        # If the server held no mixture, the limit is half the smallest load that was tried.
         mixed=min(1.0, best) if best else min(m.load for m in mixtures) / 2 if mixtures else None,
         mixtures=mixtures,
         url=url,

@@ -46,9 +46,9 @@ OBJECTIVES: dict[Kind, Objective] = {
 }
 # The range of a person's pause after an answer, in seconds.
 PAUSE_S = (0.4, 1.6)
-# Speech onsets later than SETTLED_S after the end of a recording are not waited for.
+# A client does not wait for speech onsets that are later than SETTLED_S after the end of a recording.
 SETTLED_S = 0.3
-# A turn whose sound is more than LATE_S late has an audible gap, and fails.
+# A turn fails if its sound arrives more than LATE_S too late, because the gap is audible.
 LATE_S = 0.06
 FRAMES_A_S = 4
 ASKED = "What does the page say now?"
@@ -66,11 +66,11 @@ class Turn(msgspec.Struct, frozen=True):
     failed: str = ""
     # The text of the recording.
     said: str = ""
-    # Its transcript.
+    # The transcript of the recording.
     heard: str = ""
-    # Delay from the true start of speech to its first transcribed text; None if unknown.
+    # Delay from the true start of speech to the first transcribed text; None if unknown.
     first_words_s: float | None = None
-    # Same as `delay_s`, but up to the first sound of the answer that is not silence.
+    # Same as `delay_s`, but to the first sound of the answer that is not silence.
     audible_s: float | None = None
 
 
@@ -89,7 +89,7 @@ class Chances:
 
 
 Report = Callable[[Turn], None]
-# Errors raised while reading the events of a server that does not follow the protocol.
+# Exceptions that may occur while reading the events of a server that does not follow the protocol.
 ODD = (LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -115,7 +115,7 @@ async def _say_turns(
     report: Report,
     outcome: Callable[[float, Recording, Events], Awaitable[Turn]],
 ) -> None:
-    """Say one recording after another, and report the turn that `outcome` returns for the end of its speech."""
+    """Say one recording after another. After the speech of each, report the turn that `outcome` returns."""
     microphone, events = Microphone(socket), Events(socket)
 
     async def turns() -> None:
@@ -135,7 +135,7 @@ CAPTIONS_PATH = "/v1/realtime?intent=transcription"
 
 
 def captions_sessions() -> tuple[str, ...]:
-    """Return a transcription session, and an unanswered conversation for servers without transcription sessions."""
+    """Return a transcription session, and a conversation without answers for servers without transcription sessions."""
     sound = {"type": "audio/pcm", "rate": WIRE_HZ}
     heard = {"format": sound, "transcription": {"language": "en"}, "turn_detection": {"type": "server_vad"}}
     unanswered = heard | {"turn_detection": {"type": "server_vad", "create_response": False}}
@@ -154,7 +154,7 @@ async def _captions(url: str, key: str, chances: Chances, report: Report) -> Non
 async def captioned(end_s: float, recording: Recording, events: Events) -> Turn:
     """Wait until a recording is transcribed: a final has arrived, no speech is under way, and no final is pending.
 
-    A pause inside the recording also ends a turn, and the server may detect an end before the true one.
+    A pause inside the recording also ends a turn, and the server may detect the end of speech too early.
     """
     pending, heard = set[str](), list[str]()
     speaking, final_s = False, 0.0
@@ -194,7 +194,7 @@ SOUND = ("response.output_audio.delta", "response.audio.delta")
 
 
 def conversation_session(instructions: str = INSTRUCTIONS, max_tokens: int = 60, turns: str = "server_vad") -> str:
-    """Return the session of a client that talks. `turns` is its type of turn detection."""
+    """Return the configuration of a conversation as JSON. `turns` is its type of turn detection."""
     fields = {
         "input": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}, "turn_detection": {"type": turns}},
         "output": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}},
@@ -226,7 +226,7 @@ async def _talk(kind: Kind, url: str, key: str, session: str, chances: Chances, 
 async def answered(kind: Kind, socket: Any, end_s: float, recording: Recording, events: Events) -> Turn:
     """Wait for the answer to a question, and play it to its end. A full-duplex client acknowledges its playback.
 
-    If the question continues after a pause, an answer that had begun does not count.
+    If the question continues after a pause, an answer that has already begun does not count.
     """
     speaker, heard, done, silent = Loudspeaker(), "", False, ""
     while True:
@@ -379,7 +379,7 @@ class Work(msgspec.Struct, frozen=True):
     sessions: dict[Kind, int]
     # The clients start evenly spread over this time, in seconds.
     spread_s: float
-    # Seed of the first client's random choices; the next client has the next number.
+    # Seed of the first client's random choices. Each further client has the next higher number as its seed.
     seed: int
 
 

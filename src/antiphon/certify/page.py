@@ -63,7 +63,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _curve(found: CertifiedKind) -> str:
-    """Return the delay over sessions as SVG, without the steps that failed too often to have a 95th percentile."""
+    """Draw the delay by number of sessions as SVG, without steps that have no 95th percentile (too many failures)."""
     steps = [s for s in found.curve if s.p95_s is not None]
     if not steps:
         return "<p>Nothing could be measured.</p>"

@@ -1,4 +1,4 @@
-"""The recordings that certifying clients play: a folder with a `manifest.jsonl`, which has a line of JSON for each."""
+"""The recordings that the clients play: a folder with a `manifest.jsonl`, which has a line of JSON per recording."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.errors import MediaError, SettingsError
 
-# Length of the recordings that are used. Longer ones have pauses that end turns.
+# Shortest and longest recording that is used, in seconds. Longer recordings have pauses that end turns.
 SHORTEST_S, LONGEST_S = 1.0, 6.0
-# Speech ends with the last 10 ms that are at most QUIET_DB below the loudest.
+# Speech ends with the last 10 ms whose level is at most QUIET_DB below the level of the loudest 10 ms.
 QUIET_DB = 35.0
-# Most recordings that are read from a folder.
+# The largest number of recordings that are read from a folder.
 MOST = 48
 
 

@@ -1,9 +1,9 @@
-"""Chooses the next number of sessions to try, and estimates from all trials how many are held. Pure.
+"""Chooses the next number of sessions to try, and estimates from all trials how many a server holds. Pure.
 
 The fraction of turns over the objective grows with the number of sessions, but a few dozen turns measure it poorly.
-Therefore neighbouring numbers are combined: where their fractions do not increase, they are averaged (isotonic
-regression by pooling adjacent violators). The edge is where the result crosses ALLOWED, the fraction that a 95th
-percentile allows.
+Therefore the fractions of neighbouring numbers are averaged if they do not increase (isotonic regression by pooling
+adjacent violators). The edge is the number at which the result crosses ALLOWED, the fraction of turns that a 95th
+percentile allows to be over the objective.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 ALLOWED = 0.05
 # A number next to the edge gets EDGE_TRIALS trials of EDGE_TURNS turns, because a machine's speed varies by the minute.
-# The numbers within the fraction NEAR of the edge get ENOUGH_TURNS turns in total, unless both sides are clear earlier.
+# The numbers within the fraction NEAR of the edge get up to ENOUGH_TURNS turns in total, until both sides are clear.
 EDGE_TURNS, EDGE_TRIALS, ENOUGH_TURNS, NEAR = 60, 2, 480, 0.08
 # Turns of a trial away from the edge.
 SEARCH_TURNS = 20
@@ -32,7 +32,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Tried:
-    """The trials of one number. `planned` also counts the turns that trials which ended early left out."""
+    """The trials of one number. `planned` also counts turns that were left out because a trial ended early."""
 
     planned: int = 0
     turns: int = 0
@@ -52,7 +52,8 @@ class Tried:
 
 
 class SessionSearch:
-    """Finds the largest number of sessions that is held: doubles, bisects, then tries the edge until it is clear.
+    """Finds the largest number of sessions that a server holds: doubles, bisects, then tries both sides of the edge
+    until they are clear.
 
     `first` is the first number to try, and `most` the largest.
     """
@@ -77,7 +78,7 @@ class SessionSearch:
 
     @property
     def held(self) -> int:
-        """The largest tried number whose fraction, averaged with its neighbours, is within ALLOWED; 0 if none."""
+        """The largest tried number whose fraction, averaged with its neighbours, is at most ALLOWED; 0 if none is."""
         return max((number for number, part in self._parts().items() if part <= ALLOWED), default=0)
 
     def next(self) -> Trial | None:
@@ -88,7 +89,7 @@ class SessionSearch:
             if held < self._most:
                 return self._short(min(2 * held, self._most) if held else self._first)
             return self._edge(held) if self.tried[held].planned < EDGE_TRIALS * EDGE_TURNS else None
-        # Bisects with short trials first; then the curve predicts the edge.
+        # Bisect with short trials first. After that, the curve predicts the edge.
         if failed - held > max(1, held // 8) and self.tried[failed].planned < EDGE_TURNS:
             return self._short((held + failed) // 2)
         guess = self._crossing(held, failed)
@@ -108,7 +109,7 @@ class SessionSearch:
         return Trial(number, EDGE_TURNS, is_edge=True)
 
     def _near(self, held: int) -> int:
-        """Return the planned turns of the numbers near the edge."""
+        """Return the total of the planned turns of all numbers near the edge."""
         reach = max(1.0, NEAR * held)
         return sum(tried.planned for number, tried in self.tried.items() if abs(number - held - 0.5) <= reach)
 
@@ -119,7 +120,7 @@ class SessionSearch:
         return held + int((failed - held) * (ALLOWED - low) / (parts[failed] - low))
 
     def _parts(self) -> dict[int, float]:
-        """Return the fraction of each tried number, averaged by turns with neighbours wherever it does not increase."""
+        """Return the fraction of each tried number. Fractions that do not increase are averaged, weighted by turns."""
         blocks: list[tuple[list[int], int, float]] = []
         for number in sorted(self.tried):
             one = self.tried[number]

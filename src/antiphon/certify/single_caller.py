@@ -1,8 +1,8 @@
 """Measures what a single caller gets from any server of the OpenAI Realtime API.
 
-It measures the delay of words and answers, word errors, whether a pause is taken for the end of a turn, and the history
-of an interrupted answer. It runs one session after another in real time, with real recordings, and measures only what a
-client can see.
+It measures the delay of words and answers, the word errors, whether a pause is mistaken for the end of a turn, and what
+the history keeps of an interrupted answer. It runs one session after another in real time with real recordings, and
+measures only what a client can see.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from antiphon.certify.wire import (
 SINGLE_CALLER_KINDS: tuple[Kind, ...] = ("captions", "conversation")
 # A hesitation is a pause of HESITATION_S at the quietest place within the fractions MIDDLE of a recording.
 HESITATION_S, MIDDLE = 1.0, (0.3, 0.7)
-# The caller interrupts an answer after HEARD_S of it, and waits NOTICED_S for the server to report the interruption.
+# The caller interrupts an answer after HEARD_S, and waits up to NOTICED_S for the server to report the interruption.
 HEARD_S, NOTICED_S = 1.0, 4.0
 # An answer that ends within SOON_S of the start of the interruption is too short to be interrupted.
 SOON_S = 0.5
@@ -59,7 +59,7 @@ AFTER_FAILURE_S, TRIES = 2.0, 5
 LONG_TOKENS = 160
 LONG_ANSWERS = "You are a voice assistant. Tell what you know about what is said, in five or six long sentences."
 T = TypeVar("T")
-# Takes one turn, and returns its result; None if the turn says nothing.
+# Takes one turn, and returns its result; None if the turn was no valid measurement.
 TakeTurn = Callable[[Any, Microphone, Events], Awaitable[T | None]]
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _WORDS = ("response.output_audio_transcript.delta", "response.audio_transcript.delta")
@@ -71,7 +71,7 @@ def words_of(text: str) -> list[str]:
 
 
 def num_word_errors(said: Sequence[str], heard: Sequence[str]) -> int:
-    """Return the least number of substituted, missing and added words (Levenshtein distance)."""
+    """Return the smallest number of substituted, missing and added words (the Levenshtein distance)."""
     row = list(range(len(heard) + 1))
     for i, word in enumerate(said, 1):
         diagonal, row[0] = row[0], i
@@ -260,7 +260,7 @@ async def _is_taken_over(end_s: float, events: Events) -> bool:
             at_s, event = await events.next(end_s + PATIENCE_S)
         except Failed:
             if early:
-                # The early answer was the only one.
+                # The early answer remains the only answer.
                 return True
             raise
         if event.type in SOUND:

@@ -64,14 +64,14 @@ class _Item(msgspec.Struct):
 
 
 class _Ended(msgspec.Struct):
-    """How a response ended. In full duplex, `metadata` has the reason why there is none."""
+    """How a response ended. In full duplex, `metadata` has the reason if there was no response."""
 
     status: str | None = None
     metadata: dict[str, str] | None = None
 
 
 class Event(msgspec.Struct):
-    """The fields of a server's event that clients read; only `type` if any field has another type than these."""
+    """The fields of a server's event that clients read. If a field has an unexpected type, only `type` is set."""
 
     # The name of the event.
     type: str = ""
@@ -81,9 +81,9 @@ class Event(msgspec.Struct):
     delta: str = ""
     # The transcript of a turn.
     transcript: str = ""
-    # Error message of a speech or video stream.
+    # The error message, in speech and video streams.
     message: str = "error"
-    # The `error` of the Realtime API: an object, or anything else that a server sends.
+    # The `error`, in the Realtime API: an object, or any other JSON that a server sends.
     error: msgspec.Raw = msgspec.Raw(b"null")
     # The response of `response.done` or `response.listen`.
     response: _Ended | None = None
@@ -148,7 +148,7 @@ class Microphone:
         self._due_s = time.monotonic()
 
     def say(self, recording: Recording) -> float:
-        """Play a recording from the next chunk on, and return the monotonic time at which its speech ends."""
+        """Play a recording, beginning with the next chunk. Returns the monotonic time at which its speech will end."""
         begins_s = self._due_s + CHUNK_S
         self._waiting = wire_pcm(recording.pcm)
         return begins_s + recording.speech_end_s
@@ -192,7 +192,7 @@ class Events:
 
 
 async def while_running(turns: Callable[[], Any], *tasks: Callable[[], Any]) -> None:
-    """Run `turns` along with the tasks until one of them ends, then cancel the others. Raises its error."""
+    """Run `turns` along with the tasks. When one of them ends, cancel the others, and raise its error if it failed."""
     running = [asyncio.ensure_future(work()) for work in (*tasks, turns)]
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

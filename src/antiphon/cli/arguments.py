@@ -89,7 +89,7 @@ def argument_parser() -> argparse.ArgumentParser:
             usage=usage,
             description=description,
             add_help=name != "bench",
-            # With abbreviations, --remote-key would be read as --remote-key-file, which puts a key on a command line.
+            # With abbreviations, --remote-key would mean --remote-key-file, so a key would be put on a command line.
             allow_abbrev=False,
         )
         command.add_arguments(own)

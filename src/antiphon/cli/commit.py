@@ -16,9 +16,9 @@ def shown_version() -> str:
 
 
 def commit(package: Path = PACKAGE) -> str:
-    """Return the first twelve digits of the commit; "" if neither a release nor a checkout says it.
+    """Return the first twelve digits of the commit; "" if it is unknown.
 
-    A release has the file COMMIT in the package. In a checkout, `.git` is read, without the program git.
+    Reads the file COMMIT of a release, or the folder `.git` of a checkout. Does not run the program git.
     """
     try:
         return (package / "COMMIT").read_text(encoding="ascii").strip()[:12]
@@ -27,7 +27,7 @@ def commit(package: Path = PACKAGE) -> str:
     try:
         git = package.parents[1] / ".git"
         if git.is_file():
-            # A worktree: the file names its folder, whose `commondir` names that of the repository.
+            # In a worktree, `.git` is a file that names a folder. The file `commondir` there names the repository's.
             git = git.parent / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
         head = (git / "HEAD").read_text(encoding="utf-8").strip()
         if not head.startswith("ref: "):

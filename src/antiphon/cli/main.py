@@ -35,7 +35,7 @@ LOG_TEXT = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 # of the language model takes 68 ms instead of 49 (112 instead of 62 with eight sessions). OpenMP reads the variable
 # when it is first loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-# `transformers` draws progress bars while it loads weights, which would mix with the lines of a log.
+# The progress bars that `transformers` draws while it loads weights would mix with the lines of a log.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     `--help` raise SystemExit, as argparse does.
     """
     if os.getpid() == 1:
-        # The kernel drops signals to a container's first process unless it has a handler. A running server installs its
-        # own; before that, and in every other command, there is nothing to clean up.
+        # The kernel drops a signal to a container's first process unless the process handles it. A running server
+        # installs its own handler; before that, and in every other command, there is nothing to clean up.
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     parser = argument_parser()
     args, rest = parser.parse_known_args(argv)
@@ -80,7 +80,8 @@ def _status(args: argparse.Namespace, rest: list[str]) -> int:
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines() if settings.server.log_format == "json" else logging.Formatter(LOG_TEXT))
         logging.basicConfig(level=settings.server.log_level.upper(), handlers=[handler])
-        # Request lines contain the clients' query strings, which are private; sessions log their own start and end.
+        # Some of these libraries log the query strings of clients, which are private. Sessions log their own start and
+        # end.
         for name in ("aioice", "aiortc", "httpx", "faster_whisper", "uvicorn"):
             logging.getLogger(name).setLevel(logging.WARNING)
         return RUN[args.command](settings, args)
@@ -93,7 +94,7 @@ def _status(args: argparse.Namespace, rest: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output closed it, as `head` does: not a failure.
+        # The program that reads our output closed the pipe, as `head` does. This is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -101,8 +102,8 @@ def _status(args: argparse.Namespace, rest: list[str]) -> int:
 class JsonLines(logging.Formatter):
     """Formats each record as a JSON object on one line: `time` (UTC), `level`, `logger`, `message`, and its fields.
 
-    `traceback` has the traceback, if there is one. Records about requests and sessions have the attributes `event`,
-    which becomes `message`, and `fields`, which become members of the object.
+    `traceback` has the traceback, if there is one. Records about requests and sessions have two attributes: `event`
+    becomes `message`, and `fields` become members of the object.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -249,7 +250,7 @@ def _speak(settings: Settings, request: SayRequest) -> int:
     from antiphon.cli.say import check_request, say
     from antiphon.loading.selection import SPEECH_ROLES
 
-    # Check the packages first: without them a missing player does not matter.
+    # Check the packages first: if they are missing, that is the more important error than a missing player.
     check_names(settings, SPEECH_ROLES)
     check_extras(settings, SPEECH_ROLES)
     check_request(request)
@@ -326,7 +327,7 @@ def _replay(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _told_sessions(folder: Path) -> bool:
-    """Print the recorded sessions in a folder that is not a session itself. Returns whether there were any."""
+    """Print the recorded sessions in a folder that is not a session itself. Returns False if it has none."""
     from antiphon.recording.tape import sessions_in
 
     found = [] if (folder / "session.json").exists() else sessions_in(folder)
@@ -411,7 +412,7 @@ def _bench(name: str | None, rest: list[str]) -> int:
     return 0
 
 
-# The function that runs each command. `bench` is missing here: it runs before settings are read.
+# The function that runs each command. `bench` is not in the table, because it runs before settings are read.
 RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "serve": _serve,
     "pull": _pull,

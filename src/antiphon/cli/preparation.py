@@ -39,7 +39,7 @@ from antiphon.store import MODELS, Model, Store
 from antiphon.store.sessions import open_store
 
 log = logging.getLogger("antiphon.cli.main")
-# The settings that decide which files are needed, and where they are kept.
+# The settings that determine which model files are needed and where they are stored.
 PULLED_BY = (
     *("profile", "home", "models_from", "transcriber", "partials", "speaker_model"),
     *("language_model", "conversation_model", "video_model", "engine", "synthesizer", "voices"),

@@ -32,11 +32,11 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 
-# How long the session continues after the recording's last entry, to finish what the client requested. In seconds.
+# The session continues for this time after the recording's last entry, to finish the client's requests. In seconds.
 TAIL_S = 3.0
-# The times of RecordedTurn that are printed for both runs.
+# The fields of RecordedTurn whose times are printed for both runs.
 STAGES = ("transcribed", "asked", "first_text", "first_sound", "done")
-# Suffixes of event types whose number depends on how text or audio was split into chunks.
+# Suffixes of event types. How many such events a run has depends on how text or audio was split into chunks.
 CHUNKED_EVENTS = (".delta", "sound", "rate_limits.updated")
 # Events about the client's connection, which does not break in a replay.
 CONNECTION_EVENTS = frozenset({"session.resumed", "session.replaced"})
@@ -44,8 +44,8 @@ CONNECTION_EVENTS = frozenset({"session.resumed", "session.replaced"})
 
 @dataclass(slots=True)
 class _RecordedClient:
-    """A recorded client as a transport (transports/transport.py): it returns the recorded messages at their times, and
-    keeps what the session sends.
+    """A recorded client as a transport (transports/transport.py). It returns the recorded messages at their times, and
+    keeps the events that the session sends.
     """
 
     # The recording.

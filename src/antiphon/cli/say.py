@@ -64,15 +64,15 @@ class SayRequest:
     text: str
     # The file to write; its suffix is the format. "-": WAV on standard output. None: play.
     file: str | None = None
-    # Play the audio. The default if there is no `file`.
+    # Whether to play the audio. Without a `file`, it is always played.
     play: bool = False
     # The voice's name; None: the first one loaded.
     voice: str | None = None
     # The speed of speech, from 0.25 to 4.
     speed: float = 1.0
-    # The random seed: the same seed gives the same samples. None: a random one.
+    # The random seed: the same seed gives the same samples. None: a random seed.
     seed: int | None = None
-    # Print the times of each word on standard error.
+    # Whether to print the times of each word on standard error.
     words: bool = False
 
 
@@ -102,7 +102,7 @@ def check_request(request: SayRequest) -> None:
 
 
 async def say(settings: Settings, request: SayRequest) -> None:
-    """Speak the whole text, and return when it was written or played.
+    """Speak the whole text, and return when all audio was written or played.
 
     Raises SettingsError if the voice or format is unknown or no player is installed; ModelError if a model fails, the
     player fails, or no part of the text can be spoken, in which case no file is left; StoreError.
@@ -130,7 +130,8 @@ async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> No
         request.voice, "none", "pcm", request.speed, request.seed, stream=True, word_times=request.words
     )
     buffer, at_s = PlaybackClock(time.monotonic), 0.0
-    # Sentences that could not be spoken, held back until one is spoken: if none is, one error covers them all.
+    # Sentences that could not be spoken. They are printed after a sentence was spoken; if no sentence is spoken, one
+    # error covers them all.
     unspoken: list[str] = []
     async for sentence in _sentences(request.text):
         sentence_s = at_s

@@ -49,9 +49,9 @@ class TalkRequest:
     voice: str | None = None
     # The input device, by number or a part of its name (see sound_devices); None: the system's default.
     microphone: str | None = None
-    # The output device, likewise.
+    # The output device, in the same form as `microphone`.
     loudspeaker: str | None = None
-    # A recording to use instead of the microphone; the conversation ends when it is answered.
+    # A recording to use instead of the microphone. The conversation ends after the answer to it.
     hear: str | None = None
     # With `hear`: a WAV file to write instead of playing.
     into: str | None = None
@@ -63,7 +63,7 @@ class TalkRequest:
         return sound_devices(playback, self.microphone, self.loudspeaker)
 
 
-# Hints for the user when a conversation with a server ends, by the code of its end.
+# Hints for the user when a conversation with a server ends, by the code of SessionEnded.
 HINTS = {
     "connection_lost": "no server answers there, or the connection is lost (antiphon serve starts a server)",
     "invalid_api_key": "this server needs a valid key: --key KEY, or ANTIPHON_TALK_KEY",
@@ -73,7 +73,7 @@ HINTS = {
 async def run(settings: Settings, request: TalkRequest, url: str | None, key: str | None) -> None:
     """Talk with the server at `url`; None: start one for this conversation.
 
-    Raises RemoteError for ends that have a hint, and what `talk` and Server raise.
+    Raises RemoteError if the session ends with a code in HINTS; otherwise what `talk` and Server raise.
     """
     if url:
         try:
@@ -167,7 +167,7 @@ class Screen:
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._speaker = self._aside = ""
-        # When the last event arrived, monotonic; and whether no turn is under way: the last one was answered, or empty.
+        # The monotonic time of the last event; and whether the last turn is over: it was answered, or had no words.
         self.active_s = time.monotonic()
         self.is_idle = True
 
@@ -187,13 +187,13 @@ class Screen:
             case ResponseWords():
                 self._say("antiphon", event.text)
             case ResponseEnds():
-                # After a response that was cut off, the turn that interrupted it still has to be answered.
+                # If the response was cut off, the turn that interrupted it still has to be answered.
                 self.is_idle = self.is_idle or event.status != "cancelled"
                 self.end_line(" -" if event.status == "cancelled" and self._speaker == "antiphon" else "")
             case NothingSaid():
                 self.is_idle = True
             case Heard():
-                # A later event may report more audio as heard: only the last one is shown.
+                # A later event may report more audio as heard, so only the last event is shown.
                 self._aside = f"(of that answer, {event.until_ms / 1000:.1f} s were heard)\n"
             case Reconnected():
                 self.line("(the connection broke and is restored)")

@@ -43,7 +43,7 @@ class Reading:
         return sum(v for (n, found), v in self.samples.items() if n == name and labels.items() <= dict(found).items())
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Return the same sums for each value of `label`, sorted by value."""
+        """Return the sum of a metric for each value of `label`, sorted by value."""
         out = defaultdict[str, float](float)
         for (n, found), value in self.samples.items():
             if n == name and labels.items() <= dict(found).items():

@@ -40,16 +40,16 @@ from antiphon.sessions.transcription.file_speech import segments_by_words, trans
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
 
-# The pause that ends a turn of a stream, in milliseconds. Each turn becomes a line or a subtitle.
+# The length of a pause that ends a turn of a stream, in milliseconds. Each turn becomes a line or a subtitle.
 SILENCE_MS = 600
-# The piece of a file that is decoded at once, in seconds: 2 MB, same as in the server.
+# The length of the pieces in which a file is read, in seconds: 2 MB each, the same as in the server.
 SLAB_S = 30.0
-# How far the reader may be ahead of the session, in seconds of audio.
+# The most audio that the reader may be ahead of the session, in seconds.
 BACKLOG_S = 30.0
 
 
 class OutputStyle(Enum):
-    """The output format: lines of text as turns end, or at the end one JSON document or subtitles."""
+    """The output format: a line of text when each turn ends, or, at the end, one JSON document or subtitles."""
 
     TEXT = auto()
     JSON = auto()
@@ -72,7 +72,7 @@ class _Segment(msgspec.Struct):
 
 
 class _Document(msgspec.Struct):
-    """The output of `--json`. `language` is that of the first turn; None if there is no speech."""
+    """The output of `--json`. `language` is the language of the first turn; None if there is no speech."""
 
     text: str
     language: str | None

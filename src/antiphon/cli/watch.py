@@ -32,7 +32,7 @@ from antiphon.settings import Settings
 
 # JPEG quality of the frames: high enough that text stays legible.
 QUALITY = 90
-# How long a camera or stream is watched if --seconds is not given, in seconds.
+# The time for which a camera or stream is watched if --seconds is not given, in seconds.
 LIVE_S = 10.0
 
 
@@ -106,7 +106,7 @@ async def _watch(settings: Settings, request: WatchRequest) -> None:
 
 
 class _AnswerPrinter:
-    """Prints a session's answers and errors; `done` is set when one is complete."""
+    """Prints a session's answers and errors; `done` is set when an answer is complete."""
 
     def __init__(self) -> None:
         self.done = anyio.Event()
@@ -161,5 +161,5 @@ def _opened(source: str) -> Iterator[av.container.InputContainer]:
 
 
 def _reason(error: Exception) -> str:
-    """Return FFmpeg's message, without its number and the file's name."""
+    """Return the error message of FFmpeg without the error number and the file's name."""
     return getattr(error, "strerror", None) or str(error)

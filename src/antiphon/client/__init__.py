@@ -1,4 +1,4 @@
-"""An asyncio client of the server's own protocols: conversations, captions, speech and video. It resumes by itself.
+"""An asyncio client of the server's own protocols: conversations, captions, speech and video. Resumes broken sessions.
 
 ::
 

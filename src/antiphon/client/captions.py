@@ -1,4 +1,4 @@
-"""Live transcription: audio in, final words out. When one session of the server ends, another one continues it."""
+"""Live transcription: audio in, final words out. If its session on the server ends, another session continues it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PATH = "/v1/realtime"
 # The protocol's sample rate.
 RATE_HZ = 16_000
 BYTES_PER_S = 2 * RATE_HZ
-# Limit on the audio since the last word that is kept for another session, in bytes of PCM.
+# The audio since the last word is kept for another session, up to this limit in bytes of PCM.
 MAX_KEPT_BYTES = 300 * BYTES_PER_S
 # Timeout of `stop` for the last words, in seconds.
 LAST_S = 2.0
-# Codes of a session's end after which another session continues the captions.
+# Codes of SessionEnded after which another session continues the captions.
 ENDS_A_SESSION = frozenset(
     {
         "session_expired",
@@ -58,8 +58,8 @@ class SentAudio:
 
     def __init__(self) -> None:
         self._entries: deque[bytes | None] = deque()
-        # Of the first entry, its offset in all audio; the size of all entries, both in bytes. The number of entries
-        # that the current session was given.
+        # The offset of the first entry in all audio, and the size of all entries, both in bytes; the number of entries
+        # that the current session has been sent.
         self.start = self.size = self.num_given = 0
 
     @property
@@ -68,20 +68,20 @@ class SentAudio:
         return bool(self._entries) and self._entries[-1] is None
 
     def add(self, entry: bytes | None) -> None:
-        """Append an entry. Above MAX_KEPT_BYTES, drop the oldest audio that the session was given."""
+        """Append an entry. If the size exceeds MAX_KEPT_BYTES, drop the oldest audio that the session has been sent."""
         self._entries.append(entry)
         self.size += len(entry or b"")
         while self.size > MAX_KEPT_BYTES and self.num_given > 1 and self._entries[0]:
             self._drop()
 
     def next(self) -> tuple[bool, bytes | None]:
-        """Return whether the session lacks an entry, and that entry."""
+        """Return True and the first entry that the session has not been sent; (False, None) if all were sent."""
         if self.num_given == len(self._entries):
             return False, None
         return True, self._entries[self.num_given]
 
     def settle(self, at: int) -> None:
-        """Drop the given audio before the offset `at`, in bytes: its words are known."""
+        """Drop the sent audio before the offset `at`, in bytes, because its words are known."""
         while self.num_given > 0 and (head := self._entries[0]) is not None:
             if self.start + len(head) > at:
                 break
@@ -146,16 +146,16 @@ class ClientCaptions(LinkedSession):
         self._sent, self._giving = SentAudio(), asyncio.Lock()
         # Offsets in all audio, in bytes: the beginning of the session's audio, and the end of the last word.
         self._base = self._settled = 0
-        # New words; None at the end of a transcript; or an error of the server.
+        # Entries: new words, None for the end of a transcript, or an error of the server.
         self._found: asyncio.Queue[tuple[str, list[CaptionWord]] | SessionEnded | None] = asyncio.Queue()
         self._feeding: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._renewed = asyncio.Event()
         self._over: SessionEnded | None = None
-        # The timeout of the last words, and the number of transcripts that it ended before the server did.
+        # The timer of `stop`, and the number of transcripts that the timer ended before the server did.
         self._last_call: asyncio.TimerHandle | None = None
         self._num_given_up = 0
-        # Whether the transcript has words; whether the next words are the first of another session; and whether the
+        # Whether the transcript has words; whether the next words are the first words of another session; whether the
         # next iteration begins a new transcript.
         self._has_words, self._joins, self._begins_anew = False, False, True
         self.text, self.words = "", list[CaptionWord]()
@@ -312,12 +312,12 @@ class ClientCaptions(LinkedSession):
                     raise self._over from None
 
     async def _give(self) -> None:
-        """Send the session all entries that it lacks. Raises SessionEnded if it is over."""
+        """Send the session all entries that it has not been sent. Raises SessionEnded if it is over."""
         async with self._giving:
             while (more := self._sent.next())[0]:
                 pcm = more[1]
-                # Counted before the send, since its words may arrive before `send` returns. If the session ends first,
-                # another one is sent everything again.
+                # Count the entry before sending it, because its words may arrive before `send` returns. If the session
+                # ends first, everything is sent again to another session.
                 self._sent.num_given += 1
                 if pcm is None:
                     await self._link.send({"type": "input_audio_buffer.commit", "final": True})
@@ -325,7 +325,7 @@ class ClientCaptions(LinkedSession):
                     await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(pcm)})
 
     async def _read(self) -> None:
-        """Receive from one session after the other."""
+        """Receive messages from the session, and from its successors when it ends."""
         wait_s = FIRST_WAIT_S
         try:
             while True:
@@ -345,7 +345,7 @@ class ClientCaptions(LinkedSession):
             self._end(ended)
 
     async def _renew(self, wait_s: float) -> None:
-        """Begin another session. Raises SessionEnded if the server refuses for good, or for longer than `give_up_s`."""
+        """Begin another session. Raises SessionEnded after a final refusal, or after `give_up_s` of refusals."""
         begun_s = time.monotonic()
         await self._link.close()
         while True:
@@ -420,7 +420,7 @@ def _raise_error(message: ServerMessage | bytes) -> None:
 
 
 async def _taken(pieces: Iterator[Audio]) -> AsyncIterator[Audio]:
-    """Read each piece in a worker thread: an iterator over a microphone blocks."""
+    """Read each piece in a worker thread, because an iterator over a microphone blocks."""
     done = object()
     while (audio := await asyncio.to_thread(next, pieces, done)) is not done:
         yield audio  # type: ignore[misc]

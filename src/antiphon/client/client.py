@@ -92,9 +92,9 @@ class Client:
             rate_hz: Sample rate of the user's audio.
             response_rate_hz: Sample rate of the responses' audio.
             speaks: False: responses are text only.
-            acknowledges: You report what was `played`, and only that counts as heard.
+            acknowledges: True: only audio that the application reports as `played` counts as heard.
             turn_detection: How the server finds the end of a turn (docs/wire/duplex.md).
-            consents: The speaker has agreed to being recorded.
+            consents: True: the speaker has agreed to be recorded.
             session: Any other fields of a session (docs/wire/duplex.md).
 
         Raises:
@@ -141,7 +141,7 @@ class Client:
             prompt: Names and words to expect.
             rate_hz: Sample rate of the audio.
             model: The model's name.
-            consents: The speaker has agreed to being recorded.
+            consents: True: the speaker has agreed to be recorded.
         """
         config = {"model": model, **_given(language=language, prompt=prompt)}
         query = {"dialect": "vllm", "resume": "1", **(CONSENT if consents else {})}
@@ -160,7 +160,7 @@ class Client:
         Args:
             voice: A name that `antiphon voices` lists.
             language: The language of the text, ISO 639-1.
-            rate_hz: Sample rate of the audio; None: the voice's own.
+            rate_hz: Sample rate of the audio; None: the sample rate of the voice.
             config: Any other fields of the configuration (docs/wire/speech-stream.md).
         """
         given = _given(voice=voice, language=language, sample_rate=rate_hz)

@@ -36,7 +36,7 @@ PATH = "/v1/duplex"
 HEARTBEAT = {"type": "session.heartbeat"}
 # Limit on consecutive rounds of tool calls, after which the model has to respond. Small models may call forever.
 MAX_CALL_ROUNDS = 4
-# Limit on events that the application has not taken; above it, no more messages are read.
+# Limit on events that the application has not taken. Above it, no further messages are read.
 MAX_EVENTS = 10_000
 
 
@@ -64,7 +64,7 @@ class ClientConversation(LinkedSession):
         self._ready: asyncio.Future[ServerMessage] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._background = set[asyncio.Task[None]]()
-        # The responses under way, and whether there are none.
+        # The responses under way, and an event that is set while there are none.
         self._responses, self._is_idle = dict[str, _ResponseUnderWay](), asyncio.Event()
         # Rounds of tool calls since the user's last turn.
         self._num_rounds = 0
@@ -176,7 +176,7 @@ class ClientConversation(LinkedSession):
 
         Raises:
             SessionEnded: The conversation is over.
-            ValueError: The message is about the connection; the client sends those itself.
+            ValueError: The message concerns the connection. The client sends such messages itself.
         """
         await self._link.send(message)
 
@@ -184,7 +184,7 @@ class ClientConversation(LinkedSession):
         """Yield the conversation's events until it is closed.
 
         Raises:
-            SessionEnded: The conversation ended in any other way.
+            SessionEnded: The conversation ended before it was closed.
         """
         while True:
             event = await self._events.get()
@@ -225,7 +225,7 @@ class ClientConversation(LinkedSession):
                     if message.get("type") == "session.created":
                         self._ready.set_result(message)
                     elif message.get("type") == "error":
-                        # The server refuses the configuration, and would wait for another one.
+                        # The server refused the configuration, and would now wait for another one.
                         raise SessionEnded(message["error"]["code"], message["error"]["message"])
                 try:
                     for event in self._events_of(message):
@@ -241,7 +241,7 @@ class ClientConversation(LinkedSession):
             self._events.put_nowait(ended)
 
     def _events_of(self, message: ServerMessage) -> Iterator[ConversationEvent]:
-        """Yield the events that a message of the server stands for. Starts tool calls."""
+        """Yield the events that a message of the server results in. Starts tool calls."""
         response_id = str(message.get("response_id") or "")
         response = self._responses.get(response_id, _ResponseUnderWay())
         match message.get("type"):

@@ -12,7 +12,7 @@ class UserSpeaks:
 
 @dataclass(frozen=True, slots=True)
 class UserWords:
-    """More words of the user's turn `item_id`. They are final."""
+    """The next words of the user's turn `item_id`. The server will not change them."""
 
     item_id: str
     text: str
@@ -42,7 +42,7 @@ class ResponseBegins:
 
 @dataclass(frozen=True, slots=True)
 class ResponseWords:
-    """More of a response's text. Its audio may arrive later."""
+    """The next piece of a response's text. Its audio may arrive later."""
 
     response_id: str
     text: str
@@ -50,9 +50,9 @@ class ResponseWords:
 
 @dataclass(frozen=True, slots=True)
 class AudioToPlay:
-    """More of a response's audio: mono 16-bit PCM, little-endian, at `rate_hz`.
+    """The next piece of a response's audio: mono 16-bit PCM, little-endian, at `rate_hz`.
 
-    `start_ms`: the duration of the same item's audio before this piece.
+    `start_ms`: the total duration of the earlier pieces of the same item.
     """
 
     response_id: str
@@ -86,7 +86,7 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Ducked:
-    """Somebody speaks over the response. The application plays it softly (`on`), or at normal volume again."""
+    """Play the response softly while `on`, because somebody speaks over it; otherwise at normal volume."""
 
     on: bool
 
@@ -110,7 +110,7 @@ class ToolCalled:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection broke, and the session continues on another; nothing was lost. `how`: see docs/wire/index.md."""
+    """The connection broke, and the session continues on a new one; nothing was lost. `how`: see docs/wire/index.md."""
 
     how: str
 

@@ -1,4 +1,4 @@
-"""The resuming side of one session, used by our client, and by a door for clients that cannot resume. Does no I/O.
+"""The side of one session that resumes it. Used by our client, and by a door for other clients. Does no I/O.
 
 It keeps the resume token, counts the host's events and keeps the frames that the client sent, so that another
 connection can continue where the first one broke. The client gets the events as a host without resume would send them.
@@ -14,9 +14,9 @@ from antiphon.protocols.wire import JSON_ERRORS, decode_json
 
 # Limit on the kept frames of a client, in bytes: two minutes of PCM at 24 kHz as base64.
 MAX_KEPT_BYTES = 8 << 20
-# The host's events are acknowledged in batches of this size; until then the host keeps them.
+# The host's events are acknowledged in batches of this size. The host keeps events until they are acknowledged.
 ACK_EVERY = 32
-# The sequence number's field, which the host writes last into each event.
+# The field of the sequence number. The host writes it as the last field of each event.
 SEQ = ',"server_event_seq":'
 # Events about the connection and its host, which are not passed on to the client.
 OF_THE_DOOR = ('{"type":"session.moving"', '{"type":"session.state_degraded"', '{"type":"session.replaced"')
@@ -25,7 +25,7 @@ CREATED = '{"type":"session.created"'
 ClientFrame = str | bytes
 
 
-# Refusals that stay the same at any other host and at any later time.
+# Codes of refusals that neither another host nor a later attempt would change.
 FINAL_CODES = frozenset({"resync_required", "client_gap", "invalid_resume_token", "invalid_event_ack"})
 
 
@@ -51,7 +51,7 @@ class HeldSession:
     """The resuming side of one session.
 
     Args:
-        max_kept_bytes: Limit on the kept frames, in bytes. Only frames that were already sent are dropped above it.
+        max_kept_bytes: Limit on the kept frames, in bytes. Above it, only frames that were already sent are dropped.
 
     Attributes:
         session_id: The session's id; "" until the host sends it.
@@ -64,7 +64,7 @@ class HeldSession:
         self._token = ""
         self._last_seq = 0
         self._acked_seq = 0
-        # The kept frames of the client, oldest first; the number of the first one, from 1; and their size in bytes.
+        # The kept frames of the client, oldest first; the number of the first frame, from 1; their size in bytes.
         self._kept: deque[ClientFrame] = deque()
         self._first_kept = 1
         self._kept_bytes = 0
@@ -106,14 +106,14 @@ class HeldSession:
         return self._last_seq
 
     def restart(self) -> None:
-        """Queue all kept frames again, for a host that begins the session: the host before it had not begun it."""
+        """Queue all kept frames again for another host, because the previous host did not begin the session."""
         self._next = self._first_kept
         self.unsent_bytes = self._kept_bytes
 
     # --- from the host ------------------------------------------------------------------------------------------------
 
     def receive(self, frame: str | bytes) -> str | bytes | None:
-        """Count a frame of the host, and return the frame for the client; None if the client gets none.
+        """Count a frame of the host, and return the frame for the client; None if there is nothing for the client.
 
         A binary frame counts as one event and is passed on unchanged.
         """

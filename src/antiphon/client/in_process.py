@@ -88,14 +88,14 @@ class AppSocket:
         """
         self._to_app.put_nowait({"type": "websocket.connect"})
         running = asyncio.create_task(self._run())
-        # A session that can be resumed outlives its connection: the application's task still runs it.
+        # Keeps the task alive after the connection has closed, because it may run a session that can be resumed.
         _RUNNING.add(running)
         running.add_done_callback(_RUNNING.discard)
         try:
             async with asyncio.timeout(OPEN_S):
                 await self._accepted
         except BaseException:
-            # The caller never gets this socket.
+            # The caller does not get this socket, so it cannot close it.
             self.abort()
             raise
         return self

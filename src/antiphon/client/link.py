@@ -1,4 +1,4 @@
-"""One session of a client over any number of connections: a broken one is replaced, and no message is lost."""
+"""One session of a client over any number of connections: a broken connection is replaced without losing messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from antiphon.errors import AntiphonError
 log = logging.getLogger(__name__)
 # Limit on the client's unsent frames, in bytes; above it, `send` waits.
 MAX_UNSENT_BYTES = 1 << 20
-# Backoff between attempts to reconnect, in seconds: before the second attempt, and at most.
+# Backoff between attempts to reconnect, in seconds: the wait before the second attempt, and the longest wait.
 FIRST_WAIT_S, MAX_WAIT_S = 0.05, 2.0
 # Timeouts of connecting and of closing, in seconds.
 CONNECT_S, CLOSE_S = 10.0, 5.0
@@ -36,10 +36,10 @@ SETTLED_S = 5.0
 MAX_INCOMING_BYTES = 64 << 20
 # Close codes that end a session for good.
 FINAL_CLOSE_CODES = frozenset({1000, 1002, 1003, 1007, 1008, 1009, 1011})
-# Close reason of a door that has not found a host for the session yet: the dead host's key in the store may not have
-# expired. The client tries again, whatever the code.
+# Close reason that a door sends if it has not found a host for the session yet: the key of the dead host may not have
+# expired in the store yet. The client tries again, whatever the close code.
 HOST_LOST = "host_lost"
-# Close reasons that end a session for good, whatever the code.
+# Close reasons that end a session for good, whatever the close code.
 FINAL_REASONS = frozenset({"idle_timeout", "server_shutting_down", "session_expired"})
 # HTTP statuses of refused upgrades that are worth another attempt.
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -80,13 +80,13 @@ class _Word(TypedDict):
 
 
 class ServerMessage(TypedDict, total=False):
-    """A message of any of the server's protocols. It is not validated: another server version may send others."""
+    """A message of any of the server's protocols. It is not validated: other server versions may send other fields."""
 
-    # Names the message: the one field that every message has.
+    # The name of the message. Every message has this field.
     type: str
     # The fields of the client's request that the server ignored.
     warnings: list[ServerWarning]
-    # Errors: an object; in captions, the text itself.
+    # Errors: an object with code and text; in captions, only the text.
     error: _Error
     # Errors of the protocols without an error object: the code.
     code: str
@@ -110,11 +110,11 @@ class ServerMessage(TypedDict, total=False):
     transcript: str
     # Conversations: how much of a truncated item's audio stays in the history.
     audio_end_ms: int
-    # Conversations: the sample rate of `delta`, where that is audio.
+    # Conversations: the sample rate of `delta` in Hz, if `delta` is audio.
     sample_rate_hz: int
     # Conversations: the response, when it is created and when it is done.
     response: _Response
-    # More of a transcript or of a response: text, or audio as base64.
+    # The next piece of a transcript or a response: text, or audio as base64.
     delta: str
     # The whole text of a transcript or of an answer.
     text: str
@@ -122,7 +122,7 @@ class ServerMessage(TypedDict, total=False):
     words: list[_Word]
     # Speech: the sentence whose audio follows.
     sentence_text: str
-    # Speech: the sample rate of the audio that follows.
+    # Speech: the sample rate of the audio that follows, in Hz.
     sample_rate: int
 
 
@@ -172,11 +172,11 @@ class ResumingLink:
         self._url, self._headers, self._query, self._give_up_s = url, dict(headers), dict(query), give_up_s
         self._held = HeldSession()
         self._heartbeat, self._heartbeat_s = heartbeat, heartbeat_s
-        # Received messages, each with its size in bytes; last, why the session ended.
+        # Received messages, each with its size in bytes. The last entry is the reason why the session ended.
         self._incoming: asyncio.Queue[tuple[ServerMessage | bytes | SessionEnded, int]] = asyncio.Queue()
         self._incoming_bytes = 0
         self._was_taken = asyncio.Event()
-        # Set when there are frames to send, and when the unsent frames shrink.
+        # The first event is set when there are frames to send, the second one when the unsent frames shrink.
         self._to_send, self._has_room = asyncio.Event(), asyncio.Event()
         self._socket: ClientConnection | AppSocket | None = None
         self._ended: SessionEnded | None = None
@@ -293,13 +293,13 @@ class ResumingLink:
             except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, _TryAgain) as error:
                 failure = error
             except Exception as error:
-                # The application waits for this session, so any failure has to reach it.
+                # The application waits for this session, so it has to learn of any failure.
                 log.exception("a session's connection failed")
                 self.end(SessionEnded("client_error", repr(error)))
                 return
             now_s = time.monotonic()
             if not failure and (self._held.num_received > num_received or now_s - begun_s > SETTLED_S):
-                # The connection was useful: reconnect at once.
+                # The connection worked before it broke: reconnect at once.
                 lost_s, wait_s = None, FIRST_WAIT_S
                 continue
             lost_s = lost_s or now_s
@@ -413,7 +413,7 @@ async def connect_over_network(url: str, headers: Mapping[str, str]) -> ClientCo
 
 
 class LinkedSession(ABC):
-    """The base of all sessions: it is carried by a ResumingLink, and entered with `async with`."""
+    """The base class of all sessions. A session uses a ResumingLink, and is entered with `async with`."""
 
     def __init__(self, link: ResumingLink) -> None:
         self._link = link
@@ -486,7 +486,7 @@ def _refusal(refused: InvalidStatus, *, may_change: bool) -> Exception:
 
 
 def _ended_by(code: int, reason: str, last: ServerMessage) -> SessionEnded:
-    """Return the reason of a session's end, from the close code and reason and from the server's `last` message."""
+    """Return why a session ended, by the close code, the close reason and the server's `last` message."""
     error = last.get("error")
     if isinstance(error, dict):
         return SessionEnded(str(error.get("code") or reason), str(error.get("message") or ""))

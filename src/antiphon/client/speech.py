@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from antiphon.client.link import JsonObject, LinkedSession, ResumingLink, SessionEnded
 
 PATH = "/v1/audio/speech/stream"
-# Prefix of the server's message that it could not speak a sentence; it continues with the next one.
+# Prefix of the server's error about a sentence that it could not speak. The server continues with the next sentence.
 OF_A_SENTENCE = "Generation failed"
 
 

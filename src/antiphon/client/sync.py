@@ -39,7 +39,7 @@ S = TypeVar("S", bound=_Entered)
 
 
 class _Blocking(Generic[S]):
-    """A session that runs on the event loop's thread and is used from others.
+    """A session that runs on the event loop's thread and is used from other threads.
 
     Several threads may share one session: one thread iterates, the others send.
     """
@@ -96,7 +96,7 @@ class SyncConversation(_Blocking[ClientConversation]):
     played = _blocking(ClientConversation.played)
 
     def __iter__(self) -> Iterator[ConversationEvent]:
-        """Yield the conversation's events. A loop that breaks off loses none: the next one continues there.
+        """Yield the conversation's events. After a loop that ended early, the next loop continues with the next event.
 
         Raises:
             SessionEnded: The session ended before it was closed.
@@ -170,7 +170,7 @@ class SyncVideo(_Blocking[ClientVideo]):
 
 
 class SyncClient:
-    """A Client whose sessions block. It is entered with `with`; until the block ends, an event loop runs in a thread.
+    """A Client whose sessions block. It is entered with `with`. An event loop runs in a thread until the block ends.
 
     The constructor and the methods take the same arguments as those of `Client`.
     """

@@ -19,8 +19,8 @@ class FunctionTool:
     """A function that the model may call.
 
     The model gets the function's name, the first paragraph of its docstring, and its typed parameters.
-    `Annotated[int, "degrees Celsius"]` describes a parameter. The model also gets what a call returns, as JSON unless
-    it is a string, or the error that it raises.
+    `Annotated[int, "degrees Celsius"]` describes a parameter. After a call, the model gets the returned string, or
+    any other returned value as JSON, or the error that the function raised.
 
     Args:
         function: A coroutine function, or an ordinary function, which runs in a worker thread.
@@ -71,7 +71,7 @@ class FunctionTool:
                 result = await asyncio.to_thread(self._function, **values)
             return result if isinstance(result, str) else msgspec.json.encode(result).decode()
         except Exception as error:
-            # The function is the application's own code: the model gets any error it raises, and can say so.
+            # The function is the application's own code: the model gets any error that it raises, and can report it.
             log.warning("the tool %s failed: %s", self.name, error)
             return msgspec.json.encode({"error": f"{type(error).__name__}: {error}"}).decode()
 

@@ -21,7 +21,8 @@ class ClientVideo(LinkedSession):
     def __init__(self, link: ResumingLink, config: JsonObject) -> None:
         super().__init__(link)
         self._config = config
-        # Frames sent, and frames without an answer yet. While there are such frames, an error is about one of them.
+        # The number of frames sent, and of frames that the server has neither acknowledged nor refused yet. While there
+        # are such frames, an error concerns one of them.
         self._num_frames = self._num_unanswered = 0
         # Whether the answer to a question is incomplete.
         self._answer_is_open = False

@@ -1,6 +1,6 @@
 """The contracts: the protocols that adapters and pipelines implement, and the profiles that describe models.
 
-Sessions know these types only. Models differ by facts in their profiles, never by their names or classes.
+Sessions know these types only. They distinguish models by the facts in their profiles, never by names or classes.
 """
 
 from antiphon.contracts.conversation import (

@@ -20,29 +20,30 @@ class ConversationProfile:
 
     # The model's name for clients.
     id: str
-    # Sample rate of the audio of its responses.
+    # Sample rate of the audio of its responses, in Hz.
     sample_rate_hz: int
     # Names of its voices, the default first. Empty: it does not speak.
     voices: tuple[str, ...]
-    # It hears audio and sees images in messages. Other models are given text instead.
+    # True if it accepts audio and images in messages. Other models get text instead.
     accepts_media: bool = False
     # Limit of preemptive responses per conversation and minute; None: no limit.
     max_preemptive: int | None = None
-    # It takes VideoParts, whose sound is in windows of this length. 0: frames are images, and sound is audio.
+    # The length of the sound windows of the VideoParts that it accepts, in seconds. 0: it does not accept VideoParts,
+    # and gets frames as images and sound as audio.
     video_window_s: float = 0.0
-    # It encodes audio in windows of this length, each by itself, so the windows of an open turn may be prefilled
-    # (`AudioPart.grows`). 0: audio is encoded after its turn has ended.
+    # The length of the windows of audio that it encodes independently, in milliseconds. The windows of an open turn may
+    # therefore be prefilled (`AudioPart.grows`). 0: audio is encoded after its turn has ended.
     audio_window_ms: int = 0
-    # Function calls are constrained to their tools' schemas, which must therefore compile into a grammar.
+    # True if function calls are constrained to the tools' schemas, which must therefore compile into a grammar.
     keeps_to_schemas: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseAudio:
-    """More of a response's audio. pcm: float32 [num_samples], mono, at the profile's rate.
+    """The next piece of a response's audio. pcm: float32 [num_samples], mono, at the profile's rate.
 
-    `words` begin in this audio; their times are seconds from the start of the response's audio. If the voice has no
-    word times, `words` are the words estimated to have ended by the end of this audio.
+    `words` are the words that begin in this audio, with times in seconds from the start of the response's audio. If the
+    voice has no word times, they are the words that are estimated to have ended by the end of this audio.
     """
 
     pcm: Pcm
@@ -58,8 +59,8 @@ class ConversationStream(Protocol):
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Prepare a response to messages that may still continue, so that the response begins sooner.
 
-        Returns without waiting for the computation. A model may treat it as a no-op. What an earlier call prefilled and
-        `messages` do not contain is freed.
+        Returns without waiting for the computation. A model may treat it as a no-op. KV that an earlier call prefilled
+        is freed if `messages` do not contain its text.
 
         Args:
             messages: The conversation so far.
@@ -108,8 +109,8 @@ class ConversationModel(Protocol):
 
     @property
     def native(self) -> NativeModel | None:
-        """The native model that takes turns by itself: it consumes units of audio and is never asked for a response.
-        None for all other models.
+        """The native model, if this model takes turns by itself; None for all other models. A native model consumes
+        units of audio and is never asked for a response.
         """
         ...
 
@@ -117,7 +118,8 @@ class ConversationModel(Protocol):
         """Open a conversation.
 
         Args:
-            owner: The conversation may share KV with conversations of an equal owner; None: with no other.
+            owner: The owner of the conversation. Conversations whose owners are equal may share KV. None: this
+                conversation shares KV with no other.
 
         Raises:
             Refused: There is no room for its KV.

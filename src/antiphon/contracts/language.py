@@ -41,18 +41,18 @@ class ImagePart:
 
 
 class SoundTrack:
-    """Identifies the sound of one video, which its windows share. Two are equal only if they are the same object."""
+    """Identifies the sound of one video in all its windows. Tracks are equal only if they are the same object."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoundWindow:
-    """A window of a video's sound. Two are equal only if they are the same object.
+    """A window of a video's sound. Two windows are equal only if they are the same object.
 
-    - `pcm`: float32 [num_samples], mono, 16 kHz: the window's own samples, preceded by the `num_before` samples before
-      them and followed by the `num_after` samples after them, which its first and last spectra extend into.
-    - `track`: shared by all windows of this sound. The first window has nothing before it.
+    - `pcm`: float32 [num_samples], mono, 16 kHz: `num_before` samples before the window, the window's own samples, and
+      `num_after` samples after the window. The window's first and last spectra extend into its neighbours.
+    - `track`: shared by all windows of this sound. The `num_before` of the first window is 0.
     """
 
     pcm: Pcm
@@ -66,7 +66,7 @@ class VideoPart:
     """Frames and sound of one stretch of time in a message, for models that interleave them by time.
 
     - `frames`: images in order, each with its time in seconds since the stretch began.
-    - `sound`: consecutive windows. All except the last have the length in the model's profile.
+    - `sound`: consecutive windows of sound. All except the last have the length in the model's profile.
     - `sound_at_s`: when the first window begins, in seconds since the stretch began.
     - `goes_on`: more sound will follow, so frames later than the sound are left out for now.
     """
@@ -83,13 +83,13 @@ MessagePart = str | AudioPart | ImagePart | VideoPart
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation, as a model is given it."""
+    """One message of a conversation, in the form that a model gets."""
 
     # Who the message is from.
     role: MessageRole
     # The message as text, for models that do not accept media.
     text: str = ""
-    # The function calls that the assistant made in it.
+    # The function calls that the assistant made in this message.
     tool_calls: tuple[ToolCall, ...] = ()
     # For a function's result (role "tool"): the id of the call that it belongs to.
     tool_call_id: str = ""
@@ -101,27 +101,27 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """How to reply. None uses the model's own setting, unless the field says otherwise."""
+    """How to generate a reply. None stands for the model's own setting, unless the field says otherwise."""
 
     # The most tokens of the reply; None: as many as the context allows.
     max_tokens: int | None = None
-    # 0 samples the likeliest token.
+    # The temperature of sampling; 0 chooses the likeliest token.
     temperature: float | None = None
-    # The share of probability that may be sampled, from 0 to 1.
+    # Only the likeliest tokens, with this total probability (0 to 1), may be sampled.
     top_p: float | None = None
     # The number of likeliest tokens that may be sampled; 0: all.
     top_k: int | None = None
     # The least probability of a token, relative to the likeliest one.
     min_p: float | None = None
-    # Above 1, tokens that already occurred are less likely.
+    # Values above 1 make tokens that already occurred less likely.
     repetition_penalty: float | None = None
-    # Subtracted from the logits of tokens that already occurred in the reply.
+    # The amount that is subtracted from the logits of tokens that already occurred in the reply.
     presence_penalty: float = 0.0
-    # Subtracted from the logits of tokens for each of their occurrences in the reply.
+    # The amount that is subtracted from the logit of a token for each of its occurrences in the reply.
     frequency_penalty: float = 0.0
     # Seed of the random numbers; None: a random seed.
     seed: int | None = None
-    # The reply ends before any of these texts.
+    # The reply ends before the first occurrence of any of these texts.
     stop: tuple[str, ...] = ()
     # Values that are added to logits, by token id.
     bias: Mapping[int, float] = field(default_factory=dict)
@@ -129,19 +129,19 @@ class ReplyOptions:
     tools: tuple[Tool, ...] = ()
     # "auto", "none", "required" or a function's name.
     tool_choice: str = "auto"
-    # The reply may contain several calls; otherwise it ends with its first one.
+    # True if the reply may contain several calls. False: the reply ends with the first call.
     parallel_tool_calls: bool = True
     # What happens if the conversation has outgrown the context. "auto": its oldest rows are dropped. "disabled": the
     # reply is refused. A number: the newest messages are cut to this share of the context in one step, so that the next
     # replies reuse their KV.
     truncation: Literal["auto", "disabled"] | float = "auto"
-    # The whole text must be JSON of this schema.
+    # A JSON schema that the whole text of the reply must match; None: any text.
     schema: JsonSchema | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the reply's text. It ends at a whole character, not necessarily at a whole word."""
+    """The next piece of the reply's text. It never ends within a character, but may end within a word."""
 
     text: str
 
@@ -156,7 +156,7 @@ class ToolCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of the JSON text of the arguments of the call that started last."""
+    """The next piece of the JSON text with the arguments of the latest call."""
 
     arguments: str
 
@@ -165,7 +165,7 @@ class ToolCallDelta:
 class ReplyDone:
     """The end of a reply: why it ended, and its token counts.
 
-    `cached_tokens` are those of the `prompt_tokens` that were already in the KV and not computed again.
+    `cached_tokens` counts the tokens among `prompt_tokens` that were already in the KV and were not computed again.
     """
 
     reason: Literal["stop", "length", "tool_calls"]
@@ -185,14 +185,14 @@ class LanguageProfile:
     id: str
     # The most tokens of a conversation before its oldest messages are dropped.
     context_tokens: int
-    # It hears audio and sees images in messages. Other models are given text instead.
+    # True if it accepts audio and images in messages. Other models get text instead.
     accepts_media: bool = False
-    # It runs on another server, where a request may cost money and which may be temporarily unavailable.
+    # True if it runs on another server. Requests may cost money then, and the server may be temporarily unavailable.
     remote: bool = False
     # Limit of preemptive responses per conversation and minute; None: no limit.
     max_preemptive: int | None = None
-    # Calls and replies are constrained to the schemas of tools and of ReplyOptions, which must therefore compile into a
-    # grammar.
+    # True if calls and replies are constrained to the schemas of tools and of ReplyOptions. These must therefore
+    # compile into a grammar.
     keeps_to_schemas: bool = False
 
 
@@ -206,15 +206,15 @@ class LanguageLoad:
     answering: int
     # The number of conversations whose KV is in host memory or on disk.
     parked: int
-    # KV memory in use.
+    # KV memory in use, in bytes.
     kv_bytes: int
-    # KV memory in all.
+    # Total KV memory, in bytes.
     kv_total_bytes: int
-    # The size of all parked KV.
+    # The size of all parked KV, in bytes.
     parked_bytes: int
-    # KV memory that conversations hold or have reserved, parked ones excluded.
+    # KV memory that conversations hold or have reserved, in bytes. Excludes parked conversations.
     promised_bytes: int = 0
-    # The model runs on another server, which did not answer the last request for its state.
+    # True if the model runs on another server that did not answer the last request for its state.
     is_away: bool = False
 
 
@@ -224,7 +224,7 @@ class LanguageStream(Protocol):
     """
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Bring the KV to these messages before it is known how they continue.
+        """Prefill the KV with these messages, before it is known how the conversation continues.
 
         Returns without waiting for the computation.
 
@@ -240,8 +240,8 @@ class LanguageStream(Protocol):
     def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
         """Reply to the last message.
 
-        Only rows from the first difference to the last call on are computed. Closing the generator ends the reply
-        within one step.
+        Computes only the rows after the first difference from the messages of the previous call. Closing the generator
+        ends the reply within one step.
 
         Args:
             messages: The conversation so far.
@@ -277,8 +277,9 @@ class LanguageModel(Protocol):
         """Open a conversation.
 
         Args:
-            owner: Conversations of an equal owner share the KV of a common beginning, which `ReplyDone.cached_tokens`
-                counts. None: the conversation shares with no other.
+            owner: The owner of the conversation. Conversations whose owners are equal share the KV of their common
+                beginning, whose tokens `ReplyDone.cached_tokens` counts. None: this conversation shares KV with no
+                other.
 
         Raises:
             Refused: There is no room for its KV.
@@ -295,7 +296,7 @@ class LanguageModel(Protocol):
 
 
 class ImageReader(Protocol):
-    """Reads the text on images, for all sessions, so that a model without vision is given it."""
+    """Reads the text on images for models without vision. All sessions share one reader."""
 
     async def read(self, image: EncodedImage) -> tuple[str, ...]:
         """Return the lines of text on an image from top to bottom; empty if the image has none.

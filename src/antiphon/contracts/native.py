@@ -1,4 +1,4 @@
-"""The contract of native models, which hear and speak unit by unit and decide by themselves when to do which."""
+"""The contract of native models, which hear and speak unit by unit and decide by themselves when to speak."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NativeProfile:
     id: str
     # Seconds of audio in a unit, which is also the time limit of a step.
     unit_s: float
-    # Sample rate of its voice; 0: it has no voice, and what it says is text.
+    # Sample rate of its voice, in Hz; 0: it has no voice and answers with text only.
     sample_rate_hz: int
     # Names of its voices, the default first.
     voices: tuple[str, ...]
@@ -25,7 +25,7 @@ class NativeProfile:
     max_frames: int
     # The most slices of a large image. Each slice adds detail and cost.
     max_slices: int
-    # The number of context rows at which the oldest units are dropped, and the number of rows left then.
+    # The number of context rows at which the oldest units are dropped, and the number of rows that remain after that.
     window: tuple[int, int]
 
 
@@ -33,7 +33,7 @@ class NativeProfile:
 class NativeOptions:
     """Options of one conversation. None uses the model's own default.
 
-    - `instructions`: the text that the model is given first.
+    - `instructions`: the text that the model gets first.
     - `voice`: one of the profile's voices.
     - `voice_reference`: the voice to speak with, float32 [num_samples], mono, 16 kHz.
     - `listen_only_units`: the number of units at the start in which the model only listens.
@@ -70,8 +70,8 @@ class ListenStep:
 
 @dataclass(frozen=True, slots=True)
 class SpeakStep:
-    """The model says `text` in this unit. pcm: its audio, float32 [num_samples], mono, at the profile's rate.
-    `end_of_turn`: it has finished its turn.
+    """The model says `text` in this unit. `pcm` is the audio of the text: float32 [num_samples], mono, at the profile's
+    rate. `end_of_turn` is true if the model has finished its turn.
     """
 
     text: str
@@ -101,7 +101,7 @@ class NativeStream(Protocol):
         Takes up to `unit_s`. If it takes longer, the conversation falls behind.
 
         Args:
-            must_speak: The model says at least one word, unless it was interrupted.
+            must_speak: True: the model says at least one word, unless it was interrupted.
 
         Raises:
             ModelError: The model failed.

@@ -18,8 +18,8 @@ class PlaybackTracker(Protocol):
         """Stop playing at once, and end a hold.
 
         Returns:
-            For each item that was not played to its end: its position, and the milliseconds of it that were heard. The
-                session truncates its history to them.
+            The position of each item that was not played to its end, and how many milliseconds of the item were heard.
+                The session truncates its history to the part that was heard.
         """
         ...
 

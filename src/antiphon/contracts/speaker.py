@@ -1,4 +1,4 @@
-"""The contract of speaker encoders, which turn a stretch of speech into a vector by which voices are compared."""
+"""The contract of speaker encoders. An encoder turns a stretch of speech into a vector, to compare voices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ class VoiceThreshold:
     """What the similarity of two vectors means, as measured for one encoder.
 
     - `shared_s`: the seconds of speech that the two vectors share (`shared_s()`).
-    - `other`: below it, the vectors are of two voices.
-    - `same`: from it on, they are of one voice; at least `other`. Between the two, the similarity decides nothing.
+    - `other`: a similarity below this value means two different voices.
+    - `same`: a similarity of this value or more means one voice. It is at least `other`. A similarity between the two
+      values decides nothing.
     """
 
     shared_s: float
@@ -28,10 +29,10 @@ class SpeakerProfile:
 
     - `id`: the model's name. Vectors of encoders with different ids cannot be compared.
     - `size`: the length of a vector.
-    - `least_s`: the seconds of speech from which a vector is meaningful.
-    - `thresholds`: what similarities mean, by seconds of speech, the shortest first; at least one.
-    - `enrolled`: the same for the similarity to the nearest take of an enrolled voice (`turns/voices/enrolment.py`),
-      which has many seconds of speech. Empty if `thresholds` hold for it too.
+    - `least_s`: the shortest speech that gives a meaningful vector, in seconds.
+    - `thresholds`: at least one threshold, in ascending order of `shared_s`.
+    - `enrolled`: the thresholds for the similarity to the nearest take of an enrolled voice
+      (`turns/voices/enrolment.py`), which has many seconds of speech. Empty if `thresholds` also apply to such takes.
     """
 
     id: str
@@ -43,13 +44,12 @@ class SpeakerProfile:
     def threshold(self, one_s: float, other_s: float, *, enrolled: bool = False) -> VoiceThreshold:
         """Return what the similarity of two vectors means, given their seconds of speech.
 
-        Interpolates between two thresholds of the profile. Beyond the ends of the table, the threshold at the end
-        holds.
+        Interpolates between two thresholds of the profile. Outside their range, the nearest threshold applies.
 
         Args:
             one_s: Seconds of speech of one vector, above 0.
             other_s: Seconds of speech of the other vector, above 0.
-            enrolled: One of them belongs to an enrolled voice.
+            enrolled: True if one of the vectors belongs to an enrolled voice.
         """
         seconds = shared_s(one_s, other_s)
         thresholds = (enrolled and self.enrolled) or self.thresholds
@@ -67,8 +67,8 @@ class SpeakerProfile:
 def shared_s(one_s: float, other_s: float) -> float:
     """Return the effective seconds of speech of two vectors together.
 
-    It is less than the shorter one, and close to it if the other one is much longer. The random part of a vector falls
-    with its seconds, and the random parts of two vectors add up.
+    The result is less than the shorter duration, and close to it if the other duration is much longer. The random part
+    of a vector is inversely proportional to its seconds of speech, and the random parts of two vectors add up.
     """
     return 1 / (1 / one_s + 1 / other_s)
 
@@ -82,7 +82,7 @@ class SpeakerModel(Protocol):
 
     @property
     def profile(self) -> SpeakerProfile:
-        """The facts by which voices are compared."""
+        """The encoder's facts, including the thresholds for comparing voices."""
         ...
 
     async def embed(self, pcm: Pcm) -> Pcm:
@@ -94,7 +94,7 @@ class SpeakerModel(Protocol):
         Args:
             pcm: float32 [num_samples], mono, 16 kHz: speech of one voice. Pauses and noise count as part of the voice,
                 so leave out silence before and after the speech. Audio shorter than `profile.least_s`, even empty
-                audio, also has a vector, which says little.
+                audio, also has a vector, but this vector is unreliable.
 
         Raises:
             Refused: The lane is full.

@@ -31,25 +31,25 @@ class SynthesizerProfile:
 
     # The model's name for clients.
     id: str
-    # Sample rate of its audio.
+    # Sample rate of its audio, in Hz.
     sample_rate_hz: int
     # Names of its voices, the default first.
     voices: tuple[str, ...]
     # Languages that it speaks, as ISO-639-1 codes.
     languages: tuple[str, ...]
-    # The slowest and the fastest tempo that it generates itself. For others, its audio is stretched.
+    # The slowest and the fastest tempo that it generates itself. For other tempos, its audio is stretched.
     speeds: tuple[float, float]
-    # Its chunks carry word times.
+    # True if its chunks have word times.
     word_times: bool
-    # It can speak with the voice of a sample.
+    # True if it can speak with the voice of a sample.
     clones_voices: bool = False
-    # It follows instructions on how to speak.
+    # True if it follows instructions on how to speak.
     follows_instructions: bool = False
-    # It can speak a text that is still being written (`speak_live`).
+    # True if it can speak a text that is still being written (`speak_live`).
     streams_text: bool = False
     # The tasks that it performs, by their names in requests.
     tasks: tuple[str, ...] = ("CustomVoice",)
-    # The sampling parameters that a request may set, by name, each with its least and its greatest value.
+    # The sampling parameters that a request may set: the least and the greatest value of each, by name.
     parameters: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -59,11 +59,11 @@ class VoiceOptions:
 
     # One of the profile's voices.
     voice: str
-    # The tempo; 1.0 is the voice's own.
+    # The tempo; 1.0 is the normal tempo of the voice.
     speed: float = 1.0
-    # With a seed, the same text gives the same samples.
+    # The random seed. With the same seed, the same text gives the same samples. None: a random seed.
     seed: int | None = None
-    # The language as ISO-639-1; None: the model detects it. For models that speak several.
+    # The language as ISO-639-1; None: the model detects it. For models that speak several languages.
     language: str | None = None
     # How to speak, in words. For models that follow instructions.
     instructions: str = ""
@@ -73,23 +73,24 @@ class VoiceOptions:
     max_frames: int | None = None
     # The number of codec frames in the first chunk. For models that speak in frames.
     first_frames: int | None = None
-    # The model is given the whole text before it speaks; None: as it was trained. For models that can also take text
-    # while they speak.
+    # Whether the model gets the whole text before it begins to speak; None: as it was trained. For models that can also
+    # take text while they speak.
     whole_text: bool | None = None
-    # Sampling parameters by their names in the profile. The others keep the model's defaults.
+    # Sampling parameters by their names in the profile. Missing parameters have the model's defaults.
     parameters: Mapping[str, float] = field(default_factory=dict)
-    # What the same response spoke before, used to detect the language of a short text.
+    # The text that the same response spoke before. It helps to detect the language of a short text.
     spoken_before: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechChunk:
-    """More of a text's audio. pcm: float32 [num_samples], mono, at the profile's rate.
+    """The next piece of a text's audio. pcm: float32 [num_samples], mono, at the profile's rate.
 
-    - `words`: words that begin in audio not returned before, with times in seconds from the start of the text's audio.
-      If the profile has `word_times`, each word arrives before its audio or with it.
+    - `words`: words whose audio earlier chunks did not contain, with times in seconds from the start of the text's
+      audio. If the profile has `word_times`, each word arrives before its audio or with it.
     - `skipped`: characters of the text that the voice cannot speak.
-    - `num_symbols`, `num_frames`: the amounts that the model read and generated for it, in its own units; for metrics.
+    - `num_symbols`, `num_frames`: the amounts of text read and of audio generated for this chunk, in the model's own
+      units; for metrics.
     """
 
     pcm: Pcm
@@ -129,12 +130,12 @@ class Synthesizer(Protocol):
 
 
 class LiveSynthesizer(Synthesizer, Protocol):
-    """A synthesizer whose profile says `streams_text`."""
+    """A synthesizer that can speak a text while it is still being written (`SynthesizerProfile.streams_text`)."""
 
     def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         """Synthesize a text that is still being written, from its first word on.
 
-        Same as `speak` otherwise, always at the urgency of a live response.
+        Otherwise the same as `speak`, always with the urgency of a live response.
 
         Args:
             texts: Yields chunks of the text, which may end anywhere.

@@ -22,7 +22,7 @@ class TuningLimits:
     - `max_prefix_tokens`: the longest forced prefix.
     - `max_tokens`: the most tokens that one decode may add.
     - `context_tokens`: the most tokens of text before a window that the model accepts.
-    - `context_audio`: a window may begin with the audio of the previous one and reuse what was computed for it.
+    - `context_audio`: whether a window may begin with the audio of the previous window, and reuse its computation.
     """
 
     max_audio_s: float
@@ -34,8 +34,8 @@ class TuningLimits:
 
 @dataclass(frozen=True, slots=True)
 class TranscriberProfile:
-    """Facts of a transcriber, by which its sessions decide when to decode and what to send. Most
-    values are measured.
+    """Facts of a transcriber. Its sessions use them to decide when to decode and what to send. Most values are
+    measured.
     """
 
     # The model's name for clients.
@@ -44,17 +44,17 @@ class TranscriberProfile:
     languages: tuple[str, ...]
     # Seconds of new audio before the next partial.
     step_s: float
-    # The same while no words of the turn have been sent.
+    # Same as `step_s`, while no words of the turn have been sent.
     first_step_s: float
-    # Seconds of audio that must arrive after a word first appeared at its position before the word is sent.
+    # The audio that must arrive between a word's first appearance at its position and its sending, in seconds.
     agreement_s: float
-    # The same for the first words of a turn.
+    # Same as `agreement_s`, for the first words of a turn.
     first_agreement_s: float
-    # Tokens at the end of a hypothesis that are neither sent nor forced as the next one's prefix.
+    # The number of tokens at the end of a hypothesis that are neither sent nor forced as prefix of the next hypothesis.
     rollback_tokens: int
-    # The least probability of a word's least likely token for the word to be sent.
+    # A word is sent only if its least likely token has at least this probability.
     min_probability: float
-    # The number of partials at the head of a window that send nothing and force nothing.
+    # The number of partials at the beginning of a window that send no words and force no prefix.
     unfixed_chunks: int
     # Seconds of silence that end a window under server VAD.
     settle_s: float
@@ -62,31 +62,31 @@ class TranscriberProfile:
     context_pause_s: float
     # Seconds of silence that end a window if the client commits the turns.
     pause_s: float
-    # A window of this length counts as long, and ends at shorter pauses.
+    # The length from which a window counts as long and ends at shorter pauses, in seconds.
     long_window_s: float
     # Seconds of silence that end a long window.
     long_pause_s: float
-    # A window of this length is cut between two words.
+    # The longest window, in seconds. A window of this length is cut between two words.
     max_window_s: float
-    # The most tokens of text before the window that the model is given.
+    # The most tokens of text before the window that the model gets.
     context_tokens: int
     # The most tokens that one decode may add.
     max_tokens: int
-    # A window with a longer forced prefix is cut.
+    # The longest forced prefix, in tokens. A window with a longer one is cut.
     max_prefix_tokens: int
-    # It can also translate into English.
+    # True if it can also translate into English.
     translates: bool = True
-    # A final continues from the words that were sent; otherwise it is decoded without a prefix.
+    # True if a final is decoded with the words that were sent as its prefix. False: finals have no prefix.
     final_keeps_prefix: bool = False
-    # Its word times are measured in the audio, not estimated.
+    # True if its word times are measured in the audio. False: they are estimated.
     aligns_words: bool = True
-    # It boosts `Window.keyterms` in its search. For other models, sessions put them into `Window.prompt`.
+    # True if it boosts `Window.keyterms` in its search. For other models, sessions put the terms into `Window.prompt`.
     keyterms: bool = False
     # The first word of a turn, if it has at least this probability, is sent after two partials agree on it or a likely
     # word follows it. A less likely first word waits for `agreement_s`. None: the first word waits like the other
     # words.
     first_probability: float | None = None
-    # The limits up to which a session's tuning may raise these values; None: it can only lower them.
+    # The limits up to which a session's tuning may raise these values; None: tuning can only lower them.
     limits: TuningLimits | None = None
 
 
@@ -94,8 +94,8 @@ class TranscriberProfile:
 class HypothesisWord:
     """One word of a hypothesis.
 
-    `text` is as the model spelled it, with its leading space. `probability` is that of its least likely token.
-    `logprobs` has one entry for each token if the window asked for them.
+    `text` is the word in the model's spelling, with its leading space. `probability` is the probability of the word's
+    least likely token. `logprobs` has one entry for each token if the window asked for log-probabilities.
     """
 
     text: str
@@ -119,26 +119,26 @@ class Window:
     prompt: str = ""
     # The language as ISO-639-1; None: it is detected.
     language: str | None = None
-    # Detection chooses one of these; empty: any language that the model knows. A model that cannot be restricted
-    # ignores them.
+    # The languages that detection may choose from; empty: all languages of the model. A model whose detection cannot be
+    # restricted ignores them.
     languages: tuple[str, ...] = ()
-    # Detection returns this language unless the audio is clearly in another. A model that writes the language itself
-    # ignores it.
+    # The language that detection returns unless the audio is clearly in another one. Models that generate the language
+    # as part of their output ignore it.
     likely_language: str | None = None
-    # Decode the whole window as well as possible; otherwise quickly.
+    # True: decode the whole window as well as possible. False: decode it quickly.
     final: bool = False
-    # The hypothesis has word times.
+    # Whether the hypothesis has word times.
     word_times: bool = False
-    # The words have the log-probabilities of their tokens.
+    # Whether the words have the log-probabilities of their tokens.
     logprobs: bool = False
     # The most tokens to add; None: the profile's value.
     max_tokens: int | None = None
-    # Where the window begins in the session. Windows with the same start begin with the same audio, so a stream may
-    # reuse what it computed.
+    # The position in the session's audio at which the window begins, in samples. Windows with the same position begin
+    # with the same audio, so a stream may reuse earlier results.
     start_sample: int = 0
-    # Words and phrases that are likely to be said; only if the profile says that the model accepts them.
+    # Words and phrases that are likely to be said. Empty unless the profile has `keyterms` set.
     keyterms: tuple[str, ...] = ()
-    # A partial of a turn from which nothing was sent yet. It goes before other partials.
+    # True for a partial of a turn of which no words have been sent yet. It is decoded before other partials.
     urgent: bool = False
     # Deadline of the hypothesis, in monotonic seconds. Among equally urgent windows the earliest deadline goes first.
     # None: the same default as other work without a deadline.
@@ -149,19 +149,20 @@ class Window:
 class Hypothesis:
     """A transcriber's text for a window."""
 
-    # The words after the prefix, as the model spelled them.
+    # The words after the prefix, in the model's spelling.
     pieces: tuple[HypothesisWord, ...]
     # The language as ISO-639-1.
     language: str
     # The probability of the detected language; 1.0 if the language was given or the likely one was kept.
     language_probability: float
-    # False if the model takes the window for noise; its words are dropped then.
+    # False if the model takes the window for noise. The words are then dropped.
     is_speech: bool
     # The number of tokens that the decode read.
     prompt_tokens: int
     # The number of tokens that the decode added.
     completion_tokens: int
-    # With word times: one word for each of the pieces, in seconds from the window's start.
+    # One word for each of the pieces, with times in seconds from the window's start. Empty unless the window asked for
+    # word times.
     words: tuple[Word, ...] = ()
 
 
@@ -229,7 +230,7 @@ async def one_slab(pcm: Pcm) -> AsyncIterator[Pcm]:
 
 
 class TranscriptionStream(Protocol):
-    """The windows of one session, decoded one at a time. A model may keep what it computed for the last window."""
+    """The windows of one session, decoded one at a time. A model may keep results for the last window."""
 
     async def decode(self, window: Window) -> Hypothesis:
         """Decode one window.
@@ -252,8 +253,8 @@ class TranscriptionStream(Protocol):
             window: The window to decode instead.
 
         Returns:
-            False if no `decode` waits or it has already begun; its result is then that of its own window. A model that
-            cannot replace windows always returns False.
+            False if no `decode` waits, or if it has already begun. A `decode` that has begun returns the result of its
+            own window. A model that cannot replace windows always returns False.
         """
         ...
 
@@ -329,7 +330,7 @@ class Transcriber(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TuningCaps:
-    """The most that a client of this server may request, for any model: seconds of audio, and tokens."""
+    """Upper limits on the tuning that a client may request, for all models: seconds of audio, and tokens."""
 
     max_audio_s: float = 300.0
     max_prefix_tokens: int = 1024

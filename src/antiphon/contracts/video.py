@@ -1,4 +1,4 @@
-"""The contract of video models, which answer questions about frames. They see pictures, or get the text on them."""
+"""The contract of video models, which answer questions about frames. They get the pictures, or only their text."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class VideoStream(Protocol):
         ...
 
     async def settled(self) -> None:
-        """Wait until everything about the frames so far is known, such as their text. For callers without a live
-        camera.
+        """Wait until all frames so far are processed, for example until their text has been read. For callers without a
+        live camera.
         """
         ...
 
@@ -151,8 +151,9 @@ class VideoModel(Protocol):
         """Open a session.
 
         Args:
-            instructions: The text that the model is given first.
-            owner: The session may share KV with those of an equal owner; None: with no other.
+            instructions: The text that the model gets first.
+            owner: The owner of the session. Sessions whose owners are equal may share KV. None: this session shares KV
+                with no other.
 
         Raises:
             Refused: There is no room for its KV.

@@ -71,7 +71,7 @@ const SIGHT = {
   none: "This server has no model that answers questions about a picture.",
 };
 
-// For each tab: what it needs of the server, the message without it, and the extra to install.
+// For each tab: the feature of the server that it needs, the message if it is missing, and the extra to install.
 const NEEDS = {
   talk: ["conversation", "no language model: it cannot answer", "talk"],
   captions: ["captions", "no model that transcribes", ""],

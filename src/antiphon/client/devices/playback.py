@@ -1,4 +1,4 @@
-"""The queue of audio that a loudspeaker plays: takes a conversation's events, and reports how much was played."""
+"""The queue of audio for a loudspeaker. It takes a conversation's events, and reports how much audio was played."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Playback:
     def __init__(self, on_played: Callable[[AudioToPlay, float], object] = lambda *_: None) -> None:
         self._on_played = on_played
         self._lock = threading.Lock()
-        # The queued pieces; of the first one, the number of bytes taken, and of bytes reported.
+        # The queued pieces; how many bytes of the first piece were taken, and how many were reported as played.
         self._waiting: deque[AudioToPlay] = deque()
         self._taken = self._on_played_bytes = 0
         self._gain, self._target = 1.0, 1.0
@@ -79,7 +79,7 @@ class Playback:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be played."""
+        """Whether no audio waits to be played."""
         return not self._waiting
 
     def _faded(self, pcm: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The microphone and loudspeaker of a conversation: this machine's, through sounddevice, or files instead of them."""
+"""The microphone and loudspeaker of a conversation: devices of this machine, through sounddevice, or files."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def sound_devices(
 
     Args:
         playback: The queue that the loudspeaker plays from.
-        microphone: A number, or a part of a name, as sounddevice lists them; None: the system's default.
-        loudspeaker: Likewise.
+        microphone: The device's number, or a part of its name, in the list of sounddevice; None: the system's default.
+        loudspeaker: Same as `microphone`.
 
     Yields:
         The microphone's audio: 16-bit PCM at INPUT_HZ.
@@ -83,7 +83,7 @@ def sound_files(playback: Playback, microphone: str, loudspeaker: str | None = N
     Args:
         playback: The queue that the loudspeaker's file is written from.
         microphone: The audio file to read instead of a microphone.
-        loudspeaker: The WAV file to write; None: none is written.
+        loudspeaker: The WAV file to write; None: no file is written.
 
     Raises:
         SettingsError: A file cannot be read or written.
@@ -107,7 +107,7 @@ class HeardFile(AsyncIterator[bytes]):
     def __init__(self, pcm: bytes, playback: Playback, out: wave.Wave_write | None) -> None:
         self._pcm, self._playback, self._out = pcm, playback, out
         self._at = 0
-        # When the last block was due, monotonic. None until the first block is read, when the recording begins.
+        # The monotonic time at which the last block was due. None before the first block, when the recording begins.
         self._due_s: float | None = None
 
     @property
@@ -116,7 +116,7 @@ class HeardFile(AsyncIterator[bytes]):
         return self._at >= len(self._pcm)
 
     async def __anext__(self) -> bytes:
-        """Wait until the next block is due and return it. Takes a block of the same duration from the playback."""
+        """Wait until the next block is due and return it. Also takes a block of the same duration from the playback."""
         self._due_s = (time.monotonic() if self._due_s is None else self._due_s) + BLOCK_S
         await asyncio.sleep(max(0.0, self._due_s - time.monotonic()))
         played = self._playback.take(OUTPUT_BLOCK)

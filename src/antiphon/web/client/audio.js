@@ -102,7 +102,7 @@ export class Meter {
     return Math.min(1, highest);
   }
   close() {
-    // Once only: the player and the owner of the meter may both close it.
+    // Close it only once: the player and the owner of the meter may both call this.
     if (!this.isClosed) this.source.disconnect(this.analyser);
     this.isClosed = true;
   }

@@ -277,7 +277,7 @@ export class Captions extends Teller {
       /** @type {Promise<void>} */
       const finished = new Promise((resolve) => (run.finished = resolve));
       run.transport.send({ type: "input_audio_buffer.commit" });
-      // The server answers it when it has processed everything before it.
+      // The server answers this message when it has processed everything before it.
       run.transport.send({ type: "input_audio_buffer.clear" });
       await Promise.race([finished, after(LAST_MS)]);
     }
@@ -318,7 +318,7 @@ export class Captions extends Teller {
   change(run, id, change) {
     const line = this.lines.get(id) ?? { id, text: "", final: false, from: null, to: null };
     Object.assign(line, change);
-    // A line that the client or the end of a session has ended has no end time of its own.
+    // If the client or the end of a session has ended the line, it has no end time of its own.
     if (line.final) line.to ??= run.sound.to;
     this.lines.set(id, line);
     this.tell("line", { ...line });

@@ -42,7 +42,8 @@ import { DuplexTransport, RtcTransport, SocketTransport } from "./transports.js"
  * @property {{state: "listening" | "thinking" | "speaking" | "ended", reason: string}} state
  * @property {Line} words
  * @property {{turn: number, stage: Stage, ms: number}} stage ms since the user's last sound, or since a written message
- * @property {{lane: "user" | "thinking" | "assistant", begins: boolean, at: number}} span `at`: of performance.now()
+ * @property {{lane: "user" | "thinking" | "assistant", begins: boolean, at: number}} span `at`: a
+ *   time of performance.now()
  * @property {{text: string, at: number}} mark an event at a point in time, such as "interrupted"
  * @property {Error} error the session continues
  * @property {import("./transports.js").Message} message every message of the server
@@ -55,9 +56,9 @@ const DETECTION = {
 };
 /** The delay between the user's last sound and the end of the turn that the server reports. */
 const PAUSE_MS = { pause: 500, complete: 300, manual: 0 };
-// After this number of rounds of tool calls the model has to answer: it may call tools forever.
+// After this number of rounds of tool calls the model has to answer. Otherwise it may call tools forever.
 const MAX_CALL_ROUNDS = 4;
-// Errors of a race that users do not notice: the answer had already ended.
+// Errors that are not shown, because the answer had already ended when the request arrived.
 const HARMLESS = ["response_cancel_not_active", "playback_ack_too_late"];
 
 /** @extends {Teller<ConversationTells>} */
@@ -252,7 +253,7 @@ export class Conversation extends Teller {
     this.silence();
   }
 
-  /** Resolves when no response is under way: a server makes one at a time. */
+  /** Resolves when no response is under way, because a server makes one response at a time. */
   async idle() {
     while (this.transport && (this.responses.size || this.asked)) {
       /** @type {Promise<void>} */
@@ -483,7 +484,7 @@ export class Conversation extends Teller {
       const result = await this.options.tools?.[name].run(JSON.parse(given || "{}"));
       output = typeof result === "string" ? result : JSON.stringify(result ?? null);
     } catch (error) {
-      // A tool is the application's own code: the model gets whatever it throws, and can say so.
+      // A tool is the application's own code: the model gets any error that it throws, and can report it.
       console.warn(`the tool ${name} failed`, error);
       output = JSON.stringify({ error: String(error) });
     }

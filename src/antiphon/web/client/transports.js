@@ -1,5 +1,5 @@
 // @ts-check
-// Transports of a session's events. This code plays the audio of a WebSocket; the browser plays that of WebRTC.
+// Transports of a session's events. This code plays the audio of a WebSocket; the browser plays the audio of WebRTC.
 
 import { capture, release, toBase64 } from "./audio.js";
 import { failed } from "./errors.js";
@@ -23,7 +23,7 @@ const LOST = "the connection was lost";
 const sendsSound = (transport) => (/** @type {ArrayBuffer} */ pcm) =>
   transport.send({ type: "input_audio_buffer.append", audio: toBase64(pcm) });
 
-/** The end of a transport: reported once; before it is open, as the error of opening it. */
+/** The end of a transport. It is reported once: as the error of opening, if the transport is not open yet. */
 class Ending {
   /** @param {(reason: string) => void} onClose */
   constructor(onClose) {
@@ -172,7 +172,7 @@ export class DuplexTransport {
       for (const text of this.sent.slice(Math.max(0, taken - this.first))) socket.send(text);
       this.answered();
     }
-    // The dead host may still count as alive: then the request is retried.
+    // If the dead host still counts as alive, the request is retried.
     if (event.type === "session.resync_required" || (event.type === "error" && !this.live)) {
       this.resumable = Boolean(event.error?.retryable);
       this.answered();

@@ -43,7 +43,7 @@ export class Watch extends Teller {
     return this.socket !== null;
   }
   /**
-   * Ask for the camera or a screen, and begin. Ends the source before it. Rejects if the user or the server refuses.
+   * Ask for the camera or a screen, and begin. Ends the previous source. Rejects if the user or the server refuses.
    * @param {"camera" | "screen"} source
    */
   async start(source) {

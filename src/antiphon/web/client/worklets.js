@@ -88,7 +88,7 @@ class Player extends AudioWorkletProcessor {
       if (this.at >= head.pcm.length) {
         this.at -= head.pcm.length;
         this.queue.shift();
-        // Nobody asks about an item that was played to its end.
+        // No caller asks about an item that was played to its end.
         if (this.queue.length && this.queue[0].item !== head.item) this.played.delete(head.item);
       }
     }
