@@ -1,4 +1,4 @@
-"""Everything that is read is in the field's English: the phrases that must not come back, and a sentence at each field."""
+"""All text is in the field's English: the phrases that must not come back, and a sentence at each field."""
 
 from __future__ import annotations
 
