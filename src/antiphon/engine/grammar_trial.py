@@ -1,9 +1,9 @@
 """Trial compilation of clients' grammars in a separate process, before any other code compiles them.
 
-A grammar library is native code, which cannot be stopped from within its own process. Intersecting a few patterns can
-take it gigabytes and hours. So each grammar is first compiled in a forked child of a small process (`python -m` this
-module). The kernel ends the child after `GrammarLimits.cpu_s` of processor time or at `GrammarLimits.memory_mb` of
-memory. A grammar that passes takes no more than that in the server.
+A grammar library is native code, which cannot be stopped from within its own process. The intersection of a few
+patterns can take gigabytes and hours. So each grammar is first compiled in a forked child of a small process (`python
+-m` this module). The kernel ends the child after `GrammarLimits.cpu_s` of processor time or at
+`GrammarLimits.memory_mb` of memory. A grammar that passes takes no more than that in the server.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import NamedTuple
 from antiphon.engine.api import Grammar
 from antiphon.errors import EngineError, GrammarError
 
-# The number of cached results, by the grammar's digest. Sessions that begin alike have the same tools.
+# The maximum number of results that are cached by the grammar's digest. Similar sessions send the same grammars.
 MAX_REMEMBERED = 1024
-# A child that is stopped or starved of processor time is killed after STARVED times its processor time plus a second.
+# A child that gets no processor time is killed after STARVED times its limit of processor time, plus a second.
 STARVED = 10
-# A token by its id. The tokenizer of a trial does not have that token; 257 is one that it has.
+# A token given by its id. A trial's tokenizer does not have that token, so the trial uses token 257, which it has.
 _TOKEN_BY_ID, _ANY_TOKEN = re.compile(r"<\[\d+\]>"), "<[257]>"
 
 
@@ -54,7 +54,7 @@ class TriedGrammar(NamedTuple):
 
 
 class GrammarTrials:
-    """Tries grammars, in a process for each thread that asks at the same time. May be used from any thread.
+    """Tries grammars. May be used from any thread; threads that call it at the same time use separate processes.
 
     Processes start on demand. `limits`: the limits of later trials.
     """

@@ -22,7 +22,7 @@ class EmbeddingSpan:
 
     `start`, `count`: the rows they occupy, in local indices. `rows`: the embeddings, float [count, width]. They are
     opaque here except for slicing and length. `sink`: receives the tapped layer's output for them. `sink_offset`: the
-    number of rows of that call before the first of these; not 0 after a cut removed the head of the span.
+    index of the first of these rows among the rows of that call. Above 0 if a cut removed the head of the span.
     """
 
     start: int
@@ -50,15 +50,15 @@ class Rows:
     ids: list[Row] = field(default_factory=list)
     # The embeddings of the EMBEDDED rows, in order.
     spans: list[EmbeddingSpan] = field(default_factory=list)
-    # One tuple for each row, three axes of M-RoPE (time, height, width); None if row i is at position i. Positions that
-    # a caller gives count from the first free one.
+    # The position of each row on the three axes of M-RoPE (time, height, width); None if each row i is at position i. A
+    # caller's positions count from the first free position.
     positions: list[Position] | None = None
     # The number of rows from the head whose KV is computed; the others are pending.
     computed: int = 0
     # The number of rows that left the context.
     dropped: int = 0
-    # The number of rows at the head whose KV is what a fresh session with these rows would have. The rows after them
-    # were computed when rows that are now evicted were still visible. None: the KV of all rows is exact.
+    # The number of rows at the head whose KV equals that of a fresh session with these rows. The rows after them were
+    # computed when rows that are now evicted were still visible. None: the KV of all rows is exact.
     exact_rows: int | None = None
     # The number of rows at the head that a cut keeps (the system prompt).
     pinned: int = 0
@@ -77,12 +77,13 @@ class Rows:
 
     @property
     def length(self) -> int:
-        """Rows since the session's start, including those that left the context. Only `rollback` makes it smaller."""
+        """The number of rows since the session's start, including those that left the context. Only `rollback` lowers
+        it."""
         return len(self.ids) + self.dropped
 
     @property
     def pending(self) -> int:
-        """Rows in the context whose KV is not computed yet, whether or not anything asks for them now."""
+        """The number of rows in the context whose KV is not computed yet, including those that are not due."""
         return len(self.ids) - self.computed
 
     @property
@@ -103,7 +104,7 @@ class Rows:
         return self.generation is not None and not self.generation.waits_for_row
 
     def copy(self, now_s: float) -> Rows:
-        """Return the same rows, none of them in the KV. Their `last_used_s` is `now_s`."""
+        """Return a copy of the rows, of which none is in the KV. Its `last_used_s` is `now_s`."""
         return Rows(
             ids=list(self.ids),
             spans=list(self.spans),

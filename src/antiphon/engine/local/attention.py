@@ -28,8 +28,8 @@ ATTENTION_NAME = "antiphon"
 class Scoring:
     """How a layer scores keys. `scaling`: the factor of its scores; None: head_dim ** -0.5.
 
-    `window`: the number of newest keys that a row sees, including its own; 0: all. `softcap`: the limit that tanh
-    squashes the scores to; None: no limit.
+    `window`: the number of newest keys that a row sees, including its own; 0: all. `softcap`: the bound to which tanh
+    limits the scores; None: no bound.
     """
 
     scaling: float | None = None
@@ -45,7 +45,8 @@ class StepAttention(Protocol):
     ) -> torch.Tensor:
         """Store the new keys and values, and return each row's attention output, [rows, heads, head_dim].
 
-        `query` [rows, heads, head_dim], `keys` and `values` [rows, kv_heads, head_dim], rotated: the packed rows.
+        The arguments hold the packed rows, already rotated: `query` [rows, heads, head_dim], `keys` and `values` [rows,
+        kv_heads, head_dim].
         """
         ...
 

@@ -25,7 +25,7 @@ DRAWN_AHEAD = 256
 # they suffice would mean waiting for it.
 LARGE_VOCABULARY = 8192
 HEAD_TOKENS = 1024
-# Tokens to find in addition to those wanted, so that equal logits do not lie on both sides of the cut.
+# The number of tokens found in addition to those wanted, so that equal logits do not lie on both sides of the cut.
 SPARE_TOKENS = 64
 
 # The least probability mass that top_p keeps: it always keeps the likeliest token.
@@ -76,14 +76,14 @@ class RandomNumbers:
         return taken
 
 
-# "greedy" rows take the likeliest token. "whole" rows draw among all tokens, in the order of the vocabulary. The others
-# draw among the likeliest: "top_k" without sorting the whole vocabulary.
+# "greedy" rows take the likeliest token. "whole" rows draw among all tokens, in the order of the vocabulary. The other
+# kinds draw among the likeliest tokens; "top_k" does so without sorting the whole vocabulary.
 _Kind = Literal["greedy", "whole", "top_k", "sorted"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """The rows of a batch that the same kernels choose for, and their parameters, each [rows, 1] on the device."""
+    """The rows of a batch whose tokens the same kernels choose, and their parameters, each [rows, 1] on the device."""
 
     # How the group's tokens are chosen.
     kind: _Kind
@@ -214,7 +214,7 @@ def _top_k(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[tor
 def _sorted(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens of each row, the likeliest first, and their weights.
 
-    On a CPU possibly only as many tokens as may be drawn.
+    On a CPU, tokens that cannot be drawn may be left out.
     """
     total = torch.exp(scaled - best).sum(1, keepdim=True, dtype=torch.float64)
     if _reads_head(scaled):
@@ -237,8 +237,8 @@ def _likeliest(scaled: torch.Tensor, size: int) -> torch.Tensor:
     """The first `size` tokens of each row in the order of `_ranks`: int64 [n, size]."""
     count = scaled.shape[1]
     if _reads_head(scaled) and size + SPARE_TOKENS < count:
-        # Ranking costs more than topk. So only the tokens that topk finds are ranked, if more than `size` of them
-        # exceed its lowest value, of which it may have omitted some.
+        # Ranking costs more than topk, so only the tokens that topk finds are ranked. This is exact if the token number
+        # `size` exceeds the lowest value found, because topk may have omitted other tokens of that value.
         values, tokens = scaled.topk(size + SPARE_TOKENS)
         if (values[:, size - 1] > values[:, -1]).all():
             return tokens.gather(1, _ranks(values, tokens, count).topk(size).indices)

@@ -37,7 +37,7 @@ Planned = TypeVar("Planned")
 
 # The share of the context that a cut leaves, so that the next row does not cause another cut.
 CUT_TO_SHARE = 0.75
-# The fewest rows of a step for a prefill: fewer take as much time.
+# The minimum number of rows of a prefill in a step. Fewer rows take the same time.
 MIN_SHARE_ROWS = 16
 
 
@@ -376,12 +376,12 @@ class Scheduler:
             session.rows.computed = 0
 
     def _cut(self, session: ScheduledSession, limit: int) -> None:
-        """Bring the session's rows below `limit` by dropping the oldest ones after the pinned."""
+        """If the session has `limit` rows or more, drop the oldest ones after the pinned rows, until fewer are left."""
         rows = session.rows
         if len(rows.ids) < limit:
             return
         keep = int(limit * CUT_TO_SHARE)
-        # A head that fills the context by itself cannot be kept whole.
+        # Pinned rows that fill the context by themselves cannot all be kept.
         rows.pinned = min(rows.pinned, keep // 2)
         if rows.cut(keep):
             self.context_cuts += 1
@@ -432,7 +432,7 @@ class Scheduler:
 
         Sessions of owners that hold more than a share go first. `discard`: if nothing more can be parked, drop the KV
         of that session, which is computed again when it continues. Otherwise a session with work would wait forever for
-        one without.
+        an idle one.
         """
         idle = [s for s in self.sessions if s is not exclude and not s.rows.busy and not s.lease.asleep]
         idle = [s for s in idle if s.lease.claim_pages]

@@ -79,7 +79,7 @@ class StepChunk:
     ids: tuple[Row, ...]
     # The positions of these rows; None: start, start + 1, …
     positions: tuple[Position, ...] | None
-    # (row, float [n, width]) of the rows that were given as embeddings.
+    # The rows that were given as embeddings, as pairs (first row, float [n, width]).
     embeddings: tuple[tuple[int, Any], ...]
     # `Rows.epoch` when the chunk was planned. If it has changed since, the results are discarded.
     epoch: int
@@ -111,10 +111,10 @@ class KeptPrefix:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The most rows in a step and in a session, and the idle time before a session is parked.
+    """The maximum number of rows in a step and in a session, and the idle time before a session is parked.
 
-    `decode_rows`, `prefill_rows`, `prefill_only_rows`, `park_after_s`: as in EngineSettings. `context_rows`: the most
-    rows of a session that are in the KV.
+    `decode_rows`, `prefill_rows`, `prefill_only_rows`, `park_after_s`: as in EngineSettings. `context_rows`: the
+    maximum number of rows of a session in the KV.
     """
 
     context_rows: int

@@ -292,8 +292,8 @@ TRIALS = 7
 def seconds_a_billion(threads: int = 0) -> float:
     """Return the seconds that the CPU takes to multiply a row by a billion weights.
 
-    The weights have the type that `--weights auto` selects. Returns the best of several trials, since other work on the
-    machine only makes one slower. `threads`: as in `load_model`. Blocks for about a second.
+    The weights have the type that `--weights auto` selects. Returns the best of several trials, because other work on
+    the machine can only slow a trial down. `threads`: as in `load_model`. Blocks for about a second.
     """
     return load_in_own_thread(_measure, device="cpu", threads=threads)
 

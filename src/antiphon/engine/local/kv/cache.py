@@ -1,8 +1,8 @@
-"""The holders of KV memory, and the room for more: extents, leases, parking.
+"""Bookkeeping of KV memory: which sessions hold it, which were promised it, and which are parked.
 
 An *extent* is one session's KV: contiguous room for a whole number of pages of rows. Extents are shared by reference
-count (a fork, an equal prefix). A session that writes to a shared extent gets its own copy first. A *lease* is the
-promise to a session when it opens: room for its reserve is available whenever the session needs it. A parked session
+count (a fork, an equal prefix). A session that writes to a shared extent gets its own copy first. A *lease* is a
+promise that a session gets when it opens: room for its reserve is available whenever it needs it. A parked session
 holds no room: an exact copy of its rows lies in host memory or in a file.
 
 Pure bookkeeping: `Storage` manages the memory itself, and the scheduler knows the meaning of the rows.
@@ -28,7 +28,7 @@ class Storage(Protocol):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one row takes over all layers, keys and values together."""
+        """The bytes of one row's keys and values over all layers."""
         ...
 
     def extend(self, source: Any | None, rows: int, valid: int, *, shared: bool) -> Any:
@@ -137,13 +137,13 @@ class KvCache:
 
     @property
     def held_pages(self) -> int:
-        """Pages that are allocated now, including kept prefixes. A shared extent counts once."""
+        """The number of pages that are allocated now, including kept prefixes. A shared extent counts once."""
         extents = {id(e): e.pages for e in (*self.kept, *(x.extent for x in self.leases)) if e}
         return sum(extents.values())
 
     @property
     def claimed_pages(self) -> int:
-        """Pages that sessions which are not parked hold or were promised.
+        """The number of pages that sessions hold or were promised, not counting parked sessions.
 
         A shared extent counts once for each session, because each may come to need its own copy.
         """
@@ -151,11 +151,11 @@ class KvCache:
 
     @property
     def parked_rows(self) -> int:
-        """Rows outside the budget, in host memory and on disk together."""
+        """The number of rows outside the budget, in host memory and on disk together."""
         return sum(p.rows for p in self._parked)
 
     def open(self, reserve_rows: int) -> Lease | None:
-        """Return a lease with room promised for `reserve_rows`, or None if less is unclaimed now.
+        """Return a lease with room promised for `reserve_rows`, or None if not enough room is unclaimed now.
 
         Nothing is allocated before the lease has rows.
         """
