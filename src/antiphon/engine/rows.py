@@ -77,8 +77,7 @@ class Rows:
 
     @property
     def length(self) -> int:
-        """The number of rows since the session's start, including those that left the context. Only `rollback` lowers
-        it."""
+        """The number of rows given since the start, including rows that left the context. Only `rollback` lowers it."""
         return len(self.ids) + self.dropped
 
     @property

@@ -39,7 +39,7 @@ from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
 from antiphon.roles import ModelRole, shown_role
 
-# The most units for warming a native model.
+# The maximum number of units for warming a native model.
 MAX_WARM_UNITS = 4
 
 
@@ -56,7 +56,7 @@ class ModelWorker(Protocol):
         ...
 
     def fail(self, reason: str) -> None:
-        """Declare the worker lost: waiting calls fail with ModelLost now, later calls at once."""
+        """Declare the worker lost: waiting calls fail with ModelLost now, later calls when they are made."""
         ...
 
 
@@ -126,21 +126,21 @@ class LoadedModels:
 
     @property
     def required_transcriber(self) -> Transcriber:
-        """The transcriber, for callers that cannot do without. Raises LookupError if none was requested."""
+        """The transcriber, for callers that require one. Raises LookupError if none was requested."""
         if self.transcriber is None:
             raise LookupError("no transcriber is loaded")
         return self.transcriber
 
     @property
     def required_vad(self) -> VoiceActivityDetector:
-        """The voice activity detector, for callers that cannot do without. Raises LookupError if none was requested."""
+        """The voice activity detector, for callers that require one. Raises LookupError if none was requested."""
         if self.vad is None:
             raise LookupError("no speech detector is loaded")
         return self.vad
 
     @property
     def required_synthesizer(self) -> Synthesizer:
-        """The synthesizer, for callers that cannot do without. Raises LookupError if none was requested."""
+        """The synthesizer, for callers that require one. Raises LookupError if none was requested."""
         if self.synthesizer is None:
             raise LookupError("no synthesizer is loaded")
         return self.synthesizer
@@ -251,7 +251,7 @@ async def _warm_conversation_model(conversation_model: ConversationModel) -> Non
 
 
 async def _warm_native(native: NativeModel) -> None:
-    """Warm with one unit that listens, one that speaks, and the few until the end of its speech."""
+    """Warm the model with a unit in which it listens, a unit in which it speaks, and the few until its speech ends."""
     stream = await native.open(NativeOptions(listen_only_units=1))
     silence = Unit(np.zeros(int(native.profile.unit_s * SAMPLE_RATE_HZ), np.float32))
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-# Bytes of one recording that may wait for a slow disk. Further entries are dropped.
+# The maximum number of bytes of one recording that wait for a slow disk. Entries beyond it are dropped.
 MAX_WAITING_BYTES = 16 << 20
 _FOLDER_NAME = re.compile(r"\d{8}-\d{6}-.+")
 
@@ -35,7 +35,7 @@ class DiskWriter:
         self._lock = threading.Lock()
         self._waiting_bytes = 0
         self._failed = False
-        # Writes that were dropped because the queue was full.
+        # The number of writes that were dropped because the queue was full.
         self.num_dropped = 0
         self._last: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name=f"record {name}")

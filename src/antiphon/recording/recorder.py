@@ -67,7 +67,7 @@ class Recorder:
         - `keep`: the limits of the recordings in `folder`. Older ones are deleted at the beginning and the end of this
           one.
         - `redactor`: redacts texts. Unless it keeps everything, audio is written as silence.
-        - `max_waiting_bytes`: the bytes that may wait for the disk.
+        - `max_waiting_bytes`: the maximum number of bytes that wait for the disk.
 
         Raises StoreError if the folder cannot be written.
         """
@@ -87,14 +87,14 @@ class Recorder:
         self._out: _Wav | None = None
         # Whether the client has sent audio in an event.
         self._has_append = False
-        # Samples written to in.wav and out.wav.
+        # The numbers of samples written to in.wav and out.wav.
         self._num_in = self._num_out = 0
         self._writer = DiskWriter(self.folder.name, max_waiting_bytes)
         self._writer.put(0, lambda: prune(folder, keep))
 
     @property
     def num_dropped(self) -> int:
-        """Entries that were dropped because the disk was too slow."""
+        """The number of entries that were dropped because the disk was too slow."""
         return self._writer.num_dropped
 
     def event_in(self, data: str | bytes) -> None:

@@ -1,9 +1,9 @@
 """Removes what people said from recordings: numbers and e-mail addresses, or all of it.
 
-If texts are redacted, the recorder writes silence for the audio. The recording still shows who spoke when, and how long
-everything took. Anything that is not a known word of the protocol counts as speech: an unknown event is redacted rather
-than kept. The same applies to values that a client chose. An id is kept if the server generated it, and is otherwise
-replaced by a hash, so that equal ids can still be recognized.
+If texts are redacted, the recorder writes silence for the audio. The recording still shows when each side spoke, and
+how long everything took. Anything that is not a known word of the protocol counts as speech: an unknown event is
+redacted rather than kept. The same applies to values that a client chose. An id is kept if the server generated it, and
+is otherwise replaced by a hash, so that equal ids can still be recognized.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROTOCOL = frozenset(
         *("eagerness", "truncation", "dialect", "kind", "finish_reason", "intent", "path", "mode"),
     }
 )
-# Fields whose strings are names that the server knows or a client made up.
+# Fields whose strings are names, either known to the server or invented by a client.
 _NAMES = frozenset({"model", "voice"})
 _WORD_OF_A_PROTOCOL = re.compile(r"[A-Za-z0-9_./:-]{0,80}")
 # Words of the protocols that contain digits.
@@ -40,9 +40,9 @@ _HASH = re.compile(r"sha256:[0-9a-f]{16}|")
 _INDEX = re.compile(r"\[\d{1,4}\]")
 # Below these fields, a client chooses all names, even in the server's messages.
 _FREE = frozenset({"parameters", "schema", "json_schema", "properties", "extra_params", "prompt", "tracing"})
-# Text that arrives in pieces. The seam of two pieces may split a number, so that neither part looks like one.
+# Text that arrives in pieces. Two pieces may split a number so that neither part looks like a number.
 _PIECES = frozenset({"delta", "partial", "unreadable"})
-# Lists of a text's parts, none of which may be shown, and objects whose names and values are the client's own.
+# Lists of parts of a text, which would reveal the text, and objects whose names and values the client chose.
 _LEFT_OUT = frozenset({"words", "logprobs", "bytes", "tokens", "metadata", "extra_body"})
 # Sound and images in base64 contain no white space. Text longer than MAX_TEXT_CHARS is removed.
 _BASE64 = re.compile(r"data:.*|[A-Za-z0-9+/_=-]{64,}", re.DOTALL)

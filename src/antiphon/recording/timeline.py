@@ -27,7 +27,7 @@ TOOLS, EVENTS = 4, 5
 # The number of lines for the labels of events.
 EVENT_LINES = 3
 CHART_PX = EVENTS * LANE_PX + EVENT_LINES * TEXT_PX + 10
-# Longer sound, in seconds, is left out of the page: it would take tens of megabytes.
+# Sound longer than this, in seconds, is left out of the page, because it would take tens of megabytes.
 MAX_SOUND_S = 600
 STYLE = f"""
 :root {{
@@ -86,7 +86,7 @@ class RecordedCall:
     response_id: str
     # The function's name.
     name: str
-    # JSON text.
+    # The call's arguments, as JSON text.
     arguments: str
     # When the output arrived; None without output.
     output_s: float | None = None
@@ -272,7 +272,7 @@ def _row(session: DrawnSession, start_s: float, span_s: float, width_px: int) ->
 
 
 def _label(text: str, place: float, y: float, width_px: int, title: str = "") -> str:
-    """Return text next to a place of the row, from 0 to 1: on the side with more room, cut to that room."""
+    """Return text next to a place in the row (from 0 to 1), on the side with more room, truncated to fit."""
     before = place > 0.5
     room = int(width_px * (place if before else 1 - place) / LETTER_PX) - 1
     shown = text if len(text) <= room else text[: max(1, room - 1)] + "…"
@@ -283,7 +283,7 @@ def _label(text: str, place: float, y: float, width_px: int, title: str = "") ->
 
 
 def _marks(shown: list[Mark], start_s: float, span_s: float, width_px: int) -> Iterator[str]:
-    """Yield the events of a row: lines across it, with staggered labels."""
+    """Yield the events of a row as lines across it, with staggered labels."""
     for k, mark in enumerate(shown):
         place = (mark.at_s - start_s) / span_s
         y = EVENTS * LANE_PX + TEXT_PX * (k % EVENT_LINES + 1)
