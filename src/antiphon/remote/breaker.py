@@ -13,13 +13,13 @@ from antiphon.errors import Refused
 
 # After FAILURES_TO_OPEN consecutive failures, no request is sent for a pause. Each pause is twice as long as the last.
 FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S = 3, 1.0, 30.0
-# A failure that OWNERS_TO_OPEN owners meet counts as the server's, not as the owners'.
+# If the requests of OWNERS_TO_OPEN owners fail, the server is taken to be at fault, not these owners' requests.
 OWNERS_TO_OPEN = 2
 # Bound: owners whose failures are remembered. The owner with the oldest failure is forgotten first.
 MAX_OWNERS = 1024
 # Bound: characters of a header that are read. A date is shorter.
 _MAX_HEADER_CHARS = 64
-# The owner of the process's own requests, which ask a server which model it serves.
+# The owner of the process's own requests, which check which model a server serves.
 PROBE = object()
 
 
@@ -67,7 +67,7 @@ class Breaker:
 
 @dataclass(slots=True)
 class _Owner:
-    """The failures of one owner since its last success. `paused_until_s`: the server had no room for it until then."""
+    """The failures of one owner since its last success. `paused_until_s`: end of the server's pause."""
 
     breaker: Breaker = field(default_factory=Breaker)
     paused_until_s: float = 0.0
@@ -77,10 +77,10 @@ class ServerBreaker:
     """The circuit breaker of one server: for each owner of requests, and for all owners. Pure. Times are monotonic
     seconds.
 
-    An owner waits after its own failures, and for the pauses that the server sent it. All owners wait after
-    OWNERS_TO_OPEN owners met the same, so that one owner's requests cannot block the server for the others. After a
-    pause of all owners, OWNERS_TO_OPEN owners may try one request each. It takes failures of that number of owners to
-    open the breaker again.
+    An owner waits after its own failures, and for the pauses for which the server asked it. All owners wait only if
+    OWNERS_TO_OPEN owners have to wait, so one owner's requests cannot block the server for the others. After a pause of
+    all owners, OWNERS_TO_OPEN owners may try one request each. The breaker opens again only if the requests of that
+    number of owners fail.
     """
 
     def __init__(self) -> None:

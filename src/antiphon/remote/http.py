@@ -85,7 +85,7 @@ async def _open(tls: ssl.SSLContext) -> AsyncGenerator[httpx.AsyncClient, None]:
         await client.aclose()
 
 
-# Bounds: bytes of a streamed answer, seconds of waiting for it in total, and bytes of a document such as a model list.
+# Bounds: bytes of a streamed answer, total seconds spent waiting for it, and bytes of a document such as a model list.
 MAX_ANSWER_BYTES, MAX_ANSWER_S, MAX_DOCUMENT_BYTES = 64 << 20, 600.0, 2 << 20
 CHUNKS_A_TURN = 64
 # Bound: objects of one document or event, which are created in one step; 32,768 take some tens of milliseconds.
@@ -154,7 +154,7 @@ def optional(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T |
         return None
 
 
-# Bounds: bytes that are read of an error's body, and characters of its message that are passed on.
+# Bounds: the bytes of an error's body that are read, and the characters of its message that are passed on.
 MAX_ERROR_BYTES, MAX_SENTENCE_CHARS = 1 << 16, 300
 _error_decoder = msgspec.json.Decoder()
 
@@ -177,8 +177,8 @@ def without_key(data: bytes, key: str) -> bytes:
 async def read_failure(server: str, answer: httpx.Response, key: str) -> AntiphonError | str:
     """Turn an answer with a status other than 200 into an error to raise. `server` is its name in messages.
 
-    If the request itself was not accepted, return the server's message instead; the caller builds the error. Otherwise
-    the error is ModelError if the key is not accepted, Refused if the server has no room, and RemoteError if it failed.
+    Returns a ModelError if the key is not accepted, Refused if the server has no room, and a RemoteError if the server
+    failed. If the server does not accept the request itself, returns its message, and the caller builds the error.
     """
     status = answer.status_code
     if status in (401, 403):
@@ -209,9 +209,9 @@ MAX_NAME_CHARS = 512
 class ListedModel:
     """A model in a server's list of models.
 
-    - `context_tokens`: the most tokens of its context; 0 if the list does not say.
+    - `context_tokens`: the size of its context, in tokens; 0 if the list does not report it.
     - `owner`: the software that serves it, such as "vllm".
-    - `has_parent`: it is an adapter of another model of the list.
+    - `has_parent`: True if it is an adapter of another model in the list.
     """
 
     id: str

@@ -14,9 +14,9 @@ from antiphon.engine.api import Grammar
 from antiphon.errors import Refused
 from antiphon.remote.breaker import ServerBreaker
 
-# Bound: refused grammars that are remembered. The oldest is forgotten first.
+# The maximum number of refused grammars that are remembered. The oldest is forgotten first.
 MAX_REFUSED = 256
-# After this time a server is tried again: it may have restarted with another grammar library.
+# Seconds after which a server is tried again, because it may have restarted with another grammar library.
 LOOK_AGAIN_S = 300.0
 # A trivial grammar of each kind that every library accepts. A server that refuses it supports no grammars of that kind.
 TRIVIAL = {
@@ -29,7 +29,7 @@ class RefusedGrammars:
     """The grammars that one server has refused. Pure; times are monotonic seconds.
 
     A refusal is remembered for the owner that sent the grammar, because something else in its request may be the
-    reason. Whether the server supports a kind of grammar at all is found out with a trivial one.
+    reason. A trivial grammar shows whether the server supports a kind of grammar at all.
     """
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ def _name(owner: Hashable, rule: Grammar) -> tuple[Hashable, str, bytes]:
 class Endpoint:
     """One of an engine's servers, with its state."""
 
-    # Its root, without a slash at the end.
+    # The root of its URL, without a slash at the end.
     url: str
     # Its circuit breaker.
     breaker: ServerBreaker = field(default_factory=ServerBreaker)
     # The grammars that it has refused.
     grammars: RefusedGrammars = field(default_factory=RefusedGrammars)
-    # What it serves was compared with what is expected, and it has not failed since.
+    # True if the expected model was found there, and the server has not failed since.
     verified: bool = False
     # The number of sessions whose rows it has.
     sessions: int = 0

@@ -37,7 +37,7 @@ from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 log = logging.getLogger(__name__)
 
-# Rows that are appended within this time are prefilled together.
+# Rows that are appended within this number of seconds are prefilled together.
 COALESCE_S = 0.005
 
 
@@ -215,8 +215,7 @@ async def follower(compiler: GrammarCompiler, grammar: Grammar, stop: frozenset[
 
 
 class VllmEngine:
-    """An Engine. Its sessions keep their rows, and servers keep their KV. For the checks of the servers, see
-    EngineServer.
+    """An Engine whose sessions keep their rows, while servers keep the KV. EngineServer verifies the servers.
 
     `tokenizer`: the model's. `settings`: only the context size is used. The servers enforce grammars. A grammar that a
     server refuses is enforced locally.
