@@ -1,8 +1,8 @@
 """Trial compilation of clients' grammars in a separate process, before any other code compiles them.
 
 A grammar library is native code, which cannot be stopped from within its own process. The intersection of a few
-patterns can take gigabytes and hours. So each grammar is first compiled in a forked child of a small process (`python
--m` this module). The kernel ends the child after `GrammarLimits.cpu_s` of processor time or at
+patterns can take gigabytes and hours. Therefore each grammar is first compiled in a forked child of a small process
+(`python -m` this module). The kernel ends the child after `GrammarLimits.cpu_s` of processor time or at
 `GrammarLimits.memory_mb` of memory. A grammar that passes takes no more than that in the server.
 """
 

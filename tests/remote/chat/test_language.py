@@ -37,7 +37,7 @@ def talked(
     name: str = "clever",
     path: str = "",
 ) -> None:
-    """Run `use` with a conversation with a server that does these scripts, and says that "clever" has 4,096 tokens."""
+    """Run `use` with a conversation. The server follows these scripts, and lists "clever" with 4,096 tokens."""
 
     async def main() -> None:
         async with scripted_server(*scripts) as server:

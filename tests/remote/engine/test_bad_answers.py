@@ -56,7 +56,8 @@ def test_a_grammar_that_a_server_refuses_is_no_matter_of_another_key_and_not_of_
     held = engine(one)
 
     async def main() -> None:
-        # A refused grammar costs one request, one with a trivial grammar, and the requests of local enforcement.
+        # A refused grammar costs a request with the grammar, one with a trivial grammar, and those of local
+        # enforcement.
         assert await said(await opened(held, "a"), bad(1)) in ('"Ada"', '"Grace"')
         assert with_grammars(one)[:2] == [True, True]
         assert not any(with_grammars(one)[2:])
