@@ -28,7 +28,7 @@ class Capabilities(Flag):
     # some of the remaining rows are computed again.
     EXACT_ROLLBACK = auto()
     # Rows in the middle can be dropped. The keys of the later rows move to their new positions; if the model's keys
-    # cannot be moved, those rows are computed again.
+    # cannot be moved, the later rows are computed again.
     EVICT = auto()
     # A session can be branched. Both branches share the KV of the rows before the fork.
     FORK = auto()
@@ -269,7 +269,7 @@ class Token:
 
     `logprob`: its natural log-probability under the model's own distribution, before any option shapes the logits; None
     unless `Sampling.logprobs` is set. `hidden`: the decoder's last hidden state, float [width]; None unless
-    `Sampling.hidden` is set. `numbers`: those that `Sampling.program` chose; empty without a program.
+    `Sampling.hidden` is set. `numbers`: the numbers that `Sampling.program` chose; empty without one.
     """
 
     id: int

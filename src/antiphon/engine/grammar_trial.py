@@ -45,8 +45,10 @@ class GrammarLimits:
 
 
 class TriedGrammar(NamedTuple):
-    """The result of a trial. `fault`: why no engine can enforce the grammar, in one line; "" if one can. `memory_mb`:
-    the memory that compiling it takes, in MiB.
+    """The result of a trial.
+
+    `fault`: why no engine can enforce the grammar, in one line; "" if one can. `memory_mb`: the memory that compiling
+    it takes, in MiB.
     """
 
     fault: str

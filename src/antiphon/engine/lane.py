@@ -213,7 +213,7 @@ class Lane(Generic[Job, Result]):
             return 0.0 if since_s is None else time.monotonic() - since_s
 
     def overdue_s(self) -> float:
-        """Return how far the most overdue job of the first priority is past its deadline, in seconds.
+        """Return by how many seconds the most overdue job of the first priority has missed its deadline.
 
         0 if none is overdue. Takes the queue's lock.
         """

@@ -1,8 +1,8 @@
 """The rows of one session: given to the model or sampled from it, and the number of them that are in the KV.
 
 A *row* is one position of the model's input: a token, or an embedding that an adapter made of audio or of an image.
-`length` counts rows from the session's start, including those that a context cut dropped. Pure bookkeeping: this module
-knows neither where the KV lies nor when it is computed.
+`length` counts all rows since the session's start, including rows that a context cut dropped. Pure bookkeeping: this
+module knows neither where the KV lies nor when it is computed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Rows:
 
     @property
     def pending(self) -> int:
-        """The number of rows in the context whose KV is not computed yet, including those that are not due."""
+        """The number of rows in the context whose KV is not computed yet, including rows that are not due."""
         return len(self.ids) - self.computed
 
     @property
@@ -94,7 +94,7 @@ class Rows:
     def due(self) -> int:
         """The number of rows whose KV is to be computed now.
 
-        The newest row is left for the next generation, which needs its logits, unless `compute_newest` is set.
+        Leaves out the newest row, unless `compute_newest` is set, because the next generation needs its logits.
         """
         return self.pending if self.compute_newest or self._generates else max(0, self.pending - 1)
 
@@ -212,7 +212,7 @@ class Rows:
     def common_prefix(self, other: Rows, limit: int) -> int:
         """Return the number of rows at the head that are the same tokens at the same positions as in `other`.
 
-        Compares only the first `limit` rows of `other`, and only those whose KV is exact. Embeddings never compare
+        Compares only the first `limit` rows of `other`, and only rows whose KV is exact. Embeddings never compare
         equal, nor do rows of different owners.
         """
         if self.owner is None or self.owner != other.owner:
@@ -230,7 +230,7 @@ class Rows:
         return (row,) * 3 if self.positions is None else self.positions[row]
 
     def _spans_between(self, start: int, stop: int) -> list[tuple[EmbeddingSpan, int, int]]:
-        """The spans that overlap rows start .. stop, each with its overlap, in order. Fast for the newest rows."""
+        """The spans that overlap rows start .. stop, in order, each with its overlap. Fast for the newest rows."""
         found: list[tuple[EmbeddingSpan, int, int]] = []
         for span in reversed(self.spans):
             if span.start + span.count <= start:
@@ -293,7 +293,7 @@ class Rows:
 
 
 def _without(span: EmbeddingSpan, low: int, high: int) -> list[EmbeddingSpan]:
-    """The rest of the span after rows low .. high are removed and the later rows have moved down."""
+    """The rest of a span after rows low .. high are removed and later rows have moved down by as many."""
     end, removed = span.start + span.count, high - low
     out: list[EmbeddingSpan] = []
     if span.start < low:

@@ -64,7 +64,7 @@ def _fault_of_patterns(schema: Schema) -> str:
 
 
 def _num_intersected(schema: Schema) -> int:
-    """The number of patterns that one text has to match, not counting those in referenced schemas."""
+    """The number of patterns that one text has to match, without the patterns in referenced schemas."""
     both, either = schema.get("allOf"), [schema.get("anyOf"), schema.get("oneOf")]
     count = int(isinstance(schema.get("pattern"), str))
     count += sum(_num_intersected(one) for one in both if isinstance(one, Mapping)) if isinstance(both, list) else 0

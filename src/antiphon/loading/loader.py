@@ -45,7 +45,7 @@ from antiphon.store import Model, Store
 
 log = logging.getLogger(__name__)
 
-# Called after each step with the lane's name, the priority, the seconds that it waited and those that it took.
+# Called after each step with the lane's name, the priority, and the seconds that it waited and took.
 ObserveLaneStep = Callable[[str, int, float, float], None]
 # The limits of a step: pending rows if a session generates, pending rows if none does, and sessions that sample a
 # token. A GPU computes a thousand rows in the time of one (docs/gpu.md); it is limited by the host's kernel launches.

@@ -102,7 +102,7 @@ def _beyond_what_is_installed(settings: Settings) -> tuple[ModelRole, ...]:
 
 
 def _available(settings: Settings) -> set[str]:
-    """The profiles that can be loaded: all, or, in offline mode, those whose files are available."""
+    """The profiles that can be loaded: in offline mode only profiles whose files are available, otherwise all."""
     if not settings.models.offline:
         return set(SIZES)
     store = store_of(settings.models)

@@ -35,7 +35,7 @@ from antiphon.recording.disk import KEEP_ALL, MAX_WAITING_BYTES, DiskWriter, Kee
 from antiphon.recording.redaction import SECRETS, Redactor
 from antiphon.recording.tape import SessionFacts
 
-# Long base64. Images are kept, because a replay has to show them to the model again.
+# Long base64, which is left out unless it is an image. A replay has to show images to the model again.
 _BASE64 = re.compile(r"(?:data:audio/[^,]*,)?[A-Za-z0-9+/_-]{256,}={0,2}")
 _IMAGES = ("/9j/", "iVBORw0KGgo", "R0lGOD")
 # Messages whose sound belongs to an item or a voice. All other sound is in the WAV files.
@@ -45,7 +45,7 @@ KEEPS_ALL = Redactor("off")
 
 
 class Recorder:
-    """Writes one session. What is written so far can be read at any time, even if the process is killed.
+    """Writes one session. The part that is already written can be read at any time, even if the process is killed.
 
     A thread writes, so that no method waits for the disk. If the disk is too slow, entries that do not fit into memory
     are dropped, which is logged. If writing fails, for example because the disk is full, the recording ends with an

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# What is removed: nothing; numbers and e-mail addresses; every text.
+# The amount of redaction: "off" removes nothing, "mask" numbers and e-mail addresses, "drop" every text.
 Redaction = Literal["off", "mask", "drop"]
 # Fields with credentials. Recordings contain only their hashes, redacted or not.
 SECRETS = frozenset({"resume_token", "token", "api_key", "client_secret", "authorization", "credential"})

@@ -403,7 +403,7 @@ def _ms(seconds: float) -> str:
 
 
 def write_timeline(folder: Path, target: Path) -> None:
-    """Read the recording in `folder`, joined with those of the same session next to it, and write its page to `target`.
+    """Read the recording in `folder`, with the session's other recordings next to it, and write its page to `target`.
 
     Raises StoreError if `folder` is not a recorded session.
     """

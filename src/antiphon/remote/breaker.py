@@ -35,9 +35,7 @@ class Breaker:
         self._pause_s = FIRST_PAUSE_S
 
     def check(self, now_s: float) -> None:
-        """Raise Refused while the breaker is open. After that the first caller may try, and others
-        wait for its result.
-        """
+        """Raise Refused while the breaker is open, and then for all callers but the first, until its result is known."""
         self.check_open(now_s)
         if self._failures >= FAILURES_TO_OPEN:
             self._open_until_s = now_s + self._pause_s
@@ -74,8 +72,7 @@ class _Owner:
 
 
 class ServerBreaker:
-    """The circuit breaker of one server: for each owner of requests, and for all owners. Pure. Times are monotonic
-    seconds.
+    """The circuit breaker of one server, for each owner and for all owners. Pure. Times are monotonic seconds.
 
     An owner waits after its own failures, and for the pauses for which the server asked it. All owners wait only if
     OWNERS_TO_OPEN owners have to wait, so one owner's requests cannot block the server for the others. After a pause of

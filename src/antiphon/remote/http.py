@@ -32,8 +32,7 @@ MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
 
 
 class LoopClients:
-    """One `httpx.AsyncClient` for each event loop that uses it. A client is closed with its loop
-    (`shutdown_asyncgens`).
+    """An `httpx.AsyncClient` for each event loop. A client is closed with its loop (`shutdown_asyncgens`).
 
     Only the time to connect is limited; requests have their own limits. The constructor reads certificates, which takes
     tens of milliseconds.

@@ -32,7 +32,7 @@ class Places:
     """A fair semaphore of `num_places`, of which one owner holds at most `per_owner` (default: all) at the same time.
 
     The owner whose last turn is longest ago is next. So a new owner waits for at most one place of each other owner,
-    however many requests those have waiting. For work that may take long, `per_owner` leaves places free for other
+    however many requests they have waiting. For work that may take long, `per_owner` leaves places free for other
     owners. Tasks of any event loop may use it. The number of waiting requests is bounded by the clients' permitted work
     (`--sessions-per-key`).
     """

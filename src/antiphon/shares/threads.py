@@ -1,6 +1,6 @@
 """Threads for clients' work.
 
-The server's own work, such as a host's lease, uses anyio's default threads, so clients cannot occupy those.
+The server's own work, such as a host's lease, uses anyio's default threads, so clients cannot occupy them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A language model on another server, as conversations use it: which history is sent, and which
-requests are repeated.
-"""
+"""A language model on another server: the history that conversations send, and the requests that are repeated."""
 
 from __future__ import annotations
 

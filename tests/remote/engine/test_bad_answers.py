@@ -1,6 +1,4 @@
-"""Servers whose answers have any type and size, and servers that refuse a grammar: which owners are affected, and for
-how long.
-"""
+"""Servers that send answers of any type and size, or refuse a grammar: which owners this affects, and how long."""
 
 from __future__ import annotations
 

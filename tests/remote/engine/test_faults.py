@@ -1,6 +1,4 @@
-"""Servers that refuse, hang, send garbage, die in the middle of an answer and come back changed, and the effects on a
-session.
-"""
+"""Servers that refuse, hang, send garbage, die in the middle of an answer or come back changed."""
 
 from __future__ import annotations
 

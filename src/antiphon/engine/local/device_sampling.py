@@ -28,7 +28,7 @@ HEAD_TOKENS = 1024
 # The number of tokens found in addition to those wanted, so that equal logits do not lie on both sides of the cut.
 SPARE_TOKENS = 64
 
-# The least probability mass that top_p keeps: it always keeps the likeliest token.
+# The minimum of top_p. With it, only the likeliest token is kept.
 _SMALLEST_TOP_P = 1e-300
 
 
@@ -57,8 +57,8 @@ def random_generator(seed: int | None) -> torch.Generator:
 class RandomNumbers:
     """The random numbers of one generation, uniform in [0, 1), from the seed of `params`.
 
-    They are drawn on the host, DRAWN_AHEAD at once, and equal those of single draws. If `params` selects the likeliest
-    token, no number is drawn, and all are zero.
+    They are drawn on the host, DRAWN_AHEAD numbers at once, and are the same as if they were drawn one by one. If
+    `params` selects the likeliest token, no number is drawn, and all are zero.
     """
 
     def __init__(self, params: Sampling) -> None:
@@ -251,7 +251,8 @@ def _ranks(values: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tens
     Which of several equal values a top-k keeps depends on its kernel, and differs by device and by k. `values`: float32
     [n, m]. `tokens`: int64 [m] or [n, m], below `count`. Returns int64 [n, m].
     """
-    # The bits of positive floats are in the order of their values, those of negative ones in reverse. -0 becomes 0.
+    # The bits of positive floats have the order of their values, and the bits of negative floats the reverse order. -0
+    # becomes 0.
     bits = (values + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return ordered.to(torch.int64).mul_(count).sub_(tokens)
@@ -263,7 +264,7 @@ def _weights(scaled: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> 
 
 
 def _kept(weights: torch.Tensor, sums: torch.Tensor, total: torch.Tensor | None, group: _Group) -> torch.Tensor:
-    """The weights, with those that top_p and min_p exclude set to 0.
+    """The weights, with 0 for the tokens that top_p and min_p exclude.
 
     `weights`: in descending order, 1 for the likeliest token. `sums`: their running sums. `total`: the sum that top_p
     refers to; None: the last of `sums`.

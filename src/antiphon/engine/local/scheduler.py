@@ -55,7 +55,7 @@ class Scheduler:
         self.kept_prefixes: list[KeptPrefix] = []
         self.context_cuts = 0
         self._step = 0
-        # The step that is being planned. A session that is suspended meanwhile loses its chunk again.
+        # The chunks of the step that is being planned. If a session is suspended meanwhile, its chunk is removed.
         self._chunks: list[StepChunk] = []
 
     # Requests of sessions.
@@ -80,7 +80,7 @@ class Scheduler:
         old = session.rows
         twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s, old.owner)
         twin.rows = old.copy(now_s)
-        # A parked session's KV stays parked: the twin computes its own, or finds an equal prefix.
+        # A parked session's KV stays parked, so the new session computes its own KV, or finds an equal prefix.
         if session.lease.extent and self._fits_another(session.lease.extent):
             self.cache.share(session.lease.extent, twin.lease)
             twin.rows.computed = old.computed
@@ -252,7 +252,7 @@ class Scheduler:
 
     def _add_prefill(self, sessions: list[ScheduledSession], room: int) -> None:
         """Add rows of sessions that prefill to the step: `room` rows, shared evenly by owners and then by sessions."""
-        # Within an owner, sessions with a generation go before those that only prefill.
+        # Among an owner's sessions, those with a generation go before sessions that only prefill.
         sessions.sort(key=lambda s: s.rows.generation is None)
         queues = queues_by_owner(sessions)[: max(1, room // MIN_SHARE_ROWS)]
         # Smallest first, so that the rest of their shares goes to the larger ones.
@@ -341,7 +341,7 @@ class Scheduler:
         return session.rows.computed + min(max_rows, session.rows.due)
 
     def _make_room(self, session: ScheduledSession, rows: int) -> bool:
-        """Give the session its own extent for `rows` rows, and park others for it. Returns False if that fails."""
+        """Give the session its own extent for `rows` rows, parking others if necessary. Returns False if that fails."""
         while not self.cache.ensure(session.lease, rows, session.rows.computed):
             if not self._give_room(session, rows):
                 return False

@@ -177,7 +177,7 @@ def queues_by_owner(sessions: Iterable[ScheduledSession]) -> list[list[Scheduled
 def in_turns(sessions: Sequence[ScheduledSession]) -> Sequence[ScheduledSession]:
     """Return the sessions interleaved: one of each owner, then a second of each, and so on.
 
-    An owner's first session is preceded by at most one session of each other owner, however many those have.
+    An owner's first session is preceded by at most one session of each other owner, however many sessions they have.
     """
     queues = queues_by_owner(sessions)
     if len(queues) < 2:
@@ -190,8 +190,8 @@ def page_shares(
 ) -> tuple[dict[Hashable | None, int], int]:
     """Return the pages that each owner claims, and the share that each may claim at the expense of others.
 
-    The share is an equal part of `total_pages` for each owner with a session that claims memory or has work, and for
-    `owner`, which asks for more.
+    The share is `total_pages` divided by the number of owners. Owners count if they have a session that claims memory
+    or has work; `owner`, which asks for more, always counts.
     """
     held: dict[Hashable | None, int] = {owner: 0}
     for session in sessions:

@@ -1,8 +1,8 @@
-"""A checkpoint's decoder with weights in the type that suits the machine: int8 if a CPU multiplies those fastest.
+"""Loads a checkpoint's decoder with weights in the type that suits the machine: int8 on CPUs that multiply it fastest.
 
 int8: weights are rounded per output, and activations per row at run time (W8A8, arXiv:2208.07339 without its outlier
 split). Products are summed exactly in int32, so a row's result does not depend on the other rows. A CPU without VNNI
-first adds products in pairs of 16 bits, so its weights have 7 bits, whose products always fit (`packed.py`).
+first adds pairs of products in 16 bits. Its weights have 7 bits, so that these sums always fit (`packed.py`).
 
 Measured for the 0.5B default model on two cores, all matrix products of a step except the head's: with AVX512-VNNI and
 AMX, 33 ms for 1 to 16 rows and 46 ms for 64; bfloat16 takes 64, 68 and 88. With AVX2 alone, 62, 162 and 319 ms for 1,
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 INT8_FILE = "int8.safetensors"
 # The suffix of an int8 weight's companion tensor: its scale for each output.
 SCALE_SUFFIX = ".scale"
-# The zero point of activations, which are unsigned. Without AMX, signed ones have no fast kernel (1,000 ms instead of
-# 1.2 for one product of the 0.5B model). The results are bit-identical.
+# The zero point of activations, which are unsigned. Without AMX, signed activations have no fast kernel (1,000 ms
+# instead of 1.2 for one product of the 0.5B model). The results are bit-identical.
 ZERO_POINT = 128
 # Projections with the same input are computed as one product.
 FUSED_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -284,7 +284,7 @@ class Int8Linear(nn.Module):
         return self.product.part(x, self.index)
 
 
-# The benchmark's matrices: sized like those of a model of a few billion parameters, and too many for any cache.
+# The benchmark's matrices. They have the size of a model with a few billion parameters, and do not fit into any cache.
 WIDTH, NUM_MATRICES = 2048, 24
 TRIALS = 7
 

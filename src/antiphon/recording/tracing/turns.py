@@ -106,8 +106,10 @@ class TurnTrace:
 
 
 class TurnTracer:
-    """Follows one session: arriving sound (`sound`), reported events (`follow`), and internal events (`final`,
-    `decided`), in the order in which they happen. Pure, except for random ids.
+    """Follows one session. Pure, except for random ids.
+
+    It is called for arriving sound (`sound`), reported events (`follow`), and internal events (`final`, `decided`), in
+    the order in which they happen.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,4 @@
-"""Sends requests to a model's server and yields the streamed replies, with timeouts, a second attempt and a circuit
-breaker.
+"""Sends requests to a model's server and yields the replies, with timeouts, a second attempt and a circuit breaker.
 
 A second attempt starts if the first one fails before its first word, or if its first word is late. In the latter case
 both run, and the first to yield a word is used. After a word was yielded, the request is never repeated, because the

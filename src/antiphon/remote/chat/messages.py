@@ -51,8 +51,7 @@ def with_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def sent_arguments(call: ToolCall) -> str:
-    """Return the arguments of a call of the history as a JSON object; `{}` if the call was cut off or they are not an
-    object.
+    """Return a past call's arguments as a JSON object; `{}` if the call was cut off or they are not an object.
 
     Servers refuse a conversation with other arguments, or their templates fail.
     """

@@ -121,7 +121,7 @@ class ThoughtFilter:
         self._num_chars += len(text)
         if self._num_chars > MAX_REPLY_CHARS:
             raise RemoteError("the model's server sent more text than a reply may have")
-        # At most a few characters are held: those that may be part of a tag.
+        # At most a few characters are held, which may be part of a tag.
         text, at, self._held = self._held + text, 0, ""
         while not self._decided or self._thinking:
             if self._thinking:

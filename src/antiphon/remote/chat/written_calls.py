@@ -28,8 +28,7 @@ _decoder = json.JSONDecoder()
 
 
 class WrittenCalls:
-    """Converts JSON in a reply's text that calls a tool of one of `names` into calls, because it would be spoken
-    otherwise.
+    """Converts JSON in a reply's text that calls a tool in `names` into calls. Otherwise it would be spoken.
 
     From the beginning of such JSON, the text is held back until the end of the reply. The arguments stay as the model
     wrote them; the tool's schema is not enforced.

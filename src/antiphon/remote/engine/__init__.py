@@ -7,7 +7,7 @@ from typing import Literal
 
 from antiphon.engine.api import Capabilities
 
-# What a VllmEngine can do. Its server finds previously computed rows by their tokens, one block at a time.
+# The capabilities of a VllmEngine. Its server finds previously computed rows by their tokens, one block at a time.
 CAPABILITIES = Capabilities.FORK | Capabilities.GRAMMAR | Capabilities.PREFILL_AHEAD
 
 ServerKind = Literal["vllm", "sglang"]

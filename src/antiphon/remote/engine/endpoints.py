@@ -1,5 +1,6 @@
-"""The servers of an engine: which one a session uses, which one replaces it after a failure, and which grammars each
-refuses. A refused grammar is not sent to the server again for some minutes.
+"""The servers of an engine: the choice of one for a session, its replacement after a failure, and refused grammars.
+
+A grammar that a server has refused is not sent to that server again for some minutes.
 """
 
 from __future__ import annotations
@@ -97,8 +98,7 @@ class Endpoints:
         self.all = tuple(Endpoint(url) for url in dict.fromkeys(url.rstrip("/") for url in urls))
 
     def choose(self, owner: Hashable | None, bound: Endpoint | None, avoid: Collection[Endpoint] = ()) -> Endpoint:
-        """Return the server for an owner's request: `bound` if it is available, otherwise the one with the fewest
-        sessions.
+        """Return the server for an owner's request: `bound` if available, otherwise the one with the fewest sessions.
 
         `avoid`: servers that failed this request; they are used only if no other is available. Raises Refused if the
         breakers of all servers are open.

@@ -163,9 +163,7 @@ class VllmSession:
             self._prefilling = None
 
     async def _prefill(self) -> None:
-        """Make the server compute rows by requesting one token, which is discarded. Failures are left to the
-        generation.
-        """
+        """Make the server compute rows by requesting one token, which is discarded. Ignores failures."""
         await asyncio.sleep(COALESCE_S)
         while (count := self._due) and not self._closed and count < self._server.context_rows:
             epoch, endpoint = self._rows.epoch, None

@@ -40,9 +40,7 @@ class ServedRows:
         return ServedRows(self.server, copy.deepcopy(self.rows), self.salt)
 
     def bind(self, avoid: Collection[Endpoint] = ()) -> Endpoint:
-        """Return the server for the next request, if possible the one that has these rows. Raises Refused if none is
-        available.
-        """
+        """Return the next request's server, preferably the one with these rows. Raises Refused if none is available."""
         found = self.server.endpoints.choose(self.owner, self._endpoint, avoid)
         if found is not self._endpoint:
             self.unbind()

@@ -54,7 +54,7 @@ _tokenized_decoder = msgspec.json.Decoder(_Tokenized)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server reports about itself.
+    """The facts that a server reports about itself.
 
     `model`: the name to use in requests. `context_rows`, `block_rows`: 0 if it does not report them. `generates`:
     vLLM's `/inference/v1/generate` is enabled.
@@ -167,8 +167,7 @@ class EngineServer:
         return wire(self.served.model, self._eos)
 
     async def verify(self, endpoint: Endpoint) -> None:
-        """Verify that a server serves the same as the first one, with the same tokenizer, unless it is already
-        verified.
+        """Verify that a server has the same model and tokenizer as the first one. A no-op if it is already verified.
 
         Raises RemoteError if it does not answer, and ModelError if it serves something else or does not accept the key.
         """
@@ -188,11 +187,10 @@ class EngineServer:
         endpoint.verified = True
 
     async def ask(self, endpoint: Endpoint, ask: Ask) -> AsyncGenerator[Piece, None]:
-        """Send a request and yield its answer, one piece of which has a `finish`. Closing the generator ends the
-        request.
+        """Send a request and yield the pieces of its answer, one of which has a `finish`.
 
-        Raises RemoteError if the server fails, Refused if it has no room, and ModelError if it does not accept the
-        request.
+        Closing the generator ends the request at the server. Raises RemoteError if the server fails, Refused if it has
+        no room, and ModelError if it does not accept the request.
         """
         wire, held, given, finished, goes_on = self.wire, ask.held, 0, False, False
         endpoint.requests += 1

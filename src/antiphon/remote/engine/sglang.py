@@ -1,5 +1,6 @@
-"""The wire of SGLang's `POST /generate`, with sessions that the server holds (`session_params`): a request carries only
-the new rows, and the row of an earlier request that they follow. Pure.
+"""The wire of SGLang's `POST /generate`, with sessions that the server holds (`session_params`). Pure.
+
+A request carries only the new rows, and names the row of an earlier request that they follow.
 
 A server holds a session as a tree of requests. A request names its parent and the number of the parent's rows that stay
 (`offset`). An append, a rollback and an answer that was cut off are therefore the same kind of request. Based on the

@@ -85,7 +85,7 @@ class Ask:
     session: str
     # Replaces the grammar of `params`. It applies from the first token on.
     rule: Grammar | None = None
-    # Tokens that are never sampled, in addition to those of `params`.
+    # Tokens that are never sampled, in addition to `params.forbid`.
     forbid: Sequence[int] = ()
     # If given, only these tokens are sampled, whatever `params` say.
     allow: Sequence[int] | None = None
@@ -99,8 +99,8 @@ class Piece:
 
     - `logprobs`: one for each token, or empty.
     - `finish`: why the tokens ended; None if more may follow.
-    - `prompt_tokens`, `cached_tokens`: the rows that the server counted, and those of them that it had cached; None if
-      this piece does not report them.
+    - `prompt_tokens`, `cached_tokens`: the number of rows that the server counted, and how many of them it had cached;
+      None if this piece does not report them.
     """
 
     tokens: Sequence[int] = ()

@@ -73,7 +73,7 @@ class Tiles:
     positions: torch.Tensor
     # int64 [rows]: the pool's row for each packed row.
     slots: torch.Tensor
-    # The most rows in a tile.
+    # The maximum number of rows in a tile.
     tile_rows: int
 
 
@@ -85,7 +85,7 @@ def is_paged_by_kernels(pool: object) -> bool:
 class PagedAttention:
     """Attends all rows of a step to the pages of their own sessions. A StepAttention.
 
-    `longest`: the most pages of a session, which limits the programs that its keys are divided among.
+    `longest`: the number of pages of the longest session. It limits the number of programs that divide its keys.
     """
 
     def __init__(self, pool: PagePool, tiles: Tiles, longest: int) -> None:

@@ -97,7 +97,7 @@ class Lease:
     """One session's claim to memory. At most one of `extent` and `parked` is set; neither while it has no rows.
 
     `reserve_pages`: the promised pages. `asleep`: the session is parked; it holds nothing and is promised nothing until
-    it wakes. It has no `parked` copy if it had no rows or gave them up. `closed`: the lease is not used again.
+    it wakes. The lease has no `parked` copy if it had no rows or gave them up. `closed`: the lease is not used again.
     """
 
     reserve_pages: int
@@ -108,7 +108,7 @@ class Lease:
 
     @property
     def claim_pages(self) -> int:
-        """The larger of the pages that the lease holds and those it was promised; 0 if it is parked or closed."""
+        """The pages that the lease holds or was promised, whichever are more; 0 if it is parked or closed."""
         if self.closed or self.asleep:
             return 0
         return max(self.reserve_pages, self.extent.pages if self.extent else 0)
@@ -179,7 +179,7 @@ class KvCache:
         """Make the lease's extent its own, with room for `rows` rows; the first `valid` rows in it stay.
 
         Must be called before rows from `valid` on are written. The lease must not be parked. The storage may have to
-        copy the rows if the extent is shared or too small, so a growing extent gets an eighth more than it needs.
+        copy the rows if the extent is shared or too small, so a growing extent gets an eighth more room than it needs.
         Returns False, without any change, if there is no room.
         """
         assert not lease.asleep

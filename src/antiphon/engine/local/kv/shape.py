@@ -46,8 +46,8 @@ class KvShape:
     dtype: torch.dtype
     # The device of the tensors.
     device: torch.device
-    # Radians that the halves of a key are rotated by for each position, float32 [head_dim / 2]. None if this model's
-    # keys are rotated otherwise, and so cannot be moved.
+    # The angle, in radians, by which the halves of a key are rotated for each position: float32 [head_dim / 2]. None if
+    # this model's keys are rotated in another way, and therefore cannot be moved.
     frequencies: torch.Tensor | None = None
 
     @property
