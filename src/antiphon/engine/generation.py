@@ -50,5 +50,5 @@ class Generation:
     consumed: int = 0
     # True until `params.program` has made the row for the newest token. Until then the token's own row holds its place.
     waits_for_row: bool = False
-    # The runner's own state of the generation (a random number generator), opaque here.
+    # The state that the runner keeps for the generation (a random number generator), opaque here.
     sampler: Any = None

@@ -25,7 +25,7 @@ from antiphon.errors import GrammarError
 # together take no more memory than a single grammar is allowed to take (GrammarLimits.memory_mb).
 MAX_KEPT = 16
 # Masks are computed in the model's step, which all sessions share. A grammar is refused if its masks take more than
-# MAX_MASK_S of processor time on average, over at least MIN_MASKS. Masks of ordinary tools take 0.1 ms.
+# MAX_MASK_S seconds of processor time on average, over at least MIN_MASKS masks. A mask of ordinary tools takes 0.1 ms.
 MAX_MASK_S, MIN_MASKS = 0.020, 8
 # The maximum number of refused grammars that are remembered.
 MAX_SLOW = 64
@@ -99,11 +99,11 @@ class GrammarCompiler:
         self, tokenizer: Tokenizer, vocabulary_size: int, *, clock: Callable[[], float] = time.thread_time
     ) -> None:
         self._tokenizer, self._vocabulary_size, self._clock = tokenizer, vocabulary_size, clock
-        # The library's copies of the tokenizer, by the stop tokens. Bound: all conversations of a model have the same
-        # stop tokens, so there is one copy.
+        # The library's copies of the tokenizer, by the stop tokens. Bound: one, because all conversations of a model
+        # have the same stop tokens.
         self._copies: dict[frozenset[int], LLTokenizer] = {}
-        # Matchers at the start of their grammar and their memory in MiB, the oldest first. Bound: MAX_KEPT, and the
-        # memory of one grammar; the oldest is dropped.
+        # Matchers at the start of their grammar, each with its memory in MiB, the oldest first. Bound: MAX_KEPT, and
+        # the memory of one grammar; the oldest is dropped.
         self._kept: dict[tuple[Grammar, frozenset[int]], tuple[LLMatcher, float]] = {}
         # Grammars whose masks take too long, and why. Bound: MAX_SLOW; the oldest is dropped.
         self._slow: dict[Grammar, str] = {}

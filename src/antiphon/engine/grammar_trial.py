@@ -1,9 +1,9 @@
-"""Trial compilation of clients' grammars in a separate process, before any other code compiles them.
+"""Compiles clients' grammars in a separate process on trial, before any other code compiles them.
 
 A grammar library is native code, which cannot be stopped from within its own process. The intersection of a few
 patterns can take gigabytes and hours. Therefore each grammar is first compiled in a forked child of a small process
 (`python -m` this module). The kernel ends the child after `GrammarLimits.cpu_s` of processor time or at
-`GrammarLimits.memory_mb` of memory. A grammar that passes takes no more than that in the server.
+`GrammarLimits.memory_mb` of memory. A grammar that passes this trial takes no more time and memory in the server.
 """
 
 from __future__ import annotations
@@ -141,11 +141,11 @@ class GrammarTrials:
 
 
 class _TrialProcess:
-    """The process whose children try grammars, one batch after another. Used by one thread at a time."""
+    """A process whose children try grammars, one batch after another. Used by one thread at a time."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", __name__]
-        # In a session of its own, so that a Ctrl-C in the server's terminal does not reach it.
+        # The process runs in its own process session, so that a Ctrl-C in the server's terminal does not reach it.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -203,7 +203,7 @@ def _digest(grammar: Grammar) -> bytes:
 
 def _serve() -> None:
     """Answer batches, one line each, until the server closes the pipe or ends."""
-    # Loaded once, before the first fork, so that a child begins within milliseconds.
+    # Imported once, before the first fork, so that each child can begin within milliseconds.
     from antiphon.engine.grammar import fault_of
 
     fault_of(Grammar("json_schema", "{}"))

@@ -3,9 +3,9 @@
 Many sessions share one copy of the weights through a lane. Jobs are ordered by priority, 0 first. Within a priority,
 owners (API keys) take turns, and each owner's jobs run in the order of their deadlines. `workers` threads run
 them in batches of at most `max_batch` jobs with equal keys. A job whose caller was cancelled is dropped before it runs.
-A running job finishes, and its result is discarded.
+If the job is already running, it finishes, and its result is discarded.
 
-A worker that ends is restarted, and only the jobs that it was running fail. A lane is *lost* if its workers end too
+If a worker ends, it is restarted, and only the jobs that it was running fail. A lane is *lost* if its workers end too
 often, or if a watchdog declares it lost (`fail`). All its jobs then fail, and it accepts no more.
 
 The lane knows neither models nor audio: jobs and results are opaque.

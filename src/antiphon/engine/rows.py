@@ -57,8 +57,8 @@ class Rows:
     computed: int = 0
     # The number of rows that left the context.
     dropped: int = 0
-    # The number of rows at the head whose KV equals that of a fresh session with these rows. The rows after them were
-    # computed when rows that are now evicted were still visible. None: the KV of all rows is exact.
+    # The number of rows at the head whose KV equals the KV of a fresh session with these rows. The later rows were
+    # computed while rows that are now evicted were still visible. None: the KV of all rows is exact.
     exact_rows: int | None = None
     # The number of rows at the head that a cut keeps (the system prompt).
     pinned: int = 0
@@ -72,7 +72,7 @@ class Rows:
     owner: Hashable | None = None
     # The generation under way, if any.
     generation: Generation | None = None
-    # The time when a step last worked on these rows, on the engine's clock.
+    # When a step last worked on these rows, in seconds of the engine's clock.
     last_used_s: float = 0.0
 
     @property

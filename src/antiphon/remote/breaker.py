@@ -35,7 +35,7 @@ class Breaker:
         self._pause_s = FIRST_PAUSE_S
 
     def check(self, now_s: float) -> None:
-        """Raise Refused while the breaker is open, and then for all callers but the first, until its result is known."""
+        """Raise Refused while the breaker is open, then for all callers except the first, until its result is known."""
         self.check_open(now_s)
         if self._failures >= FAILURES_TO_OPEN:
             self._open_until_s = now_s + self._pause_s

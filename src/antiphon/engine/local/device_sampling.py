@@ -1,9 +1,9 @@
 """Samples one token from each of many rows of logits, on the logits' device.
 
 This module never waits for an accelerator. The parameters are copied to the device once, and the random numbers are
-drawn on the host beforehand. The tokens stay on the device until the caller reads them. A row gets the same token
-alone, in any batch and on any device, up to the rounding of the device's arithmetic. This module implements
-temperature, top_k, top_p and min_p; `sampling.py` handles everything else that shapes logits.
+drawn on the host beforehand. The tokens stay on the device until the caller reads them. A row gets the same token alone
+or in any batch, and on any device up to rounding. This module implements temperature, top_k, top_p and min_p;
+`sampling.py` handles everything else that shapes logits.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ def _likeliest(scaled: torch.Tensor, size: int) -> torch.Tensor:
 def _ranks(values: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tensor:
     """Return numbers in the order of `values`, distinct within a row: of equal values, the lower token ranks higher.
 
-    Which of several equal values a top-k keeps depends on its kernel, and differs by device and by k. `values`: float32
-    [n, m]. `tokens`: int64 [m] or [n, m], below `count`. Returns int64 [n, m].
+    If several values are equal, the kernel decides which of them a top-k keeps: that differs by device and by k.
+    `values`: float32 [n, m]. `tokens`: int64 [m] or [n, m], below `count`. Returns int64 [n, m].
     """
     # The bits of positive floats have the order of their values, and the bits of negative floats the reverse order. -0
     # becomes 0.
@@ -259,7 +259,7 @@ def _ranks(values: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tens
 
 
 def _weights(scaled: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    # In double precision, so that devices that round functions differently still choose alike.
+    # Computed in double precision, so that devices with different rounding still choose the same tokens.
     return (scaled.gather(1, tokens) - best).double().exp_()
 
 

@@ -4,7 +4,7 @@ The decoder is used unchanged. Its inputs are embeddings. Its outputs are the lo
 sampled. Its attention implementation is set to the one in `attention.py`. In addition to the embeddings it gets each
 row's position.
 
-This module handles tensors. The scheduler decides which rows a step has, and what the results mean for a session.
+This module handles tensors. The scheduler decides which rows a step computes, and what the results mean for a session.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Runner:
         padded = [c for c in chunks if c.count == 1 and not c.sinks] if self._shapes else []
         packed = [c for c in chunks if c not in padded] if padded else chunks
         started = time.perf_counter()
-        # Both passes are queued on the device before the host waits for the tokens of either.
+        # Both passes are queued on the device before the host waits for the tokens of one of them.
         parts = [(part, *run(part)) for part, run in ((padded, self._decode), (packed, self._prefill)) if part]
         self.stats.forward_s += time.perf_counter() - started
         self._feed_sinks(packed)

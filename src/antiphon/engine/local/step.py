@@ -20,7 +20,7 @@ from antiphon.engine.rows import Rows, SinkRange
 # A generation pauses when it is this number of tokens ahead of its reader, until the reader has caught up.
 MAX_UNREAD_TOKENS = 64
 
-# Called once, with None when a session's rows are in the KV, or with the error that prevented it.
+# Called once: with None when all rows of a session are in the KV, or with the error that prevented this.
 SettledCallback = Callable[[Exception | None], None]
 
 
@@ -48,7 +48,7 @@ class ScheduledSession:
 
     @property
     def starved(self) -> bool:
-        """Whether its generation waits for a reader that is MAX_UNREAD_TOKENS behind."""
+        """Whether the session's generation waits for its reader, which is MAX_UNREAD_TOKENS behind."""
         generation = self.rows.generation
         return (
             generation is not None

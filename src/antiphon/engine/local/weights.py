@@ -1,13 +1,13 @@
 """Loads a checkpoint's decoder with weights in the type that suits the machine: int8 on CPUs that multiply it fastest.
 
 int8: weights are rounded per output, and activations per row at run time (W8A8, arXiv:2208.07339 without its outlier
-split). Products are summed exactly in int32, so a row's result does not depend on the other rows. A CPU without VNNI
+split). Sums of products are exact in int32, so a row's result does not depend on the other rows. A CPU without VNNI
 first adds pairs of products in 16 bits. Its weights have 7 bits, so that these sums always fit (`packed.py`).
 
 Measured for the 0.5B default model on two cores, all matrix products of a step except the head's: with AVX512-VNNI and
 AMX, 33 ms for 1 to 16 rows and 46 ms for 64; bfloat16 takes 64, 68 and 88. With AVX2 alone, 62, 162 and 319 ms for 1,
-16 and 64 rows; float32 takes 99, 297 and 588. The effect of rounding on the next token, as KL divergence: 0.011 nats,
-and 0.020 with 7 bits.
+16 and 64 rows; float32 takes 99, 297 and 588. Rounding changes the distribution of the next token by a KL divergence of
+0.011 nats, or 0.020 with 7 bits.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def load_int8_model(folder: Path) -> Any:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
-    # The files are mapped, not read: only the embeddings' rows that are used are loaded into memory.
+    # The files are mapped, not read, so only the used rows of the embedding table are loaded into memory.
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
         scales = {n.removesuffix(SCALE_SUFFIX): file.get_tensor(n) for n in names if n.endswith(SCALE_SUFFIX)}

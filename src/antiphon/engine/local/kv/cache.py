@@ -1,11 +1,11 @@
 """Bookkeeping of KV memory: which sessions hold it, which were promised it, and which are parked.
 
-An *extent* is one session's KV: contiguous room for a whole number of pages of rows. Extents are shared by reference
-count (a fork, an equal prefix). A session that writes to a shared extent gets its own copy first. A *lease* is a
-promise that a session gets when it opens: room for its reserve is available whenever it needs it. A parked session
-holds no room: an exact copy of its rows lies in host memory or in a file.
+An *extent* is one session's KV: contiguous room for a whole number of pages of rows. Sessions can share an extent
+(after a fork, or if their prefixes are equal); references to it are counted. A session that writes to a shared extent
+gets its own copy first. A *lease* is a promise that a session gets when it opens: room for its reserve is available
+whenever it needs it. A parked session holds no room: an exact copy of its rows lies in host memory or in a file.
 
-Pure bookkeeping: `Storage` manages the memory itself, and the scheduler knows the meaning of the rows.
+This module only does the bookkeeping: `Storage` manages the memory, and the scheduler knows what the rows mean.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class KvCache:
     """All extents, leases and kept prefixes of one engine, within `budget_bytes`. Used by one thread at a time.
 
     `host_bytes` and `disk_bytes` limit the parked sessions' memory and disk space; beyond both, parking is refused. The
-    budget covers the memory that sessions hold and were promised. Kept prefixes use the rest of it and are dropped
-    first.
+    budget covers the memory that sessions hold and were promised. Kept prefixes use the rest of the budget and are
+    dropped first.
     """
 
     def __init__(self, storage: Storage, *, budget_bytes: int, host_bytes: int = 0, disk_bytes: int = 0) -> None:
@@ -132,7 +132,7 @@ class KvCache:
         # Extents without a lease that a later session may share, the most recently used last. Dropped when room is
         # needed.
         self.kept: list[Extent] = []
-        # In the order of parking.
+        # Parked copies, in the order in which they were parked.
         self._parked: list[Parked] = []
 
     @property
