@@ -297,8 +297,7 @@ def copied_to(device: torch.device, dtype: Any, *arrays: Any) -> tuple[torch.Ten
 def _barred(
     logits: torch.Tensor, restricted: torch.Tensor, allowed: torch.Tensor, forbidden: torch.Tensor
 ) -> torch.Tensor:
-    """A bool mask of excluded tokens, shaped like `logits`. In `restricted` rows all but `allowed` are
-    excluded."""
+    """A bool mask like `logits` of excluded tokens. In `restricted` rows, all tokens except `allowed` are excluded."""
     barred = torch.zeros_like(logits, dtype=torch.bool)
     barred.index_fill_(0, restricted, True)
     barred.view(-1).index_fill_(0, allowed, False).index_fill_(0, forbidden, True)
