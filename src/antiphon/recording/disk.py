@@ -24,7 +24,7 @@ _FOLDER_NAME = re.compile(r"\d{8}-\d{6}-.+")
 class DiskWriter:
     """Runs writes in order in its own thread, so that a slow disk blocks no other work.
 
-    `name` is the recording's, for the log. The process waits for the thread before it exits.
+    `name`: the name of the recording, for the log. The process waits for the thread before it exits.
     """
 
     def __init__(self, name: str, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
@@ -87,7 +87,7 @@ class DiskWriter:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The limits of all recordings together: their bytes, and the age of each since its last event; 0: no limit."""
+    """The limits of a folder's recordings: the bytes of all, and the age of each since its last event; 0: no limit."""
 
     max_bytes: int = 0
     max_hours: float = 0.0

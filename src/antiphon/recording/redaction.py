@@ -1,7 +1,7 @@
-"""Removes what people said from recordings: numbers and e-mail addresses, or all of it.
+"""Removes from recordings the numbers and e-mail addresses that people said, or all their words.
 
 If texts are redacted, the recorder writes silence for the audio. The recording still shows when each side spoke, and
-how long everything took. Anything that is not a known word of the protocol counts as speech: an unknown event is
+how long everything took. Any text that is not a known word of the protocol counts as speech, so an unknown event is
 redacted rather than kept. The same applies to values that a client chose. An id is kept if the server generated it, and
 is otherwise replaced by a hash, so that equal ids can still be recognized.
 """
@@ -38,7 +38,7 @@ _OWN_ID = re.compile(r"[a-z]{1,16}[_-][0-9a-f]{20}|root|")
 _HASH = re.compile(r"sha256:[0-9a-f]{16}|")
 # An index in the path of a field.
 _INDEX = re.compile(r"\[\d{1,4}\]")
-# Below these fields, a client chooses all names, even in the server's messages.
+# Within the values of these fields, a client chooses all names, even in the server's messages.
 _FREE = frozenset({"parameters", "schema", "json_schema", "properties", "extra_params", "prompt", "tracing"})
 # Text that arrives in pieces. Two pieces may split a number so that neither part looks like a number.
 _PIECES = frozenset({"delta", "partial", "unreadable"})
@@ -48,14 +48,14 @@ _LEFT_OUT = frozenset({"words", "logprobs", "bytes", "tokens", "metadata", "extr
 _BASE64 = re.compile(r"data:.*|[A-Za-z0-9+/_=-]{64,}", re.DOTALL)
 MAX_TEXT_CHARS = 100_000
 _DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine|double|triple)"
-# The repetitions are bounded, so that the time is proportional to the length of the text.
+# The repetitions are bounded, so that matching takes time in proportion to the length of the text.
 _EMAIL = re.compile(
     r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}"
     r"|\b\w[\w+-]{0,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){0,8}"
     r"\s{1,4}at\s{1,4}[\w-]{1,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){1,8}\b",
     re.IGNORECASE,
 )
-# Digits with the separators inside a number, and three or more digits that are spelled out.
+# Digits with separators inside a number, or three or more digits that are spelled out.
 _NUMBER = re.compile(
     rf"[+(]{{0,3}}\d(?:[\s().,:/-]{{0,8}}\d)*|\b{_DIGIT}(?:[\s,.-]{{1,4}}{_DIGIT}){{2,}}\b", re.IGNORECASE
 )

@@ -16,7 +16,7 @@ from antiphon.audio import Pcm
 from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.errors import StoreError
 
-# The version of the recording's format. Other versions are refused.
+# The version of the format of recordings. Other versions are refused.
 VERSION = 1
 # Bytes at the end of a file that contain the last lines of nearly every recording.
 LAST_LINES_BYTES = 1 << 16
@@ -58,7 +58,7 @@ class RecordedAudio:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """A message of the server as JSON text, or audio of a response, whose `type` is "sound"."""
+    """A message of the server as JSON text, or audio of a response. The `type` of audio is "sound"."""
 
     at_s: float
     text: str
@@ -124,7 +124,7 @@ class Tape:
     output_pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
     # The sample rate of `output_pcm`.
     output_hz: int = 24_000
-    # The number of recordings that it was joined from.
+    # The number of recordings from which it was joined.
     num_parts: int = 1
 
     @classmethod
@@ -371,7 +371,7 @@ def _event_of(entry: RecordedEvent) -> _ServerEvent | None:
 
 
 def marks(outputs: list[RecordedEvent]) -> list[Mark]:
-    """Return the cuts of responses, with their positions, and the errors with their messages, in order."""
+    """Return the cuts of responses with their positions, and the errors with their messages, in order of time."""
     found = []
     for entry in outputs:
         match _event_of(entry):
@@ -389,7 +389,7 @@ def marks(outputs: list[RecordedEvent]) -> list[Mark]:
 def turns(outputs: list[RecordedEvent]) -> list[RecordedTurn]:
     """Return the turns of a session from its server's events, in order.
 
-    A response belongs to the last earlier turn without a response. If there is none, it is a separate turn.
+    A response belongs to the last earlier turn without a response. If there is no such turn, it is a turn by itself.
     """
     reader = _TurnReader()
     for entry in outputs:

@@ -59,7 +59,7 @@ th, td {{ white-space: nowrap; }}
 th.text, td.text {{ text-align: left; min-width: 9rem; max-width: 26rem; }}
 th.text, td.text {{ white-space: normal; overflow-wrap: anywhere; }}
 """
-# Headings of the table, and the fields of RecordedTurn below them.
+# The headings of the table, each with the field of RecordedTurn in its column.
 COLUMNS = (
     ("Transcript", "transcribed"),
     ("First words", "first_text"),
@@ -95,7 +95,7 @@ class RecordedCall:
 
     @property
     def text(self) -> str:
-        """The call, its output and the time between them, in one line."""
+        """The call, its output and the time between the two, in one line."""
         if self.output_s is None:
             return f"{self.name}({self.arguments}): no output came"
         return f"{self.name}({self.arguments}) = {self.output} ({_ms(self.output_s - self.at_s)} ms)"
@@ -183,7 +183,8 @@ def tool_calls(tape: Tape) -> list[RecordedCall]:
             continue
         kind = str(fields.get("type", ""))
         if kind == "function_call_output":
-            # The client's message, or the server's that repeats it: only the first one counts.
+            # The output arrives in the client's message, and the server's message repeats it. Only the first one
+            # counts.
             call = found.get(call_id)
             if call and call.output_s is None:
                 call.output_s, call.output = at_s, str(fields.get("output", ""))
@@ -208,7 +209,7 @@ def _connection(tape: Tape) -> list[Mark]:
 
 
 def _asked_by(turn: RecordedTurn, calls: list[RecordedCall]) -> RecordedCall | None:
-    """Return the call whose output triggered a response without a user's turn: the last one before it."""
+    """Return the call whose output triggered a response without a user's turn: the last call before the response."""
     if turn.ended is not None or turn.asked is None:
         return None
     before = [call for call in calls if call.output_s is not None and call.output_s <= turn.asked]
@@ -233,7 +234,7 @@ def _boxes(turn: RecordedTurn, end_s: float) -> Iterator[Box]:
 def _chart(session: DrawnSession, row_s: int, width_px: int) -> str:
     """Return the lanes, in rows of `row_s` seconds, each as wide as the window and at least `width_px` wide.
 
-    Times are in percent of the width, so that a row fits every window and the text keeps its size.
+    Horizontal positions are in percent of the width, so a row fits every window and the text keeps its size.
     """
     whole_s = session.tape.duration_s
     span_s = float(min(row_s, max(5, int(whole_s) + 1)))

@@ -1,7 +1,7 @@
 """HTTP to other servers: connections, bounded answers, error messages, model lists and cache salts.
 
-All requests use this module. Answers are not compressed, and are bounded in bytes and in time. After each CHUNKS_A_TURN
-chunks, the event loop can run other tasks, even if the whole answer has already arrived.
+All requests to other servers use this module. Answers must not be compressed, and are bounded in bytes and in time.
+After each CHUNKS_A_TURN chunks, the event loop can run other tasks, even if the whole answer has already arrived.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ MAX_OBJECTS = 1 << 15
 async def chunks(answer: httpx.Response, max_bytes: int = MAX_ANSWER_BYTES) -> AsyncGenerator[bytes, None]:
     """Yield an answer's bytes as they arrive.
 
-    The time that the caller spends between chunks does not count. Raises RemoteError if the answer is larger than
-    `max_bytes`, takes longer than MAX_ANSWER_S, or is compressed. No request asks for compression, and a few compressed
-    bytes could expand to gigabytes.
+    The time that the caller spends between chunks does not count for MAX_ANSWER_S. Raises RemoteError if the answer is
+    larger than `max_bytes`, takes longer than MAX_ANSWER_S, or is compressed. No request asks for compression, and a
+    few compressed bytes could expand to gigabytes.
     """
     if encoding := answer.headers.get("content-encoding", "").strip().lower().removeprefix("identity"):
         raise RemoteError(f"the model's server compresses its answer ({encoding[:40]}), which was not asked for")
@@ -134,8 +134,8 @@ async def ask_document(
 def decoded(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
     """Decode a server's JSON.
 
-    Raises RemoteError, "the model's server sent no valid `what`", if it is invalid, nested too deeply, or has more than
-    MAX_OBJECTS objects.
+    Raises RemoteError ("the model's server sent no valid `what`") if the JSON is invalid, nested too deeply, or has
+    more than MAX_OBJECTS objects.
     """
     if data.count(b"{") > MAX_OBJECTS:
         raise RemoteError(f"the model's server sent no valid {what}: it has too many objects")
@@ -200,7 +200,8 @@ async def read_failure(server: str, answer: httpx.Response, key: str) -> Antipho
 
 
 PROBE_TIMEOUT_S = 5.0
-# Bound: characters of a model's name, because messages contain it. A model with a longer name is skipped.
+# The maximum length of a model's name in characters, because messages contain it. A model with a longer name is
+# skipped.
 MAX_NAME_CHARS = 512
 
 
@@ -209,7 +210,7 @@ class ListedModel:
     """A model in a server's list of models.
 
     - `context_tokens`: the size of its context, in tokens; 0 if the list does not report it.
-    - `owner`: the software that serves it, such as "vllm".
+    - `owner`: the software that serves the model, such as "vllm".
     - `has_parent`: True if it is an adapter of another model in the list.
     """
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # The value of an attribute.
 Fact = str | bool | int | float
-# Bounds of the export queue and of a batch, and the interval between batches. A full queue drops turns, and the SDK
-# logs it.
+# Bounds of the export queue and of a batch, and the interval between batches. A full queue drops turns, which the SDK
+# logs.
 QUEUE, BATCH, EVERY_MS = 2048, 256, 2000
 # Turns with these statuses are sampled. Turns with other statuses, and turns that missed the objective, are all
 # exported.

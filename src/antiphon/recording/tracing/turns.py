@@ -28,8 +28,8 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 
-# The stages from the end of the user's speech to the first sound of the answer, in order. Each begins where the last
-# ended.
+# The stages from the end of the user's speech to the first sound of the answer, in order. Each one begins when the
+# previous one ends.
 STAGES = ("endpoint", "final", "first_token", "first_sound")
 SAMPLES_A_MS = 16
 # Bounds: arrival times of sound (some minutes), decisions of a turn, and open turns of a session.
@@ -85,7 +85,7 @@ class TurnTrace:
         return max(0.0, self.first_sound_s - self.speech_end_s)
 
     def stages(self) -> list[tuple[str, float, float]]:
-        """Return the stages that happened, as (name, begin, end). Each begins where the one before ends.
+        """Return the stages that happened, as (name, begin, end). Each one begins when the previous one ends.
 
         A stage that ends after the first sound is cut there, such as a transcript that follows a preemptive answer. The
         stages up to the first sound therefore add up to `voice_to_voice_s`.
