@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-# Priorities are 0, 1 and 2: finals, partials, files.
+# The priorities are 0 for finals, 1 for partials and 2 for files.
 NUM_PRIORITIES = 3
 # The priority of jobs without a live listener. At most half of the workers run such jobs at once, so that the models of
 # live sessions find a free core. If all cores are busy, a step of a model that computes on several cores takes ten
@@ -207,7 +207,7 @@ class Lane(Generic[Job, Result]):
             return sum(len(batch.jobs) for batch in self._batches)
 
     def oldest_age_s(self) -> float:
-        """Return the age of the job that has waited longest, in seconds; 0 if none waits. Takes the queue's lock."""
+        """Return the seconds that the longest-waiting job has waited; 0 if no job waits. Takes the queue's lock."""
         with self._changed:
             since_s = min((job.since_s for queue in self._queues for job in queue), default=None)
             return 0.0 if since_s is None else time.monotonic() - since_s

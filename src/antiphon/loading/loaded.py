@@ -84,7 +84,7 @@ class LoadedModels:
     names: tuple[str, ...]
     # The models' lanes, for metrics.
     lanes: tuple[Lane[Any, Any], ...]
-    # Whether a conversation model that accepts media computes frames as they arrive, rather than when a question is
+    # Whether a conversation model that accepts media computes frames when they arrive, instead of when a question is
     # asked.
     eager_frames: bool = True
     # The text that is spoken if a language model fails in an answer; "": none.
@@ -96,8 +96,8 @@ class LoadedModels:
     def workers(self) -> dict[str, ModelWorker]:
         """The workers that run the models.
 
-        Lanes have their own names, and the threads of local engines the role of their model. The second engine of a
-        model is named ROLE-2.
+        Lanes have their own names, and the threads of local engines are named by the role of their model. The second
+        engine of a model is named ROLE-2.
         """
         workers: dict[str, ModelWorker] = {lane.name: lane for lane in self.lanes}
         conversation_model = getattr(self.conversation_model, "native", None) or self.conversation_model
@@ -161,10 +161,10 @@ class LoadedModels:
 
     @property
     def for_video(self) -> VideoModel | None:
-        """The model that answers questions about frames. None if there is none.
+        """The model that answers questions about frames; None if no loaded model can.
 
         It is the video model, a conversation or language model that accepts media, or an observer that passes the text
-        on the frames to the language model. All except the video model are created on each access.
+        on the frames to the language model. A new one is created on each access, except for the video model.
         """
         if self.video_model:
             return self.video_model

@@ -15,18 +15,18 @@ from antiphon.errors import Refused
 FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S = 3, 1.0, 30.0
 # If the requests of OWNERS_TO_OPEN owners fail, the server is taken to be at fault, not these owners' requests.
 OWNERS_TO_OPEN = 2
-# Bound: owners whose failures are remembered. The owner with the oldest failure is forgotten first.
+# The maximum number of owners whose failures are remembered. The owner with the oldest failure is forgotten first.
 MAX_OWNERS = 1024
-# Bound: characters of a header that are read. A date is shorter.
+# The maximum number of characters of a header that are read. A date is shorter.
 _MAX_HEADER_CHARS = 64
 # The owner of the process's own requests, which check which model a server serves.
 PROBE = object()
 
 
 class Breaker:
-    """Counts consecutive failures. While it is open, no request is sent; then one request tries again. Pure.
+    """Counts consecutive failures. Pure. Times are monotonic seconds.
 
-    Times are monotonic seconds.
+    While the breaker is open, no request is sent. After that, one request is sent as a trial.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Breaker:
             raise Refused("The model's server does not answer.", self._open_until_s - now_s)
 
     def failed(self, now_s: float) -> None:
-        """Count a failure, and open after FAILURES_TO_OPEN of them."""
+        """Count a failure, and open after FAILURES_TO_OPEN failures in a row."""
         self._failures += 1
         if self._failures >= FAILURES_TO_OPEN:
             self.open(now_s)

@@ -1,7 +1,7 @@
 """The local engine: one model, the thread that steps it, and the sessions through which an event loop uses it.
 
 Sessions post requests. Between two steps the model's thread applies them, plans a step, runs it, and returns the
-results to the sessions' event loops. Only calls that await the result of a step wait for one.
+results to the sessions' event loops. A call waits for a step only if it awaits the step's result.
 
 This module implements the contract in `engine/api.py`. `scheduler.py` decides which rows go into a step, and
 `runner.py` computes the step.
@@ -206,7 +206,7 @@ class LocalEngine:
                 return False
             self.scheduler.commit(chunks, self._results(chunks))
         except Exception as error:
-            # After any error, no session may be left waiting for a step that never comes.
+            # Whatever the error is, no session may be left waiting for a step that never runs.
             log.exception("an engine step failed")
             self.scheduler.fail_all(ModelError(f"the engine failed: {error}"))
             return False

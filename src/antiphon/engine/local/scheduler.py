@@ -1,8 +1,8 @@
 """Chooses the rows of each forward pass, and applies the results to the sessions.
 
-Every step takes one row of each session that generates, and a bounded number of pending rows of sessions that prefill,
-shared evenly among them. So a prefill of any length delays another session's token by at most the step that they share.
-If sessions want more than a step or the memory has, owners get equal shares first, and then the sessions of each owner.
+Every step takes one row of each session that generates. It also takes a bounded number of pending rows, shared evenly
+among the sessions that prefill. So a prefill of any length delays another session's token by at most the step that they
+share. If sessions need more than a step or the memory can give, owners get equal shares, and so do an owner's sessions.
 The rules of memory (leases, parking, context cuts) are applied here, before the rows are chosen.
 
 Pure: no tensors, no clock, no threads. Times are arguments, and the forward pass runs between `plan` and `commit`.

@@ -35,7 +35,7 @@ def _kernels() -> ModuleType:
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Return whether the kernels run on a device. Tried once; if they do not run, the log says why."""
+    """Return whether the kernels run on a device. This is tried once; if they do not run, the log says why."""
     if device.type != "cuda":
         return False
     try:
@@ -215,7 +215,7 @@ def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring:
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a device current, because Triton launches on the current device rather than on that of the tensors."""
+    """Make a device current, because Triton launches on the current device rather than on the tensors' device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
