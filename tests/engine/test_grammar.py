@@ -89,7 +89,7 @@ def test_generations_with_the_same_grammar_do_not_disturb_each_other() -> None:
     assert second is not None
     assert allowed(second) == {"a"}
     assert allowed(first) == {"b", "c"}
-    # A grammar with other stop tokens counts as another grammar.
+    # The same grammar with other stop tokens counts as another grammar.
     assert made.kept(WORD, frozenset((0,))) is None
 
 

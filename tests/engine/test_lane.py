@@ -58,7 +58,7 @@ def test_a_lane_is_overdue_while_a_job_of_the_first_priority_waits_past_its_dead
         now_s = time.monotonic()
         held = lane.submit(0, deadline_s=now_s - 60)
         await asyncio.to_thread(gate.entered.wait, 10)
-        # Running jobs no longer wait, and jobs of lower priority have no deadline to keep.
+        # Running jobs do not count as waiting, and jobs of lower priority do not count as overdue.
         waiting = [lane.submit(1, 1, deadline_s=now_s - 60), lane.submit(2, deadline_s=now_s + 600)]
         assert lane.overdue_s() == 0
         waiting.append(lane.submit(3, deadline_s=now_s - 5))
@@ -236,7 +236,7 @@ def test_when_a_lane_is_closed_waiting_jobs_are_cancelled_and_its_threads_end() 
 async def submit_by_owner(
     lane: Lane[int, int], gate: Gate, jobs: list[tuple[str, int]], key: int = 0
 ) -> list[int | BaseException]:
-    """Submit the jobs, each of an owner, while "a" has one running. Returns the results of the waiting ones."""
+    """Submit jobs, each of an owner, while a job of "a" runs. Returns the results of the waiting jobs."""
 
     def begin(owner: str, job: int) -> asyncio.Task[int]:
         current_owner.set(owner)

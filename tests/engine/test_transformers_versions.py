@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OLDEST = ROOT / "build" / "oldest-transformers"
 PINS = (Path(__file__).parent / "oldest-transformers.txt").read_text(encoding="utf-8")
-# The contract, tokens that are equal with every version, and sessions against full forwards of their rows. Of the last,
-# only a plain family and one with windows and softcaps, to save time.
+# The contract, tokens that are equal with every version, and sessions against full forwards of their rows. Of the last
+# kind, only a plain family and one with windows and softcaps are tested, to save time.
 TESTS = (
     "tests/engine/contract",
     "tests/engine/local/test_tokens.py",

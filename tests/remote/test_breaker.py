@@ -1,4 +1,4 @@
-"""When the breaker of a server opens, for one key and for all, and which pauses of the server are accepted."""
+"""When the breaker of a server opens, for one key and for all keys, and which pauses a server may ask for."""
 
 from __future__ import annotations
 

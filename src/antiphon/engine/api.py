@@ -1,6 +1,6 @@
-"""The contract of an engine: the engine, the sessions it opens, and the values that both take and return.
+"""The interface of an engine: the engine, the sessions that it opens, and the types of their arguments and results.
 
-`Engine` and `Session` are all that a model's adapter knows of the engine it runs on. `Capabilities` lists what an
+A model's adapter uses its engine only through `Engine` and `Session`. `Capabilities` lists what an
 engine supports. This module uses no tensor library: embeddings, logits and hidden states are opaque here, and each
 engine defines their types (`engine/local/` takes and returns torch tensors).
 """
@@ -16,7 +16,7 @@ from antiphon.errors import CapabilityError
 
 
 class Capabilities(Flag):
-    """The optional features of an engine, and those that an adapter requires of one.
+    """Optional features of engines: those that an engine has, or those that an adapter requires.
 
     An adapter cannot run on an engine that lacks a feature it requires. A session raises CapabilityError when it is
     asked for a feature that its engine lacks.
@@ -28,7 +28,7 @@ class Capabilities(Flag):
     # some of the remaining rows are computed again.
     EXACT_ROLLBACK = auto()
     # Rows in the middle can be dropped. The keys of the later rows move to their new positions; if the model's keys
-    # cannot be moved, those rows are computed again.
+    # cannot be moved, the later rows are computed again.
     EVICT = auto()
     # A session can be branched. Both branches share the KV of the rows before the fork.
     FORK = auto()
@@ -61,15 +61,15 @@ class EngineSettings:
     host_bytes: int = 1 << 30
     # Disk space for the KV of parked sessions, in bytes, used after `host_bytes`. If both are full, nothing is parked.
     disk_bytes: int = 8 << 30
-    # The most rows of a session that stay in its context; 0: the limit that the model was trained with.
+    # The maximum number of rows in a session's context; 0: the limit that the model was trained with.
     context_rows: int = 0
-    # Rows that a session is promised room for when it opens.
+    # The number of rows for which a session is promised room when it opens.
     reserve_rows: int = 512
-    # The most pending rows in a step in which a session generates. More rows lengthen the gaps between its tokens.
+    # The maximum number of pending rows in a step in which a session generates. More rows delay that session's tokens.
     prefill_rows: int = 64
-    # The most pending rows in a step in which no session generates.
+    # The maximum number of pending rows in a step in which no session generates.
     prefill_only_rows: int = 256
-    # The most sessions that sample a token in one step.
+    # The maximum number of sessions that sample a token in one step.
     decode_rows: int = 64
     # Seconds without work after which a session is parked.
     park_after_s: float = 120.0
@@ -92,7 +92,7 @@ class EngineSettings:
     def kv_on(self, device: str) -> tuple[KvLayout, DecodeShaping]:
         """Return the layout and the shapes, neither of them `auto`, for a type of device ("cpu", "cuda").
 
-        A GPU gets `paged` and `captured`: otherwise the host limits it, which launches the kernels of each session.
+        A GPU gets `paged` and `captured`. Otherwise it waits for the host, which launches each session's kernels.
         """
         layout, shapes = self.kv_layout, self.decode_shapes
         if shapes == "auto":
@@ -106,19 +106,19 @@ class EngineSettings:
 class EngineState:
     """An engine's use of its memory, measured between two steps."""
 
-    # Open sessions, parked ones included.
+    # The number of open sessions, including parked ones.
     sessions: int = 0
-    # Of `sessions`, those with a generation under way.
+    # The number of sessions that are generating.
     generating: int = 0
-    # Of `sessions`, those whose KV is parked.
+    # The number of sessions whose KV is parked.
     parked: int = 0
-    # KV in the budgeted memory, kept prefixes included.
+    # Bytes of KV in the budgeted memory, including kept prefixes.
     kv_bytes: int = 0
-    # The budget for `kv_bytes`, rounded to whole pages.
+    # The limit of `kv_bytes`, rounded to whole pages.
     kv_total_bytes: int = 0
-    # Memory that the sessions that are not parked hold or were promised.
+    # Bytes that sessions hold or were promised, not counting parked sessions.
     promised_bytes: int = 0
-    # KV of parked sessions, in host memory and on disk.
+    # Bytes of KV of parked sessions, in host memory and on disk.
     parked_bytes: int = 0
 
 
@@ -153,12 +153,12 @@ class Grammar:
     trigger: str = ""
 
 
-# Stands for a token if the logits are NaN or every token is masked. The row fails when this token is read.
+# Chosen instead of a token if the logits are NaN or every token is masked. The row fails when it is read.
 NO_TOKEN = -1
 
 
 class Chooser(Protocol):
-    """A model's own way from logits to a token. It replaces all other options of `Sampling`.
+    """A model's own method of choosing a token from logits. It replaces all other options of `Sampling`.
 
     One object holds the state of one session, on the host. The tokens of all sessions are chosen in one call, on the
     device of their logits. The model's thread calls both methods in turn, once for each token. Both may raise
@@ -184,17 +184,17 @@ class Chooser(Protocol):
 
 
 class StepProgram(Protocol):
-    """A model's own way from the decoder's output to a token, and from there to the session's next input row.
+    """A model's own method of choosing a token from the decoder's output, and of making the next input row from it.
 
     It serves decoders whose token is only one part of the next row, such as the first code of a frame of audio. It runs
     within the step, so the event loop is not involved between two rows of a session. One object holds the state of one
     generation. The model's thread calls all methods: `run` and `accept` in turn, once for each token, then `next_row`
-    until it returns a row. `run` and `accept` may raise ModelError; `accept` does for NO_TOKEN.
+    until it returns a row. `run` and `accept` may raise ModelError; `accept` raises it for NO_TOKEN.
     """
 
     @staticmethod
     def run(programs: Sequence[Any], logits: Any, hidden: Any) -> Any:
-        """Choose the numbers of this step for each session, without synchronizing with the device.
+        """Choose each session's numbers for this step, from which its token follows, without a device synchronization.
 
         Args:
             programs: Objects of one class, one for each session.
@@ -207,7 +207,7 @@ class StepProgram(Protocol):
         ...
 
     def accept(self, numbers: Sequence[int]) -> int:
-        """Return the token of these numbers, and remember them. Called after they are read from the device."""
+        """Return the token that these numbers, as read from the device, stand for. Remember the numbers."""
         ...
 
     def next_row(self) -> Any | None:
@@ -228,22 +228,22 @@ class Sampling:
     temperature: float = 0.0
     # The number of likeliest tokens that may be sampled; 0: all.
     top_k: int = 0
-    # The share of probability, among the tokens that `top_k` leaves, that may be sampled; 1: all.
+    # Samples only from the likeliest of the tokens left by `top_k` whose probabilities add up to this share; 1: all.
     top_p: float = 1.0
-    # The least probability of a token, relative to the likeliest one; 0: every token may be sampled.
+    # The minimum probability of a token, as a fraction of that of the likeliest token; 0: no minimum.
     min_p: float = 0.0
-    # Divides the positive logits, and multiplies the negative ones, of the tokens among the last `repetition_window`
-    # rows, including the prompt (CTRL, arXiv:1909.05858). 1: off.
+    # Penalizes tokens that are among the last `repetition_window` rows, including the prompt: divides their logits if
+    # positive, multiplies them if negative (CTRL, arXiv:1909.05858). 1: off.
     repetition_penalty: float = 1.0
     # The number of newest rows that `repetition_penalty` considers.
     repetition_window: int = 64
     # Subtracted once from the logits of each token that this generation has sampled (OpenAI's API).
     presence_penalty: float = 0.0
-    # Subtracted from the logits of such a token once for each occurrence (OpenAI's API).
+    # Subtracted from a token's logit once for each time that this generation has sampled it (OpenAI's API).
     frequency_penalty: float = 0.0
     # Seed of the random numbers; None draws one from the system's entropy.
     seed: int | None = None
-    # Tokens that end the generation. The one that was sampled stays as the session's last row.
+    # Tokens that end the generation. The stop token that was sampled stays as the session's last row.
     stop: frozenset[int] = frozenset()
     # Tokens that are never sampled.
     forbid: tuple[int, ...] = ()
@@ -259,7 +259,7 @@ class Sampling:
     hidden: bool = False
     # If given, it chooses the tokens, and no option above shapes the logits. Needs CHOOSER.
     chooser: Chooser | None = None
-    # If given, it chooses the tokens likewise, and makes the row after each token except the last. Needs CHOOSER.
+    # If given, it also chooses the tokens, and makes the row after each token except the last. Needs CHOOSER.
     program: StepProgram | None = None
 
 
@@ -269,7 +269,7 @@ class Token:
 
     `logprob`: its natural log-probability under the model's own distribution, before any option shapes the logits; None
     unless `Sampling.logprobs` is set. `hidden`: the decoder's last hidden state, float [width]; None unless
-    `Sampling.hidden` is set. `numbers`: all that `Sampling.program` chose with it; empty without a program.
+    `Sampling.hidden` is set. `numbers`: the numbers that `Sampling.program` chose; empty without one.
     """
 
     id: int
@@ -297,12 +297,12 @@ class Session(Protocol):
 
     @property
     def length(self) -> int:
-        """The number of rows given, or sampled and read, so far. Includes rows that left the context."""
+        """The number of rows that were given, or sampled and read. Includes rows that left the context."""
         ...
 
     @property
     def cached(self) -> int:
-        """The number of first rows whose KV was kept or came from another session; 0 until they are computed."""
+        """The number of rows at the head whose KV came from another session; 0 until the first rows are computed."""
         ...
 
     @property
@@ -315,7 +315,7 @@ class Session(Protocol):
 
     @property
     def finish(self) -> Finish | None:
-        """Why the last generation ended. None before the first, while one is under way, and after one that failed."""
+        """Why the last generation ended. None before the first generation, during one, and after one that failed."""
         ...
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
@@ -323,7 +323,7 @@ class Session(Protocol):
 
         Args:
             ids: The tokens.
-            positions: One for each token, counted from the first free one. Needs EMBEDDING_ROWS. None: consecutive.
+            positions: One for each token, relative to the first free position. None: consecutive. Needs EMBEDDING_ROWS.
 
         Raises:
             ValueError: The numbers of tokens and positions differ.
@@ -428,10 +428,10 @@ class Capable(Protocol):
 class DecoderFacts(Protocol):
     """Facts of a decoder, or of an engine that steps it.
 
-    `context_rows`: the most rows of a session that the KV holds: the least of the model's limit, the settings' and the
-    memory's. `vocabulary_size`: tokens of the model's head, which may exceed the tokenizer's. `width`: length of an
-    embedding row. `eos_tokens`: the tokens that end a text by the model's configuration. They end a generation only if
-    they are in `Sampling.stop`.
+    `context_rows`: the maximum number of rows of a session in the KV, as limited by the model, the settings and the
+    memory. `vocabulary_size`: the number of tokens of the model's head, which may exceed the tokenizer's. `width`:
+    length of an embedding row. `eos_tokens`: the tokens that end a text by the model's configuration. They end a
+    generation only if they are in `Sampling.stop`.
     """
 
     @property
@@ -465,7 +465,7 @@ class Engine(Capable, DecoderFacts, Protocol):
         A caller that is cancelled while it waits leaves no session behind.
 
         Args:
-            reserve_rows: Rows that the session is promised room for. None: `EngineSettings.reserve_rows`.
+            reserve_rows: The number of rows for which room is promised. None: `EngineSettings.reserve_rows`.
             owner: Identifies the owner of the rows. Only sessions of equal owners share KV, so neither `Session.cached`
                 nor the time of a step reveals another owner's text. None: the session shares KV with no other.
 
@@ -494,7 +494,7 @@ class Engine(Capable, DecoderFacts, Protocol):
 
 
 def require(engine: Capable, needed: Capabilities) -> None:
-    """Raise CapabilityError unless `engine` can do all of `needed`. The message names it and what is missing."""
+    """Raise CapabilityError, with the engine's name and the missing capabilities, unless it has all of `needed`."""
     if missing := needed & ~engine.capabilities:
         names = ", ".join(str(capability.name) for capability in missing)
         raise CapabilityError(f"the engine {engine.name!r} has no {names}")

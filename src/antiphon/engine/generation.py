@@ -35,7 +35,7 @@ class Constraint(Protocol):
 class Generation:
     """A generation under way, shared by the model's thread and its reader."""
 
-    # The options that the tokens are chosen by.
+    # The options by which the tokens are chosen.
     params: Sampling
     # Called in the model's thread with each token, then with one Finish or the error that ended it. Must not block.
     deliver: Callable[[Token | Finish | Exception], None]
@@ -43,11 +43,12 @@ class Generation:
     start: int
     # The compiled form of `params.grammar`; None without a grammar.
     constraint: Constraint | None = None
-    # Tokens sampled. Only the model's thread writes it.
+    # The number of tokens sampled so far. Only the model's thread writes it.
     produced: int = 0
-    # Tokens read. Only the reader writes it; the engine waits for a reader that falls too far behind.
+    # The number of tokens read so far. Only the reader writes it; the engine waits for a reader that falls too far
+    # behind.
     consumed: int = 0
-    # Whether `params.program` has no row yet for the newest token. The token's own row holds its place meanwhile.
+    # True until `params.program` has made the row for the newest token. Until then the token's own row holds its place.
     waits_for_row: bool = False
-    # The runner's own state of the generation (a random number generator), opaque here.
+    # The state that the runner keeps for the generation (a random number generator), opaque here.
     sampler: Any = None

@@ -21,19 +21,19 @@ from antiphon.engine.generation import Constraint
 from antiphon.engine.grammar_trial import TRIALS
 from antiphon.errors import GrammarError
 
-# The most compiled grammars to keep for later generations with the same schema or tools. Together they take no more
-# memory than one grammar may take (GrammarLimits.memory_mb).
+# The maximum number of compiled grammars that are kept for later generations with the same schema or tools. All of them
+# together take no more memory than a single grammar is allowed to take (GrammarLimits.memory_mb).
 MAX_KEPT = 16
 # Masks are computed in the model's step, which all sessions share. A grammar is refused if its masks take more than
-# MAX_MASK_S of processor time on average, over at least MIN_MASKS. Masks of ordinary tools take 0.1 ms.
+# MAX_MASK_S seconds of processor time on average, over at least MIN_MASKS masks. A mask of ordinary tools takes 0.1 ms.
 MAX_MASK_S, MIN_MASKS = 0.020, 8
-# The number of refused grammars to remember.
+# The maximum number of refused grammars that are remembered.
 MAX_SLOW = 64
 # The whitespace allowed between two tokens of JSON. Without a limit, a small model may emit line breaks forever.
 WHITESPACE = r"\n? {0,16}"
 
-# The most symbols of a grammar (the library can number 65,536), and of one schema: objects of some 1,500 properties,
-# which take the library 0.5 s.
+# The maximum number of symbols in a grammar (the library's limit is 65,536), and in one schema. The latter allows
+# objects of some 1,500 properties, which the library compiles in 0.5 s.
 MAX_SYMBOLS, MAX_SCHEMA_SYMBOLS = 60_000, 20_000
 
 
@@ -73,7 +73,7 @@ def _matcher(tokenizer: LLTokenizer, grammar: Grammar, max_symbols: int) -> LLMa
 
 
 def _reason(text: str) -> str:
-    """The library's error in one line, without the place in the grammar, which the client did not write."""
+    """The library's error in one line. Omits the position, because the client did not write the grammar."""
     first, *more = text.removeprefix("failed to compile JSON schema: ").splitlines()
     stated = next((line.removeprefix("error: ") for line in more if line.startswith("error: ")), "")
     return " ".join(filter(None, (first, stated)))
@@ -99,11 +99,11 @@ class GrammarCompiler:
         self, tokenizer: Tokenizer, vocabulary_size: int, *, clock: Callable[[], float] = time.thread_time
     ) -> None:
         self._tokenizer, self._vocabulary_size, self._clock = tokenizer, vocabulary_size, clock
-        # The library's copies of the tokenizer, by the stop tokens. Bound: all conversations of a model have the same
-        # stop tokens, so there is one copy.
+        # The library's copies of the tokenizer, by the stop tokens. Bound: one, because all conversations of a model
+        # have the same stop tokens.
         self._copies: dict[frozenset[int], LLTokenizer] = {}
-        # Matchers at the start of their grammar and their memory in MiB, the oldest first. Bound: MAX_KEPT, and the
-        # memory of one grammar; the oldest is dropped.
+        # Matchers at the start of their grammar, each with its memory in MiB, the oldest first. Bound: MAX_KEPT, and
+        # the memory of one grammar; the oldest is dropped.
         self._kept: dict[tuple[Grammar, frozenset[int]], tuple[LLMatcher, float]] = {}
         # Grammars whose masks take too long, and why. Bound: MAX_SLOW; the oldest is dropped.
         self._slow: dict[Grammar, str] = {}
@@ -112,9 +112,9 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar, stop: frozenset[int]) -> GrammarFollower:
         """Return a constraint that enforces `grammar` in one generation. One of the tokens `stop` ends a complete text.
 
-        Blocks for milliseconds, or for about a second with new stop tokens, to copy the tokenizer; a new grammar blocks
-        as long as `GrammarTrials.check_all`. Raises GrammarError if the library does not accept the grammar, even if
-        its trigger never occurs, or if it exceeds the limits.
+        Blocks for milliseconds. With new stop tokens it blocks for about a second, because it copies the tokenizer.
+        With a new grammar it blocks as long as `GrammarTrials.check_all` does. Raises GrammarError if the library does
+        not accept the grammar, even if its trigger never occurs, or if it exceeds the limits.
         """
         if reason := self._slow.get(grammar):
             raise GrammarError(reason)
@@ -230,7 +230,7 @@ class TriggeredMatcher:
         return self._inside.num_tokens if self._inside else None
 
     def allowed(self) -> Any:
-        """Return the tokens that the grammar allows after the trigger; None, which allows all, elsewhere."""
+        """Return the tokens that the grammar allows, if it is active, or None, which allows all tokens."""
         return self._inside.allowed() if self._inside else None
 
     def accept(self, token: int) -> None:

@@ -1,9 +1,9 @@
-"""Trial compilation of clients' grammars in a separate process, before any other code compiles them.
+"""Compiles clients' grammars in a separate process on trial, before any other code compiles them.
 
-A grammar library is native code, which cannot be stopped from within its own process. Intersecting a few patterns can
-take it gigabytes and hours. So each grammar is first compiled in a forked child of a small process (`python -m` this
-module). The kernel ends the child after `GrammarLimits.cpu_s` of processor time or at `GrammarLimits.memory_mb` of
-memory. A grammar that passes takes no more than that in the server.
+A grammar library is native code, which cannot be stopped from within its own process. The intersection of a few
+patterns can take gigabytes and hours. Therefore each grammar is first compiled in a forked child of a small process
+(`python -m` this module). The kernel ends the child after `GrammarLimits.cpu_s` of processor time or at
+`GrammarLimits.memory_mb` of memory. A grammar that passes this trial takes no more time and memory in the server.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import NamedTuple
 from antiphon.engine.api import Grammar
 from antiphon.errors import EngineError, GrammarError
 
-# The number of cached results, by the grammar's digest. Sessions that begin alike have the same tools.
+# The maximum number of results that are cached by the grammar's digest. Similar sessions send the same grammars.
 MAX_REMEMBERED = 1024
-# A child that is stopped or starved of processor time is killed after STARVED times its processor time plus a second.
+# A child that gets no processor time is killed after STARVED times its limit of processor time, plus a second.
 STARVED = 10
-# A token by its id. The tokenizer of a trial does not have that token; 257 is one that it has.
+# A token given by its id. A trial's tokenizer does not have that token, so the trial uses token 257, which it has.
 _TOKEN_BY_ID, _ANY_TOKEN = re.compile(r"<\[\d+\]>"), "<[257]>"
 
 
@@ -45,8 +45,10 @@ class GrammarLimits:
 
 
 class TriedGrammar(NamedTuple):
-    """The result of a trial. `fault`: why no engine can enforce the grammar, in one line; "" if one can. `memory_mb`:
-    the memory that compiling it takes, in MiB.
+    """The result of a trial.
+
+    `fault`: why no engine can enforce the grammar, in one line; "" if one can. `memory_mb`: the memory that compiling
+    it takes, in MiB.
     """
 
     fault: str
@@ -54,7 +56,7 @@ class TriedGrammar(NamedTuple):
 
 
 class GrammarTrials:
-    """Tries grammars, in a process for each thread that asks at the same time. May be used from any thread.
+    """Tries grammars. May be used from any thread; threads that call it at the same time use separate processes.
 
     Processes start on demand. `limits`: the limits of later trials.
     """
@@ -139,11 +141,11 @@ class GrammarTrials:
 
 
 class _TrialProcess:
-    """The process whose children try grammars, one batch after another. Used by one thread at a time."""
+    """A process whose children try grammars, one batch after another. Used by one thread at a time."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", __name__]
-        # In a session of its own, so that a Ctrl-C in the server's terminal does not reach it.
+        # The process runs in its own process session, so that a Ctrl-C in the server's terminal does not reach it.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -201,7 +203,7 @@ def _digest(grammar: Grammar) -> bytes:
 
 def _serve() -> None:
     """Answer batches, one line each, until the server closes the pipe or ends."""
-    # Loaded once, before the first fork, so that a child begins within milliseconds.
+    # Imported once, before the first fork, so that each child can begin within milliseconds.
     from antiphon.engine.grammar import fault_of
 
     fault_of(Grammar("json_schema", "{}"))

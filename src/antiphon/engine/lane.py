@@ -1,11 +1,11 @@
 """A lane: the bounded queue of one model and the worker threads that empty it.
 
 Many sessions share one copy of the weights through a lane. Jobs are ordered by priority, 0 first. Within a priority,
-owners (API keys) take turns, and each owner's jobs run by their deadlines, the earliest first. `workers` threads run
+owners (API keys) take turns, and each owner's jobs run in the order of their deadlines. `workers` threads run
 them in batches of at most `max_batch` jobs with equal keys. A job whose caller was cancelled is dropped before it runs.
-A running job finishes, and its result is discarded.
+If the job is already running, it finishes, and its result is discarded.
 
-A worker that ends is restarted, and only the jobs that it was running fail. A lane is *lost* if its workers end too
+If a worker ends, it is restarted, and only the jobs that it was running fail. A lane is *lost* if its workers end too
 often, or if a watchdog declares it lost (`fail`). All its jobs then fail, and it accepts no more.
 
 The lane knows neither models nor audio: jobs and results are opaque.
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-# Priorities are 0, 1 and 2: finals, partials, files.
+# The priorities are 0 for finals, 1 for partials and 2 for files.
 NUM_PRIORITIES = 3
 # The priority of jobs without a live listener. At most half of the workers run such jobs at once, so that the models of
-# live sessions find a free core. With all cores taken, a step of a model that computes on several takes ten times as
-# long.
+# live sessions find a free core. If all cores are busy, a step of a model that computes on several cores takes ten
+# times as long.
 BULK = 2
-# The deadline of a job without one, in seconds after it was queued. Such jobs run in the order of their arrival.
+# The default deadline of a job, in seconds after it was queued. Jobs with it run in the order of their arrival.
 DEFAULT_DUE_S = 1.0
-# The most restarts of a lane's workers within RESTART_WINDOW_S. Beyond that, the fault is not in one job.
+# The maximum number of worker restarts within RESTART_WINDOW_S. With more, the cause is not a single job.
 MAX_RESTARTS, RESTART_WINDOW_S = 3, 3600.0
 
 
@@ -59,11 +59,11 @@ class LaneStats:
     restarts: int = 0
     # Wall-clock seconds spent in `work`, summed over workers.
     busy_s: float = 0.0
-    # Seconds that the longest-waiting job of each batch had waited, summed.
+    # Seconds that the longest-waiting job of each batch had waited, summed over batches.
     waited_s: float = 0.0
 
 
-# Compared by identity: jobs may hold arrays, whose comparison is not a truth value.
+# Compared by identity, because jobs may hold arrays, and comparing two arrays does not return a bool.
 @dataclass(slots=True, eq=False)
 class _QueuedJob(Generic[Job, Result]):
     # The caller's job, passed to `work`.
@@ -103,11 +103,10 @@ class Lane(Generic[Job, Result]):
     """Runs jobs of one model in `workers` threads, which start at once and end with `close`.
 
     `name`: the threads' name, also used in errors. `work`: takes a batch of jobs and returns a result for each, in a
-    worker thread. `max_queue`: the most jobs that may wait. When the queue is full, jobs are refused, first those of
-    owners that hold more than an equal share of it, including jobs already waiting.
-    `observe`: called in the worker's thread after each batch that succeeded, with its priority, the seconds its oldest
-    job waited and the seconds the batch took. Its exceptions are logged. `lost`: why the lane no longer runs jobs; None
-    while it is alive.
+    worker thread. `max_queue`: the maximum number of waiting jobs. If the queue is full, a job of an owner that holds
+    more than an equal share of it is refused, even a job that is already waiting. `observe`: called in the worker's
+    thread after each batch that succeeded, with its priority, the seconds its oldest job waited and the seconds the
+    batch took. Its exceptions are logged. `lost`: why the lane no longer runs jobs; None while it is alive.
     """
 
     def __init__(
@@ -153,8 +152,9 @@ class Lane(Generic[Job, Result]):
         `current_owner`. If the caller is cancelled, the job is dropped unless it is running.
 
         Raises Refused if the lane is closed. Also raises Refused if the queue is full and the owner holds its share of
-        it, or comes to hold more than that while the job waits. Raises ModelError if `work` fails, ModelLost if the
-        lane is lost before the result is available, CancelledError if the lane is closed while the job waits.
+        it, or if the queue fills up while the job waits and the owner then holds more than its share. Raises ModelError
+        if `work` fails, ModelLost if the lane is lost before the result is available, CancelledError if the lane is
+        closed while the job waits.
         """
         return await asyncio.wrap_future(self.submit(job, priority, key, deadline_s=deadline_s))
 
@@ -207,13 +207,13 @@ class Lane(Generic[Job, Result]):
             return sum(len(batch.jobs) for batch in self._batches)
 
     def oldest_age_s(self) -> float:
-        """Return the age of the job that has waited longest, in seconds; 0 if none waits. Takes the queue's lock."""
+        """Return the seconds that the longest-waiting job has waited; 0 if no job waits. Takes the queue's lock."""
         with self._changed:
             since_s = min((job.since_s for queue in self._queues for job in queue), default=None)
             return 0.0 if since_s is None else time.monotonic() - since_s
 
     def overdue_s(self) -> float:
-        """Return how far the most overdue job of the first priority is past its deadline, in seconds.
+        """Return by how many seconds the most overdue job of the first priority has missed its deadline.
 
         0 if none is overdue. Takes the queue's lock.
         """
@@ -344,7 +344,7 @@ class Lane(Generic[Job, Result]):
         return next((p for p, q in enumerate(self._queues) if q.num_waiting and (p != BULK or has_bulk_room)), None)
 
     def _take_jobs(self) -> tuple[int, list[_QueuedJob[Job, Result]]]:
-        """The next job of the first priority that has a runnable one, followed by jobs that share its key."""
+        """The next job of the first priority that has a runnable job, and the jobs that share its key."""
         priority = self._next_priority()
         assert priority is not None
         queue, batch = self._queues[priority], list[_QueuedJob[Job, Result]]()
@@ -366,7 +366,7 @@ class Lane(Generic[Job, Result]):
             if len(results) != len(jobs):
                 raise ModelError(f"{self.name}: {len(results)} results for {len(jobs)} jobs")
         except Exception as error:
-            # The boundary of a model: any exception of a library fails these jobs only.
+            # A model's library may raise any exception. It fails only these jobs.
             self.stats.failures += len(jobs)
             wrapped = error if isinstance(error, AntiphonError) else ModelError(f"{self.name}: {error}")
             wrapped.__cause__ = None if wrapped is error else error

@@ -1,8 +1,8 @@
 """The one thread of a model that may run its torch code.
 
 An engine steps its model in this thread. The model's other parts (encoders, vocoders, a talker's code predictor) run in
-the same thread, between two steps. One thread is enough, and better: OpenMP keeps a team of workers for every thread
-that ever ran a matrix product, and with more workers than cores every product is slower (`threads.py`).
+the same thread, between two steps. One thread is enough, and faster than several: OpenMP keeps a team of workers for
+every thread that ever ran a matrix product, and with more workers than cores every product is slower (`threads.py`).
 
 The thread is *lost* if it ends without being closed, or if a watchdog declares it lost (`fail`). All calls that wait
 for it then fail, and it accepts no more.
@@ -84,8 +84,8 @@ class ModelThread:
         """Run `function` in this thread between two steps, and return its result or raise its error.
 
         Waits for the step under way. `function` delays every session while it runs. If the caller is cancelled before
-        it began, it is skipped. Raises Refused after the thread is closed, ModelLost if the thread is lost before the
-        result is available.
+        `function` has begun, `function` is not run. Raises Refused after the thread is closed, ModelLost if the thread
+        is lost before the result is available.
         """
         future: Future[T] = Future()
 
@@ -147,10 +147,10 @@ class ModelThread:
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def fail(self, reason: str) -> None:
-        """Declare the thread lost: waiting calls get a ModelLost now, later calls when they are made. From any thread.
+        """Declare the thread lost: waiting calls get a ModelLost now, later calls when they are made.
 
-        `reason`: a clause for the error and the log. A hanging thread is left until the process ends; one that returns
-        ends. A no-op if the thread is already lost.
+        May be called from any thread. `reason`: a clause for the error and the log. If the thread hangs, it is left
+        until the process ends; if its call returns, it ends. A no-op if the thread is already lost.
         """
         with self._changed:
             if self.lost:

@@ -1,4 +1,4 @@
-"""Traces of the models' threads by PyTorch's profiler, one trace at a time in each process."""
+"""Records traces of the models' threads with PyTorch's profiler, one at a time in each process."""
 
 from __future__ import annotations
 

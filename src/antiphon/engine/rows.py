@@ -1,8 +1,8 @@
 """The rows of one session: given to the model or sampled from it, and the number of them that are in the KV.
 
 A *row* is one position of the model's input: a token, or an embedding that an adapter made of audio or of an image.
-`length` counts rows from the session's start, including those that a context cut dropped. Pure bookkeeping: this module
-knows neither where the KV lies nor when it is computed.
+`length` counts all rows since the session's start, including rows that a context cut dropped. Pure bookkeeping: this
+module knows neither where the KV lies nor when it is computed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class EmbeddingSpan:
 
     `start`, `count`: the rows they occupy, in local indices. `rows`: the embeddings, float [count, width]. They are
     opaque here except for slicing and length. `sink`: receives the tapped layer's output for them. `sink_offset`: the
-    number of rows of that call before the first of these; not 0 after a cut removed the head of the span.
+    index of the first of these rows among the rows of that call. Above 0 if a cut removed the head of the span.
     """
 
     start: int
@@ -50,15 +50,15 @@ class Rows:
     ids: list[Row] = field(default_factory=list)
     # The embeddings of the EMBEDDED rows, in order.
     spans: list[EmbeddingSpan] = field(default_factory=list)
-    # One tuple for each row, three axes of M-RoPE (time, height, width); None if row i is at position i. Positions that
-    # a caller gives count from the first free one.
+    # The position of each row on the three axes of M-RoPE (time, height, width); None if each row i is at position i. A
+    # caller's positions count from the first free position.
     positions: list[Position] | None = None
     # The number of rows from the head whose KV is computed; the others are pending.
     computed: int = 0
     # The number of rows that left the context.
     dropped: int = 0
-    # The number of rows at the head whose KV is what a fresh session with these rows would have. The rows after them
-    # were computed when rows that are now evicted were still visible. None: the KV of all rows is exact.
+    # The number of rows at the head whose KV equals the KV of a fresh session with these rows. The later rows were
+    # computed while rows that are now evicted were still visible. None: the KV of all rows is exact.
     exact_rows: int | None = None
     # The number of rows at the head that a cut keeps (the system prompt).
     pinned: int = 0
@@ -72,17 +72,17 @@ class Rows:
     owner: Hashable | None = None
     # The generation under way, if any.
     generation: Generation | None = None
-    # The time when a step last worked on these rows, on the engine's clock.
+    # When a step last worked on these rows, in seconds of the engine's clock.
     last_used_s: float = 0.0
 
     @property
     def length(self) -> int:
-        """Rows since the session's start, including those that left the context. Only `rollback` makes it smaller."""
+        """The number of rows given since the start, including rows that left the context. Only `rollback` lowers it."""
         return len(self.ids) + self.dropped
 
     @property
     def pending(self) -> int:
-        """Rows in the context whose KV is not computed yet, whether or not anything asks for them now."""
+        """The number of rows in the context whose KV is not computed yet, including rows that are not due."""
         return len(self.ids) - self.computed
 
     @property
@@ -94,7 +94,7 @@ class Rows:
     def due(self) -> int:
         """The number of rows whose KV is to be computed now.
 
-        The newest row is left for the next generation, which needs its logits, unless `compute_newest` is set.
+        Leaves out the newest row, unless `compute_newest` is set, because the next generation needs its logits.
         """
         return self.pending if self.compute_newest or self._generates else max(0, self.pending - 1)
 
@@ -103,7 +103,7 @@ class Rows:
         return self.generation is not None and not self.generation.waits_for_row
 
     def copy(self, now_s: float) -> Rows:
-        """Return the same rows, none of them in the KV. Their `last_used_s` is `now_s`."""
+        """Return a copy of the rows, of which none is in the KV. Its `last_used_s` is `now_s`."""
         return Rows(
             ids=list(self.ids),
             spans=list(self.spans),
@@ -212,7 +212,7 @@ class Rows:
     def common_prefix(self, other: Rows, limit: int) -> int:
         """Return the number of rows at the head that are the same tokens at the same positions as in `other`.
 
-        Compares only the first `limit` rows of `other`, and only those whose KV is exact. Embeddings never compare
+        Compares only the first `limit` rows of `other`, and only rows whose KV is exact. Embeddings never compare
         equal, nor do rows of different owners.
         """
         if self.owner is None or self.owner != other.owner:
@@ -230,7 +230,7 @@ class Rows:
         return (row,) * 3 if self.positions is None else self.positions[row]
 
     def _spans_between(self, start: int, stop: int) -> list[tuple[EmbeddingSpan, int, int]]:
-        """The spans that overlap rows start .. stop, each with its overlap, in order. Fast for the newest rows."""
+        """The spans that overlap rows start .. stop, in order, each with its overlap. Fast for the newest rows."""
         found: list[tuple[EmbeddingSpan, int, int]] = []
         for span in reversed(self.spans):
             if span.start + span.count <= start:
@@ -293,7 +293,7 @@ class Rows:
 
 
 def _without(span: EmbeddingSpan, low: int, high: int) -> list[EmbeddingSpan]:
-    """The rest of the span after rows low .. high are removed and the later rows have moved down."""
+    """The rest of a span after rows low .. high are removed and later rows have moved down by as many."""
     end, removed = span.start + span.count, high - low
     out: list[EmbeddingSpan] = []
     if span.start < low:

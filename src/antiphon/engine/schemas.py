@@ -22,8 +22,8 @@ _LENIENT = {"x-guidance": {"lenient": True}}
 # Keywords whose value maps arbitrary names to schemas, and keywords whose value is not a schema.
 _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
-# The most patterns in one schema, characters in one pattern, and patterns that one text has to match at the same time.
-# The library's work doubles with each of the latter.
+# The maximum number of patterns in one schema, of characters in one pattern, and of patterns that one text has to match
+# at the same time. Each additional pattern of the last kind doubles the library's work.
 MAX_PATTERNS, MAX_PATTERN_CHARS, MAX_INTERSECTED = 512, 4096, 6
 # Features of a pattern that no grammar supports: lookaround, word boundaries and backreferences.
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]|\\k<")
@@ -52,7 +52,7 @@ def check_schemas(schemas: Sequence[Schema], *, together: bool = False) -> None:
 
 
 def _fault_of_patterns(schema: Schema) -> str:
-    """Why the patterns of a schema are too many or too long to be tried; "" if they are not."""
+    """Why a schema's patterns exceed the limits; "" if they do not."""
     patterns = [p for inner in _schemas_in(schema) if isinstance(p := inner.get("pattern"), str)]
     if len(patterns) > MAX_PATTERNS:
         return f"it has {len(patterns)} patterns; at most {MAX_PATTERNS} are accepted"
@@ -64,7 +64,7 @@ def _fault_of_patterns(schema: Schema) -> str:
 
 
 def _num_intersected(schema: Schema) -> int:
-    """The number of patterns that one text has to match, not counting those in referenced schemas."""
+    """The number of patterns that one text has to match, without the patterns in referenced schemas."""
     both, either = schema.get("allOf"), [schema.get("anyOf"), schema.get("oneOf")]
     count = int(isinstance(schema.get("pattern"), str))
     count += sum(_num_intersected(one) for one in both if isinstance(one, Mapping)) if isinstance(both, list) else 0
@@ -87,7 +87,7 @@ def _schemas_in(value: Json) -> Iterator[Schema]:
 def _compilable(schema: Schema) -> Schema:
     """The schema in a form that the grammar library accepts.
 
-    Drops patterns with lookaround, and keywords whose value is null, which their writer hardly means. Quotes references
+    Drops patterns with lookaround, and keywords whose value is null, which are probably mistakes. Quotes references
     as URI fragments.
     """
     compilable = dict[str, Json]()

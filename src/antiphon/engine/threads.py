@@ -1,4 +1,4 @@
-"""Loading the weights of a model in a thread of its own, and the number of cores that torch uses.
+"""Loads a model's weights in a thread of their own, and sets the number of cores that torch uses.
 
 Every model that computes with torch loads through this module, whatever its architecture or checkpoint format.
 """
@@ -32,8 +32,8 @@ def load_in_own_thread(build: Callable[[], Loaded], *, device: str = "cpu", thre
 
     The thread has to end because OpenMP keeps a team of workers for every thread that ever ran a matrix product. If the
     workers outnumber the cores, no team stays awake between products. Measured with the 0.5B default model on two
-    cores: with a second team, that of the caller, a step takes 78 ms for one session instead of 65, and twice as long
-    for eight.
+    cores: if the caller has a second team, a step takes 78 ms instead of 65 for one session, and twice the time for
+    eight.
     """
 
     def load() -> Loaded:

@@ -39,7 +39,7 @@ from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
 from antiphon.roles import ModelRole, shown_role
 
-# The most units for warming a native model.
+# The maximum number of units for warming a native model.
 MAX_WARM_UNITS = 4
 
 
@@ -56,7 +56,7 @@ class ModelWorker(Protocol):
         ...
 
     def fail(self, reason: str) -> None:
-        """Declare the worker lost: waiting calls fail with ModelLost now, later calls at once."""
+        """Declare the worker lost: waiting calls fail with ModelLost now, later calls when they are made."""
         ...
 
 
@@ -84,7 +84,7 @@ class LoadedModels:
     names: tuple[str, ...]
     # The models' lanes, for metrics.
     lanes: tuple[Lane[Any, Any], ...]
-    # Whether a conversation model that accepts media computes frames as they arrive, rather than when a question is
+    # Whether a conversation model that accepts media computes frames when they arrive, instead of when a question is
     # asked.
     eager_frames: bool = True
     # The text that is spoken if a language model fails in an answer; "": none.
@@ -96,8 +96,8 @@ class LoadedModels:
     def workers(self) -> dict[str, ModelWorker]:
         """The workers that run the models.
 
-        Lanes have their own names, and the threads of local engines the role of their model. The second engine of a
-        model is named ROLE-2.
+        Lanes have their own names, and the threads of local engines are named by the role of their model. The second
+        engine of a model is named ROLE-2.
         """
         workers: dict[str, ModelWorker] = {lane.name: lane for lane in self.lanes}
         conversation_model = getattr(self.conversation_model, "native", None) or self.conversation_model
@@ -126,21 +126,21 @@ class LoadedModels:
 
     @property
     def required_transcriber(self) -> Transcriber:
-        """The transcriber, for callers that cannot do without. Raises LookupError if none was requested."""
+        """The transcriber, for callers that require one. Raises LookupError if none was requested."""
         if self.transcriber is None:
             raise LookupError("no transcriber is loaded")
         return self.transcriber
 
     @property
     def required_vad(self) -> VoiceActivityDetector:
-        """The voice activity detector, for callers that cannot do without. Raises LookupError if none was requested."""
+        """The voice activity detector, for callers that require one. Raises LookupError if none was requested."""
         if self.vad is None:
             raise LookupError("no speech detector is loaded")
         return self.vad
 
     @property
     def required_synthesizer(self) -> Synthesizer:
-        """The synthesizer, for callers that cannot do without. Raises LookupError if none was requested."""
+        """The synthesizer, for callers that require one. Raises LookupError if none was requested."""
         if self.synthesizer is None:
             raise LookupError("no synthesizer is loaded")
         return self.synthesizer
@@ -161,10 +161,10 @@ class LoadedModels:
 
     @property
     def for_video(self) -> VideoModel | None:
-        """The model that answers questions about frames. None if there is none.
+        """The model that answers questions about frames; None if no loaded model can.
 
         It is the video model, a conversation or language model that accepts media, or an observer that passes the text
-        on the frames to the language model. All except the video model are created on each access.
+        on the frames to the language model. A new one is created on each access, except for the video model.
         """
         if self.video_model:
             return self.video_model
@@ -251,7 +251,7 @@ async def _warm_conversation_model(conversation_model: ConversationModel) -> Non
 
 
 async def _warm_native(native: NativeModel) -> None:
-    """Warm with one unit that listens, one that speaks, and the few until the end of its speech."""
+    """Warm the model with a unit in which it listens, a unit in which it speaks, and the few until its speech ends."""
     stream = await native.open(NativeOptions(listen_only_units=1))
     silence = Unit(np.zeros(int(native.profile.unit_s * SAMPLE_RATE_HZ), np.float32))
     try:

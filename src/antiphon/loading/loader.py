@@ -45,10 +45,10 @@ from antiphon.store import Model, Store
 
 log = logging.getLogger(__name__)
 
-# Called after each step of a model with the lane's name, the priority, the seconds it waited and the seconds it took.
+# Called after each step with the lane's name, the priority, and the seconds that it waited and took.
 ObserveLaneStep = Callable[[str, int, float, float], None]
-# The most rows in a step: pending rows next to generating sessions, pending rows alone, and sessions that sample a
-# token. A GPU takes a thousand rows in the time of one (docs/gpu.md); its limit is the host's launches.
+# The limits of a step: pending rows if a session generates, pending rows if none does, and sessions that sample a
+# token. A GPU computes a thousand rows in the time of one (docs/gpu.md); it is limited by the host's kernel launches.
 CPU_STEPS = {"prefill_rows": 64, "prefill_only_rows": 256, "decode_rows": 64}
 GPU_STEPS = {"prefill_rows": 512, "prefill_only_rows": 4096, "decode_rows": 256}
 # The capabilities of each engine, by its name.
@@ -101,12 +101,12 @@ def num_workers(settings: ModelSettings) -> int:
 def prepare(settings: Settings, store: Store, model: Model | LocalModel) -> Path:
     """The folder that a model is loaded from, complete and verified.
 
-    If the adapter has to convert the files first, such as the weights, the first call does so, which may take minutes.
-    The result is kept in the store's home. Raises StoreError if files are missing or damaged.
+    If the adapter has to convert files first, such as the weights, the first call converts them, which may take
+    minutes. The result is kept in the store's home. Raises StoreError if files are missing or damaged.
     """
     spec = spec_of(model)
     source = model.path if isinstance(model, LocalModel) else store.require(model)
-    # Models that a server computes have no weights here.
+    # A model that runs on a server has no weights here.
     if not spec.prepare or (model.role == "language" and engine_servers(settings)):
         return source
     name = model.id
@@ -127,8 +127,8 @@ def load(
 ) -> LoadedModels:
     """Load the models of these roles. Blocks for seconds to minutes, so callers on an event loop run it in a thread.
 
-    `observe` is called in the models' own threads after each step. `engine`: the one of ENGINES for models that need an
-    engine, except a language model on servers (`--engine`). The caller closes the result.
+    `observe` is called in the models' own threads after each step. `engine`: the name in ENGINES of the engine for all
+    models that need one, except a language model on servers (`--engine`). The caller closes the result.
 
     Raises SettingsError for an unknown model name, StoreError for a missing file, ModelError for a model that does not
     load. Also raises ModelError, before any model is loaded, for a model that the engine cannot run.
@@ -266,7 +266,7 @@ def _with_fallback(
         # With `auto` it is used only if it is installed. Any other value requires it.
         if how != "auto":
             raise
-        # Without a fallback, it refuses languages that the synthesizer does not speak.
+        # Without a fallback voice, VoiceByLanguage refuses languages that the synthesizer does not speak.
         return VoiceByLanguage(main, None), None
     more = ", ".join(code for code in fallback.profile.languages if code not in main.profile.languages)
     log.debug("%s is the fallback voice, for %s", fallback.profile.id, more)
@@ -292,7 +292,7 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         kv_bytes=engine.kv_mb << 20,
         host_bytes=engine.kv_host_mb << 20,
         disk_bytes=engine.kv_disk_mb << 20,
-        # Half a minute of audio, or a text to speak, has a limited length of its own.
+        # The inputs of these models (half a minute of audio, a text to speak) have length limits of their own.
         context_rows=0 if role in ("transcriber", "synthesizer") else engine.context_tokens,
         reserve_rows=engine.reserve_tokens,
         prefill_rows=engine.prefill_tokens or steps["prefill_rows"],

@@ -23,8 +23,8 @@ PLACEABLE_ROLES = ("transcriber", "language", "synthesizer", "conversation_model
 class Placement:
     """Where models run: `--device` and `--weights`, with the exceptions in `--placement`.
 
-    `device`, `weights`: for the roles that are not placed. `placed`: for the others, the device and the type of
-    weights; "" means the same as for the rest.
+    `device`, `weights`: the default for all roles. `placed`: the roles with exceptions, each with its device and type
+    of weights; "" means the default.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Placement:
     def of(self, role: str, like: str = "") -> tuple[str, str]:
         """Return a role's device ("cpu", "cuda:1") and type of weights ("auto", "int8").
 
-        `like`: the role whose device and weights apply unless the role is placed itself; "": those of the rest.
+        `like`: the role whose device and weights apply if this role has no exception itself; "": the default applies.
         """
         device, weights = self.of(like) if like else (self.device, self.weights)
         own_device, own_weights = self.placed.get(role, ("", ""))

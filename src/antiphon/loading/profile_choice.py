@@ -26,7 +26,7 @@ SPEED_FILE = "machine-speed.json"
 
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
-    """A profile, and the reason for it, in words that follow its name.
+    """A profile, and the reason for the choice, in words that follow the profile's name in a sentence.
 
     `without`: roles whose models are left out, because the packages they need are not installed.
     """
@@ -50,7 +50,7 @@ def choose_profile(settings: Settings, measure: Callable[[], float] | None = Non
 
     The machine is measured once, for about a second, and the result is kept in the models' folder. In offline mode,
     only profiles whose files are available are considered. `measure`: replaces the measurement, for tests; returns the
-    seconds for a row's product with a billion weights.
+    seconds to multiply a row by a billion weights.
     """
     if settings.models.profile != AUTO:
         return ProfileChoice(settings.models.profile, "set by --profile")
@@ -73,7 +73,7 @@ def choose_profile(settings: Settings, measure: Callable[[], float] | None = Non
 
 
 def free_gb() -> float:
-    """Memory that this process holds or may still take, in GB; infinity if the system does not report it."""
+    """The memory that this process holds or can still allocate, in GB; infinity if the system does not report it."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -92,7 +92,7 @@ def _container_gb(folder: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def _beyond_what_is_installed(settings: Settings) -> tuple[ModelRole, ...]:
-    """The roles without a model in the settings, whose models in the profiles need packages that are missing."""
+    """The roles for which the settings name no model, and the profiles name models whose packages are missing."""
     named: dict[ModelRole, str] = {
         "language": settings.engine.language_model or settings.engine.conversation_model,
         "synthesizer": settings.speech.synthesizer,
@@ -102,7 +102,7 @@ def _beyond_what_is_installed(settings: Settings) -> tuple[ModelRole, ...]:
 
 
 def _available(settings: Settings) -> set[str]:
-    """The profiles that can be loaded: all, or, in offline mode, those whose files are available."""
+    """The profiles that can be loaded: in offline mode only profiles whose files are available, otherwise all."""
     if not settings.models.offline:
         return set(SIZES)
     store = store_of(settings.models)
@@ -110,7 +110,7 @@ def _available(settings: Settings) -> set[str]:
 
 
 def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None) -> float:
-    """The seconds for a row's billion products, measured now or earlier on this machine."""
+    """The seconds that this machine takes to multiply a row by a billion weights, measured now or earlier."""
     from antiphon.engine.local.packed import machine_key
     from antiphon.engine.local.weights import seconds_a_billion
 

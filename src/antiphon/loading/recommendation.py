@@ -9,11 +9,12 @@ from dataclasses import dataclass
 # (docs/measured.md). `hub` is missing because it was not tried.
 SIZES = {"light": 0.135, "default": 0.494, "large": 1.544}
 MEMORY_GB = {"light": 1.2, "default": 2.0, "large": 3.2}
-# Tokens of a first clause, which is spoken while the rest is written.
+# The number of tokens of a first clause, which is spoken while the rest is written.
 CLAUSE_TOKENS = 8
 # An answer whose speech begins later than this after the turn arrived is perceived as a pause.
 OBJECTIVE_S = 0.8
-# The `default` profile's limit before `light` is chosen, which hears English only and is often wrong.
+# The same limit for `default`. It is longer, because `light`, the next smaller profile, hears English only and is often
+# wrong.
 LIGHT_FROM_S = 1.6
 # Speech has no gaps if its text arrives at least at this rate, in tokens a second.
 SPEECH_TOKENS_A_S = 6.0
@@ -40,7 +41,7 @@ class Speed:
 
 
 def estimated(seconds_a_billion: float, profile: str) -> Speed:
-    """The speed of a profile's language model. `seconds_a_billion`: the machine's time for a row's billion products."""
+    """The speed of a profile's language model. `seconds_a_billion`: the time to multiply a row by a billion weights."""
     step_s = seconds_a_billion * SIZES[profile] * STEP_SHARE
     return Speed(step_s * QUESTION_STEPS, 1 / step_s)
 

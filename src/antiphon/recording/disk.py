@@ -16,7 +16,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-# Bytes of one recording that may wait for a slow disk. Further entries are dropped.
+# The maximum number of bytes of one recording that wait for a slow disk. Entries beyond it are dropped.
 MAX_WAITING_BYTES = 16 << 20
 _FOLDER_NAME = re.compile(r"\d{8}-\d{6}-.+")
 
@@ -24,7 +24,7 @@ _FOLDER_NAME = re.compile(r"\d{8}-\d{6}-.+")
 class DiskWriter:
     """Runs writes in order in its own thread, so that a slow disk blocks no other work.
 
-    `name` is the recording's, for the log. The process waits for the thread before it exits.
+    `name`: the name of the recording, for the log. The process waits for the thread before it exits.
     """
 
     def __init__(self, name: str, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
@@ -35,7 +35,7 @@ class DiskWriter:
         self._lock = threading.Lock()
         self._waiting_bytes = 0
         self._failed = False
-        # Writes that were dropped because the queue was full.
+        # The number of writes that were dropped because the queue was full.
         self.num_dropped = 0
         self._last: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name=f"record {name}")
@@ -87,7 +87,7 @@ class DiskWriter:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The limits of all recordings together: their bytes, and the age of each since its last event; 0: no limit."""
+    """The limits of a folder's recordings: the bytes of all, and the age of each since its last event; 0: no limit."""
 
     max_bytes: int = 0
     max_hours: float = 0.0

@@ -1,6 +1,6 @@
 """Records one session's events and audio in both directions, with their times, into one folder.
 
-`session.json` holds the connection's request and the loaded models. `events.jsonl` has one line for each message or
+`session.json` contains the connection's request and the loaded models. `events.jsonl` has one line for each message or
 piece of audio, in order:
 
     {"t": 1.204, "in": {...}}           an event of the client, without audio
@@ -9,8 +9,8 @@ piece of audio, in order:
                                         in out.wav
 
 `t` is seconds since the session began. Keys are never written, and tokens only as hashes. Sound that a client streams
-is only in the WAV files, whatever field carried it. The WAV files contain the audio end to end, without the pauses
-between. If texts are redacted (redaction.py), they contain silence.
+is written only to the WAV files, whichever field carried it. The WAV files contain the pieces of audio end to end,
+without the pauses between them. If texts are redacted (redaction.py), they contain silence.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from antiphon.recording.disk import KEEP_ALL, MAX_WAITING_BYTES, DiskWriter, Kee
 from antiphon.recording.redaction import SECRETS, Redactor
 from antiphon.recording.tape import SessionFacts
 
-# Long base64. Images are kept, because a replay has to show them to the model again.
+# Long base64, which is left out unless it is an image. A replay has to show images to the model again.
 _BASE64 = re.compile(r"(?:data:audio/[^,]*,)?[A-Za-z0-9+/_-]{256,}={0,2}")
 _IMAGES = ("/9j/", "iVBORw0KGgo", "R0lGOD")
-# Messages whose sound belongs to an item or a voice. All other sound is in the WAV files.
+# Messages that keep their sound, because it belongs to an item or a voice. All other sound is in the WAV files.
 _HOLDS_SOUND = frozenset({"conversation.item.create", "response.create", "session.update", "session.init"})
 
 KEEPS_ALL = Redactor("off")
 
 
 class Recorder:
-    """Writes one session. What is written so far can be read at any time, even if the process is killed.
+    """Writes one session. The part that is already written can be read at any time, even if the process is killed.
 
     A thread writes, so that no method waits for the disk. If the disk is too slow, entries that do not fit into memory
     are dropped, which is logged. If writing fails, for example because the disk is full, the recording ends with an
@@ -67,7 +67,7 @@ class Recorder:
         - `keep`: the limits of the recordings in `folder`. Older ones are deleted at the beginning and the end of this
           one.
         - `redactor`: redacts texts. Unless it keeps everything, audio is written as silence.
-        - `max_waiting_bytes`: the bytes that may wait for the disk.
+        - `max_waiting_bytes`: the maximum number of bytes that wait for the disk.
 
         Raises StoreError if the folder cannot be written.
         """
@@ -85,23 +85,23 @@ class Recorder:
         except OSError as error:
             raise StoreError(f"cannot record in {folder}: {error}") from error
         self._out: _Wav | None = None
-        # Whether the client has sent audio in an event.
+        # Whether an event of the client with audio was recorded.
         self._has_append = False
-        # Samples written to in.wav and out.wav.
+        # The numbers of samples written to in.wav and out.wav.
         self._num_in = self._num_out = 0
         self._writer = DiskWriter(self.folder.name, max_waiting_bytes)
         self._writer.put(0, lambda: prune(folder, keep))
 
     @property
     def num_dropped(self) -> int:
-        """Entries that were dropped because the disk was too slow."""
+        """The number of entries that were dropped because the disk was too slow."""
         return self._writer.num_dropped
 
     def event_in(self, data: str | bytes) -> None:
         """Record a message of the client, with credentials hashed.
 
-        A message that carries audio is skipped, because `audio_in` records the audio. Of a message that is not JSON,
-        the first 1,000 characters are kept.
+        A message that carries audio is skipped, because `audio_in` records the audio. If a message is not JSON, its
+        first 1,000 characters are kept.
         """
         at_s = self._now_s()
         self._writer.put(len(data), lambda: self._line(at_s, "in", self._received(data)))
@@ -109,7 +109,7 @@ class Recorder:
     def audio_in(self, pcm: Pcm) -> Pcm:
         """Record audio of the client: float32 [num_samples], 16 kHz.
 
-        Returns the audio as written, rounded to 16 bits. The session should hear this audio, because a replay hears the
+        Returns the audio as written, rounded to 16 bits. The session should use this audio, because a replay gets the
         same.
         """
         data = to_pcm16(pcm)
@@ -160,7 +160,8 @@ class Recorder:
             event = json.loads(data)
             kind = event.get("type") if isinstance(event, dict) else None
             if kind == "input_audio_buffer.append":
-                # The first one is kept without its audio, because a replay may need it to detect the session's dialect.
+                # The first append is kept without its audio, because a replay may need it to detect the session's
+                # dialect.
                 event, self._has_append = ({"type": kind, "audio": ""} if not self._has_append else None), True
                 return event
             keeps_sound = self._redactor.redaction == "off" and isinstance(kind, str) and kind in _HOLDS_SOUND

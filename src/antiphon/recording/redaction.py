@@ -1,9 +1,9 @@
-"""Removes what people said from recordings: numbers and e-mail addresses, or all of it.
+"""Removes from recordings the numbers and e-mail addresses that people said, or all their words.
 
-If texts are redacted, the recorder writes silence for the audio. The recording still shows who spoke when, and how long
-everything took. Anything that is not a known word of the protocol counts as speech: an unknown event is redacted rather
-than kept. The same applies to values that a client chose. An id is kept if the server generated it, and is otherwise
-replaced by a hash, so that equal ids can still be recognized.
+If texts are redacted, the recorder writes silence for the audio. The recording still shows when each side spoke, and
+how long everything took. Any text that is not a known word of the protocol counts as speech, so an unknown event is
+redacted rather than kept. The same applies to values that a client chose. An id is kept if the server generated it, and
+is otherwise replaced by a hash, so that equal ids can still be recognized.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# What is removed: nothing; numbers and e-mail addresses; every text.
+# The amount of redaction: "off" removes nothing, "mask" numbers and e-mail addresses, "drop" every text.
 Redaction = Literal["off", "mask", "drop"]
 # Fields with credentials. Recordings contain only their hashes, redacted or not.
 SECRETS = frozenset({"resume_token", "token", "api_key", "client_secret", "authorization", "credential"})
@@ -28,7 +28,7 @@ _PROTOCOL = frozenset(
         *("eagerness", "truncation", "dialect", "kind", "finish_reason", "intent", "path", "mode"),
     }
 )
-# Fields whose strings are names that the server knows or a client made up.
+# Fields whose strings are names, either known to the server or invented by a client.
 _NAMES = frozenset({"model", "voice"})
 _WORD_OF_A_PROTOCOL = re.compile(r"[A-Za-z0-9_./:-]{0,80}")
 # Words of the protocols that contain digits.
@@ -38,24 +38,24 @@ _OWN_ID = re.compile(r"[a-z]{1,16}[_-][0-9a-f]{20}|root|")
 _HASH = re.compile(r"sha256:[0-9a-f]{16}|")
 # An index in the path of a field.
 _INDEX = re.compile(r"\[\d{1,4}\]")
-# Below these fields, a client chooses all names, even in the server's messages.
+# Within the values of these fields, a client chooses all names, even in the server's messages.
 _FREE = frozenset({"parameters", "schema", "json_schema", "properties", "extra_params", "prompt", "tracing"})
-# Text that arrives in pieces. The seam of two pieces may split a number, so that neither part looks like one.
+# Text that arrives in pieces. Two pieces may split a number so that neither part looks like a number.
 _PIECES = frozenset({"delta", "partial", "unreadable"})
-# Lists of a text's parts, none of which may be shown, and objects whose names and values are the client's own.
+# Lists of parts of a text, which would reveal the text, and objects whose names and values the client chose.
 _LEFT_OUT = frozenset({"words", "logprobs", "bytes", "tokens", "metadata", "extra_body"})
 # Sound and images in base64 contain no white space. Text longer than MAX_TEXT_CHARS is removed.
 _BASE64 = re.compile(r"data:.*|[A-Za-z0-9+/_=-]{64,}", re.DOTALL)
 MAX_TEXT_CHARS = 100_000
 _DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine|double|triple)"
-# The repetitions are bounded, so that the time is proportional to the length of the text.
+# The repetitions are bounded, so that matching takes time in proportion to the length of the text.
 _EMAIL = re.compile(
     r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}"
     r"|\b\w[\w+-]{0,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){0,8}"
     r"\s{1,4}at\s{1,4}[\w-]{1,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){1,8}\b",
     re.IGNORECASE,
 )
-# Digits with the separators inside a number, and three or more digits that are spelled out.
+# Digits with separators inside a number, or three or more digits that are spelled out.
 _NUMBER = re.compile(
     rf"[+(]{{0,3}}\d(?:[\s().,:/-]{{0,8}}\d)*|\b{_DIGIT}(?:[\s,.-]{{1,4}}{_DIGIT}){{2,}}\b", re.IGNORECASE
 )

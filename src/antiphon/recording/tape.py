@@ -16,7 +16,7 @@ from antiphon.audio import Pcm
 from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.errors import StoreError
 
-# The version of the recording's format. Other versions are refused.
+# The version of the format of recordings. Other versions are refused.
 VERSION = 1
 # Bytes at the end of a file that contain the last lines of nearly every recording.
 LAST_LINES_BYTES = 1 << 16
@@ -31,17 +31,17 @@ class SessionFacts(msgspec.Struct, kw_only=True):
     id: str = ""
     # When the session began, in Unix seconds.
     began: int = 0
-    # What the connection asked for, as written by the server that recorded it.
+    # The connection's request, in the form in which the recording server wrote it.
     opening: msgspec.Raw = msgspec.Raw(b"{}")
     # The ids of the loaded models.
     models: tuple[str, ...] = ()
-    # How the texts were redacted (redaction.py). Unless it is "off", the audio is silence.
+    # How the texts were redacted (redaction.py). If the value is not "off", the audio is silence.
     redaction: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessage:
-    """A message of the client as JSON text, at `at_s` seconds of the session."""
+    """A message of the client as JSON text, received `at_s` seconds after the session began."""
 
     at_s: float
     text: str
@@ -58,7 +58,7 @@ class RecordedAudio:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """A message of the server as JSON text, or audio of a response, whose `type` is "sound"."""
+    """A message of the server as JSON text, or audio of a response. The `type` of audio is "sound"."""
 
     at_s: float
     text: str
@@ -82,7 +82,7 @@ class Mark:
 
 @dataclass(slots=True)
 class RecordedTurn:
-    """One turn of the user and its response. Times are in seconds of the session; None if it did not happen."""
+    """One turn of the user and its response. Times are seconds since the session began; None if it did not happen."""
 
     # The item of the turn.
     item_id: str
@@ -124,7 +124,7 @@ class Tape:
     output_pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
     # The sample rate of `output_pcm`.
     output_hz: int = 24_000
-    # The number of recordings that it was joined from.
+    # The number of recordings from which it was joined.
     num_parts: int = 1
 
     @classmethod
@@ -171,9 +171,9 @@ class Tape:
 
 
 def joined(parts: list[Tape]) -> Tape:
-    """Join the recordings of one session. Facts and times are relative to the first one.
+    """Join the recordings of one session. The facts are those of the first one, and times count from its beginning.
 
-    A recording knows only the second in which it began, so the seam is exact to a second. No recording begins before
+    A recording's start time is in whole seconds, so the joint is accurate to a second. No recording begins before
     the end of the previous one.
     """
     first = parts[0]
@@ -208,8 +208,8 @@ class RecordedSession:
 def sessions_in(folder: Path) -> list[RecordedSession]:
     """Return the sessions that are recorded in `folder`, each in its own folder, ordered by the time when they began.
 
-    Empty if `folder` is not a folder, or a session's own folder. Reads the end of each recording; unreadable ones are
-    skipped.
+    Returns an empty list if `folder` is not a folder, or is itself a session's folder. Reads only the end of each
+    recording, and skips unreadable recordings.
     """
     found = []
     for path in sorted(folder.glob("*/session.json")):
@@ -337,7 +337,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 class _Error(msgspec.Struct, tag="error"):
-    """An error. In the vLLM dialect it is text."""
+    """An error, which is text in the vLLM dialect."""
 
     error: _ErrorBody | str | None = None
 
@@ -371,7 +371,7 @@ def _event_of(entry: RecordedEvent) -> _ServerEvent | None:
 
 
 def marks(outputs: list[RecordedEvent]) -> list[Mark]:
-    """Return the cuts of responses, with their positions, and the errors with their messages, in order."""
+    """Return the cuts of responses with their positions, and the errors with their messages, in order of time."""
     found = []
     for entry in outputs:
         match _event_of(entry):
@@ -389,7 +389,7 @@ def marks(outputs: list[RecordedEvent]) -> list[Mark]:
 def turns(outputs: list[RecordedEvent]) -> list[RecordedTurn]:
     """Return the turns of a session from its server's events, in order.
 
-    A response belongs to the last earlier turn without a response. If there is none, it is a separate turn.
+    A response belongs to the last earlier turn without a response. If there is no such turn, it is a turn by itself.
     """
     reader = _TurnReader()
     for entry in outputs:

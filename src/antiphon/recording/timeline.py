@@ -27,7 +27,7 @@ TOOLS, EVENTS = 4, 5
 # The number of lines for the labels of events.
 EVENT_LINES = 3
 CHART_PX = EVENTS * LANE_PX + EVENT_LINES * TEXT_PX + 10
-# Longer sound, in seconds, is left out of the page: it would take tens of megabytes.
+# Sound longer than this, in seconds, is left out of the page, because it would take tens of megabytes.
 MAX_SOUND_S = 600
 STYLE = f"""
 :root {{
@@ -59,7 +59,7 @@ th, td {{ white-space: nowrap; }}
 th.text, td.text {{ text-align: left; min-width: 9rem; max-width: 26rem; }}
 th.text, td.text {{ white-space: normal; overflow-wrap: anywhere; }}
 """
-# Headings of the table, and the fields of RecordedTurn below them.
+# The headings of the table, each with the field of RecordedTurn in its column.
 COLUMNS = (
     ("Transcript", "transcribed"),
     ("First words", "first_text"),
@@ -86,7 +86,7 @@ class RecordedCall:
     response_id: str
     # The function's name.
     name: str
-    # JSON text.
+    # The call's arguments, as JSON text.
     arguments: str
     # When the output arrived; None without output.
     output_s: float | None = None
@@ -95,7 +95,7 @@ class RecordedCall:
 
     @property
     def text(self) -> str:
-        """The call, its output and the time between them, in one line."""
+        """The call, its output and the time between the two, in one line."""
         if self.output_s is None:
             return f"{self.name}({self.arguments}): no output came"
         return f"{self.name}({self.arguments}) = {self.output} ({_ms(self.output_s - self.at_s)} ms)"
@@ -183,7 +183,8 @@ def tool_calls(tape: Tape) -> list[RecordedCall]:
             continue
         kind = str(fields.get("type", ""))
         if kind == "function_call_output":
-            # The client's message, or the server's that repeats it: only the first one counts.
+            # The output arrives in the client's message, and the server's message repeats it. Only the first one
+            # counts.
             call = found.get(call_id)
             if call and call.output_s is None:
                 call.output_s, call.output = at_s, str(fields.get("output", ""))
@@ -208,7 +209,7 @@ def _connection(tape: Tape) -> list[Mark]:
 
 
 def _asked_by(turn: RecordedTurn, calls: list[RecordedCall]) -> RecordedCall | None:
-    """Return the call whose output triggered a response without a user's turn: the last one before it."""
+    """Return the call whose output triggered a response without a user's turn: the last call before the response."""
     if turn.ended is not None or turn.asked is None:
         return None
     before = [call for call in calls if call.output_s is not None and call.output_s <= turn.asked]
@@ -233,7 +234,7 @@ def _boxes(turn: RecordedTurn, end_s: float) -> Iterator[Box]:
 def _chart(session: DrawnSession, row_s: int, width_px: int) -> str:
     """Return the lanes, in rows of `row_s` seconds, each as wide as the window and at least `width_px` wide.
 
-    Times are in percent of the width, so that a row fits every window and the text keeps its size.
+    Horizontal positions are in percent of the width, so a row fits every window and the text keeps its size.
     """
     whole_s = session.tape.duration_s
     span_s = float(min(row_s, max(5, int(whole_s) + 1)))
@@ -272,7 +273,7 @@ def _row(session: DrawnSession, start_s: float, span_s: float, width_px: int) ->
 
 
 def _label(text: str, place: float, y: float, width_px: int, title: str = "") -> str:
-    """Return text next to a place of the row, from 0 to 1: on the side with more room, cut to that room."""
+    """Return text next to a place in the row (from 0 to 1), on the side with more room, truncated to fit."""
     before = place > 0.5
     room = int(width_px * (place if before else 1 - place) / LETTER_PX) - 1
     shown = text if len(text) <= room else text[: max(1, room - 1)] + "…"
@@ -283,7 +284,7 @@ def _label(text: str, place: float, y: float, width_px: int, title: str = "") ->
 
 
 def _marks(shown: list[Mark], start_s: float, span_s: float, width_px: int) -> Iterator[str]:
-    """Yield the events of a row: lines across it, with staggered labels."""
+    """Yield the events of a row as lines across it, with staggered labels."""
     for k, mark in enumerate(shown):
         place = (mark.at_s - start_s) / span_s
         y = EVENTS * LANE_PX + TEXT_PX * (k % EVENT_LINES + 1)
@@ -403,7 +404,7 @@ def _ms(seconds: float) -> str:
 
 
 def write_timeline(folder: Path, target: Path) -> None:
-    """Read the recording in `folder`, joined with those of the same session next to it, and write its page to `target`.
+    """Read the recording in `folder`, with the session's other recordings next to it, and write its page to `target`.
 
     Raises StoreError if `folder` is not a recorded session.
     """

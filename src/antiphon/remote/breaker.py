@@ -13,20 +13,20 @@ from antiphon.errors import Refused
 
 # After FAILURES_TO_OPEN consecutive failures, no request is sent for a pause. Each pause is twice as long as the last.
 FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S = 3, 1.0, 30.0
-# A failure that OWNERS_TO_OPEN owners meet counts as the server's, not as the owners'.
+# If the requests of OWNERS_TO_OPEN owners fail, the server is taken to be at fault, not these owners' requests.
 OWNERS_TO_OPEN = 2
-# Bound: owners whose failures are remembered. The owner with the oldest failure is forgotten first.
+# The maximum number of owners whose failures are remembered. The owner with the oldest failure is forgotten first.
 MAX_OWNERS = 1024
-# Bound: characters of a header that are read. A date is shorter.
+# The maximum number of characters of a header that are read. A date is shorter.
 _MAX_HEADER_CHARS = 64
-# The owner of the process's own requests, which ask a server which model it serves.
+# The owner of the process's own requests, which check which model a server serves.
 PROBE = object()
 
 
 class Breaker:
-    """Counts consecutive failures. While it is open, no request is sent; then one request tries again. Pure.
+    """Counts consecutive failures. Pure. Times are monotonic seconds.
 
-    Times are monotonic seconds.
+    While the breaker is open, no request is sent. After that, one request is sent as a trial.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,7 @@ class Breaker:
         self._pause_s = FIRST_PAUSE_S
 
     def check(self, now_s: float) -> None:
-        """Raise Refused while the breaker is open. After that the first caller may try, and others
-        wait for its result.
-        """
+        """Raise Refused while the breaker is open, then for all callers except the first, until its result is known."""
         self.check_open(now_s)
         if self._failures >= FAILURES_TO_OPEN:
             self._open_until_s = now_s + self._pause_s
@@ -48,7 +46,7 @@ class Breaker:
             raise Refused("The model's server does not answer.", self._open_until_s - now_s)
 
     def failed(self, now_s: float) -> None:
-        """Count a failure, and open after FAILURES_TO_OPEN of them."""
+        """Count a failure, and open after FAILURES_TO_OPEN failures in a row."""
         self._failures += 1
         if self._failures >= FAILURES_TO_OPEN:
             self.open(now_s)
@@ -67,20 +65,19 @@ class Breaker:
 
 @dataclass(slots=True)
 class _Owner:
-    """The failures of one owner since its last success. `paused_until_s`: the server had no room for it until then."""
+    """The failures of one owner since its last success. `paused_until_s`: end of the server's pause."""
 
     breaker: Breaker = field(default_factory=Breaker)
     paused_until_s: float = 0.0
 
 
 class ServerBreaker:
-    """The circuit breaker of one server: for each owner of requests, and for all owners. Pure. Times are monotonic
-    seconds.
+    """The circuit breaker of one server, for each owner and for all owners. Pure. Times are monotonic seconds.
 
-    An owner waits after its own failures, and for the pauses that the server sent it. All owners wait after
-    OWNERS_TO_OPEN owners met the same, so that one owner's requests cannot block the server for the others. After a
-    pause of all owners, OWNERS_TO_OPEN owners may try one request each. It takes failures of that number of owners to
-    open the breaker again.
+    An owner waits after its own failures, and for the pauses for which the server asked it. All owners wait only if
+    OWNERS_TO_OPEN owners have to wait, so one owner's requests cannot block the server for the others. After a pause of
+    all owners, OWNERS_TO_OPEN owners may try one request each. The breaker opens again only if the requests of that
+    number of owners fail.
     """
 
     def __init__(self) -> None:

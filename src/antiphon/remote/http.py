@@ -1,7 +1,7 @@
 """HTTP to other servers: connections, bounded answers, error messages, model lists and cache salts.
 
-All requests use this module. Answers are not compressed, and are bounded in bytes and in time. After each CHUNKS_A_TURN
-chunks, the event loop can run other tasks, even if the whole answer has already arrived.
+All requests to other servers use this module. Answers must not be compressed, and are bounded in bytes and in time.
+After each CHUNKS_A_TURN chunks, the event loop can run other tasks, even if the whole answer has already arrived.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
 
 
 class LoopClients:
-    """One `httpx.AsyncClient` for each event loop that uses it. A client is closed with its loop
-    (`shutdown_asyncgens`).
+    """An `httpx.AsyncClient` for each event loop. A client is closed with its loop (`shutdown_asyncgens`).
 
     Only the time to connect is limited; requests have their own limits. The constructor reads certificates, which takes
     tens of milliseconds.
@@ -85,7 +84,7 @@ async def _open(tls: ssl.SSLContext) -> AsyncGenerator[httpx.AsyncClient, None]:
         await client.aclose()
 
 
-# Bounds: bytes of a streamed answer, seconds of waiting for it in total, and bytes of a document such as a model list.
+# Bounds: bytes of a streamed answer, total seconds spent waiting for it, and bytes of a document such as a model list.
 MAX_ANSWER_BYTES, MAX_ANSWER_S, MAX_DOCUMENT_BYTES = 64 << 20, 600.0, 2 << 20
 CHUNKS_A_TURN = 64
 # Bound: objects of one document or event, which are created in one step; 32,768 take some tens of milliseconds.
@@ -95,9 +94,9 @@ MAX_OBJECTS = 1 << 15
 async def chunks(answer: httpx.Response, max_bytes: int = MAX_ANSWER_BYTES) -> AsyncGenerator[bytes, None]:
     """Yield an answer's bytes as they arrive.
 
-    The time that the caller spends between chunks does not count. Raises RemoteError if the answer is larger than
-    `max_bytes`, takes longer than MAX_ANSWER_S, or is compressed. No request asks for compression, and a few compressed
-    bytes could expand to gigabytes.
+    The time that the caller spends between chunks does not count for MAX_ANSWER_S. Raises RemoteError if the answer is
+    larger than `max_bytes`, takes longer than MAX_ANSWER_S, or is compressed. No request asks for compression, and a
+    few compressed bytes could expand to gigabytes.
     """
     if encoding := answer.headers.get("content-encoding", "").strip().lower().removeprefix("identity"):
         raise RemoteError(f"the model's server compresses its answer ({encoding[:40]}), which was not asked for")
@@ -135,8 +134,8 @@ async def ask_document(
 def decoded(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
     """Decode a server's JSON.
 
-    Raises RemoteError, "the model's server sent no valid `what`", if it is invalid, nested too deeply, or has more than
-    MAX_OBJECTS objects.
+    Raises RemoteError ("the model's server sent no valid `what`") if the JSON is invalid, nested too deeply, or has
+    more than MAX_OBJECTS objects.
     """
     if data.count(b"{") > MAX_OBJECTS:
         raise RemoteError(f"the model's server sent no valid {what}: it has too many objects")
@@ -154,7 +153,7 @@ def optional(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T |
         return None
 
 
-# Bounds: bytes that are read of an error's body, and characters of its message that are passed on.
+# Bounds: the bytes of an error's body that are read, and the characters of its message that are passed on.
 MAX_ERROR_BYTES, MAX_SENTENCE_CHARS = 1 << 16, 300
 _error_decoder = msgspec.json.Decoder()
 
@@ -177,8 +176,8 @@ def without_key(data: bytes, key: str) -> bytes:
 async def read_failure(server: str, answer: httpx.Response, key: str) -> AntiphonError | str:
     """Turn an answer with a status other than 200 into an error to raise. `server` is its name in messages.
 
-    If the request itself was not accepted, return the server's message instead; the caller builds the error. Otherwise
-    the error is ModelError if the key is not accepted, Refused if the server has no room, and RemoteError if it failed.
+    Returns a ModelError if the key is not accepted, Refused if the server has no room, and a RemoteError if the server
+    failed. If the server does not accept the request itself, returns its message, and the caller builds the error.
     """
     status = answer.status_code
     if status in (401, 403):
@@ -201,7 +200,8 @@ async def read_failure(server: str, answer: httpx.Response, key: str) -> Antipho
 
 
 PROBE_TIMEOUT_S = 5.0
-# Bound: characters of a model's name, because messages contain it. A model with a longer name is skipped.
+# The maximum length of a model's name in characters, because messages contain it. A model with a longer name is
+# skipped.
 MAX_NAME_CHARS = 512
 
 
@@ -209,9 +209,9 @@ MAX_NAME_CHARS = 512
 class ListedModel:
     """A model in a server's list of models.
 
-    - `context_tokens`: the most tokens of its context; 0 if the list does not say.
-    - `owner`: the software that serves it, such as "vllm".
-    - `has_parent`: it is an adapter of another model of the list.
+    - `context_tokens`: the size of its context, in tokens; 0 if the list does not report it.
+    - `owner`: the software that serves the model, such as "vllm".
+    - `has_parent`: True if it is an adapter of another model in the list.
     """
 
     id: str

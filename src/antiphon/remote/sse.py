@@ -1,4 +1,4 @@
-"""Reads streams of other servers: a parser of server-sent events, and a task that reads a stream.
+"""Reads streams of other servers, with a parser of server-sent events, and a task that reads a stream.
 
 With a ReaderTask, a caller can stop waiting for a stream at once, or wait for two streams.
 """
@@ -27,7 +27,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     An event's data lines are joined by line feeds. Raises RemoteError if an event is larger than MAX_EVENT_BYTES, or
     the stream has more than MAX_LINES lines.
     """
-    # The search for a line end in `held` starts at `searched`; the bytes before it contain none.
+    # The search for a line end in `held` starts at `searched`, because the bytes before it contain no line end.
     held, data, num_bytes, num_lines, searched = bytearray(), list[bytes](), 0, 0, 0
     async for chunk in chunks:
         held += chunk
@@ -91,7 +91,7 @@ class ReaderTask(Generic[T]):
                 await self._queue.put(error)
 
     async def take(self) -> T:
-        """Return the next item, without a timeout. Raises the error of the stream, and RemoteError after its end."""
+        """Return the next item, without a timeout. Raises the stream's error, or RemoteError after it has ended."""
         found = await self._queue.get()
         if isinstance(found, Exception):
             raise found

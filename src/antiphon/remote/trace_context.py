@@ -21,7 +21,7 @@ _current: ContextVar[CurrentTurn] = ContextVar("turn")
 
 
 def follow_session() -> CurrentTurn:
-    """Return the value that this task, and the tasks it creates, look up. The session's owner keeps it up to date."""
+    """Return the CurrentTurn of this task and of the tasks that it creates. The session's owner keeps it up to date."""
     found = CurrentTurn()
     _current.set(found)
     return found
@@ -34,7 +34,7 @@ def current_traceparent() -> str:
 
 
 def trace_headers() -> dict[str, str]:
-    """Return the header that names the turn for which another server is called; empty outside of a turn."""
+    """Return the header that tells another server for which turn it is called; empty outside of a turn."""
     found = current_traceparent()
     return {TRACEPARENT: found} if found else {}
 

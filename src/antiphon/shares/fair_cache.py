@@ -1,4 +1,4 @@
-"""A cache with a fair share for each owner: one owner's entries cannot evict all those of another."""
+"""A cache with a fair share for each owner: one owner's entries cannot evict all entries of another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 class FairCache(Generic[Key, Value]):
     """At most `max_entries` values by owner and key. Thread-safe.
 
-    If the cache is full, the owner with the most entries loses its least recently used one.
+    If the cache is full, the owner with the most entries loses its least recently used entry.
     """
 
     def __init__(self, max_entries: int) -> None:

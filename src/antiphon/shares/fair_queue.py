@@ -1,7 +1,7 @@
-"""Waiting jobs, shared equally between owners: the jobs of one priority of a lane, or those that wait for a place.
+"""A queue that serves owners equally, for the jobs of one priority of a lane, or for requests that wait for a place.
 
-Owners take turns, and each owner's jobs run by their deadlines, the earliest first. The queue has no lock: its user
-holds one.
+Owners take turns, and each owner's jobs run in the order of their deadlines. The queue has no lock of its own: its user
+holds a lock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class OwnedJob(Protocol):
 
     @property
     def owner(self) -> Hashable:
-        """The job's owner, any value. Jobs without an owner have None, and together count as those of one owner."""
+        """The job's owner, any value. Jobs without an owner have None, and count as jobs of one owner."""
         ...
 
     @property
@@ -36,16 +36,16 @@ class FairQueue(Generic[Owned]):
         self.num_waiting = 0
         self._by_owner: dict[Hashable, list[Owned]] = {}
         # The number of each owner's last turn. Kept while the owner has no job, so that an owner with one job at a time
-        # does not overtake those with many. Bound: owners are API keys, of which there are few.
+        # does not overtake owners with many. Bound: owners are API keys, of which there are few.
         self._last_turn: dict[Hashable, int] = {}
         self._num_turns = 0
 
     def __iter__(self) -> Iterator[Owned]:
-        """Iterate over the jobs, owner by owner, each owner's by their deadlines."""
+        """Iterate over the jobs, owner by owner, each owner's jobs in the order of their deadlines."""
         return (job for jobs in self._by_owner.values() for job in jobs)
 
     def append(self, job: Owned) -> None:
-        """Add a job after those of its owner whose deadlines are not later."""
+        """Add a job, after the jobs of its owner with the same or an earlier deadline."""
         insort_right(self._by_owner.setdefault(job.owner, []), job, key=lambda waiting: waiting.deadline_s)
         self.num_waiting += 1
 

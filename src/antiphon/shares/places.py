@@ -14,8 +14,8 @@ from functools import partial
 
 from antiphon.shares.fair_queue import FairQueue
 
-# The API key of a request or session, "" without one. Set once, and inherited by its tasks and threads. None: the
-# server's own work.
+# The API key of the current request or session; "" if it has no key, None for the server's own work. Set once, and
+# inherited by tasks and threads.
 current_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
 
 
@@ -32,8 +32,8 @@ class Places:
     """A fair semaphore of `num_places`, of which one owner holds at most `per_owner` (default: all) at the same time.
 
     The owner whose last turn is longest ago is next. So a new owner waits for at most one place of each other owner,
-    however many requests those have waiting. `per_owner` leaves places free for others, for work that may take long.
-    Tasks of any event loop may use it. The number of waiting requests is bounded by the clients' permitted work
+    however many requests they have waiting. For work that may take long, `per_owner` leaves places free for other
+    owners. Tasks of any event loop may use it. The number of waiting requests is bounded by the clients' permitted work
     (`--sessions-per-key`).
     """
 
@@ -65,7 +65,8 @@ class Places:
         """Wait for a place of `current_owner`. Returns a function that gives it back once, from any thread."""
         waiting = _Waiting(current_owner.get())
         with self._lock:
-            # If a place is free for this owner, no waiting request can use it: otherwise that request would hold it.
+            # If a place is free for this owner, no waiting request can use it, because that request would already hold
+            # it.
             if self._is_free_for(waiting.owner):
                 self._hold(waiting)
             else:

@@ -1,6 +1,6 @@
 """Threads for clients' work.
 
-The server's own work, such as a host's lease, uses anyio's default threads, so clients cannot occupy those.
+The server's own work, such as a host's lease, uses anyio's default threads, so clients cannot occupy them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Args = TypeVarTuple("Args")
 
 # For work that is quick, or that waits for a disk or the session store. A single key gets at most half.
 THREADS = Places(40, per_owner=20)
-# Pictures decoded at the same time; see vision/images.py for the reason. None takes longer than a second.
+# For pictures; see vision/images.py for the number. Decoding one takes at most a second.
 IMAGE_THREADS = Places(2)
-# Sound files decoded at the same time. One may take seconds, so one place is always left for another key.
+# For sound files. Decoding one may take seconds, so one place is always left for another key.
 FILE_THREADS = Places(3, per_owner=2)
-# Messages with JSON schemas, and grammars made from these. Each may take `--grammar-s`.
+# For messages with JSON schemas, and for grammars made from them. Each may take `--grammar-s` seconds.
 GRAMMAR_THREADS = Places(2, per_owner=1)
 
 
@@ -46,7 +46,7 @@ async def in_thread(function: Callable[[*Args], T], *args: *Args, places: Places
             release()
 
     try:
-        # The place is the bound.
+        # `places` already bounds the number of threads.
         return await anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1))
     finally:
         if begun.cancel():

@@ -1,4 +1,4 @@
-"""The engines that the contract tests run against. To test another engine, add an entry to `ENGINES`.
+"""The engines that the contract tests test. To test another engine, add an entry to `ENGINES`.
 
 Each engine has a model whose likeliest tokens are known without the engine, so that every test knows the expected
 output.
@@ -30,7 +30,7 @@ from tests.engine.local.smollm2 import checkpoint
 from tests.remote.engine.scripted_sglang import ScriptedSglang
 from tests.remote.engine.scripted_vllm import ScriptedVllm
 
-# Rows of a context that a test fills; two pages of the local engine.
+# The number of rows in a context that a test fills: two pages of the local engine.
 SMALL_CONTEXT = 128
 
 
@@ -38,9 +38,9 @@ SMALL_CONTEXT = 128
 class EngineUnderTest:
     """An engine, and the expected tokens of its model.
 
-    `make(context_rows)`: a new engine; 0 rows: the model's own limit. `likeliest(rows, count)`: the tokens that follow
-    these tokens at temperature 0. `embed(ids)`: these tokens' embeddings. `tokenizer`: None if the engine has no text.
-    `end`: a token that ends a text. `words`: tokens that the model knows.
+    `make(context_rows)`: creates a new engine; with 0, the context is the model's own limit. `likeliest(rows, count)`:
+    the tokens that follow these tokens at temperature 0. `embed(ids)`: these tokens' embeddings. `tokenizer`: None if
+    the engine works without text. `end`: a token that ends a text. `words`: tokens that the model knows.
     """
 
     make: Callable[[int], Engine]
@@ -93,7 +93,7 @@ def served(made: type[ScriptedVllm] = ScriptedVllm, **options: bool) -> EngineUn
 
 
 class EngineWithServer(VllmEngine):
-    """An engine that ends its scripted server when it is closed."""
+    """An engine that stops its scripted server when it is closed."""
 
     def __init__(self, server: ScriptedVllm) -> None:
         self.scripted = server

@@ -1,8 +1,7 @@
-"""An engine with the minimum that the contract requires: it keeps rows but no KV, and always computes all of them
-again.
+"""The smallest engine that fulfils the contract: it keeps rows but no KV, and computes all rows again for each token.
 
-Its model is that of the scripted runner: the token after a row is that row's id + 1, modulo 1000. It shows that the
-contract tests, and the models on an engine, require nothing specific of the local one.
+Its model is that of the scripted runner: the token after a row is that row's id + 1, modulo 1000. This engine shows
+that the contract tests, and the models that run on an engine, require no feature of the local engine.
 """
 
 from __future__ import annotations

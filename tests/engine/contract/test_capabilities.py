@@ -162,7 +162,7 @@ def test_evicted_rows_are_counted_on_and_cannot_be_gone_back_to(engine: Engine, 
             session.rollback(13)
         session.rollback(20)
         session.evict(6)
-        # Only the pinned rows are left, and these were computed without the others.
+        # Only the pinned rows are left, and they were computed before the others existed.
         assert await tokens(session, 3) == subject.likeliest(rows[:4], 3)
 
     asyncio.run(main())
@@ -237,7 +237,7 @@ def test_behind_a_trigger_the_text_keeps_to_the_grammar_each_time(engine: Engine
     async def main() -> None:
         session = await opened(engine, some(subject, random.Random(9), 8))
         stop = frozenset((subject.end,))
-        # Wherever any text is allowed, the trigger is by far the likeliest.
+        # Where the grammar allows any text, the trigger is by far the likeliest token.
         found = await tokens(session, 30, grammar=grammar, stop=stop, bias={trigger: 1e4})
         text = tokenizer.decode(found)
         assert re.fullmatch(r"(x(true|false)){2,}(x[a-z]*)?", text)

@@ -1,4 +1,4 @@
-"""The behaviour of every engine's sessions, whatever its capabilities: rows in, tokens out, rows taken back."""
+"""The behaviour that all engines' sessions share: they take rows, return tokens, and take rows back."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_when_a_context_is_full_the_pinned_rows_and_the_newest_stay(
         with pytest.raises(EngineError, match="left the context"):
             session.rollback(start - 1)
         assert session.length == len(rows)
-        # Dropped rows stay dropped after a rollback behind them, and are forgotten by one before them.
+        # A rollback to a later row leaves dropped rows dropped. A rollback to a row before them forgets them.
         session.rollback(len(rows) - 1)
         assert await tokens(session, 1) == found
         session.rollback(4)

@@ -1,4 +1,4 @@
-"""Records the operators that the host dispatches: a step's cost for the host, whatever the device computes."""
+"""Records the operators that the host dispatches. Their number is the host's cost of a step."""
 
 from __future__ import annotations
 

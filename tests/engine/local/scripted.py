@@ -1,4 +1,4 @@
-"""A runner without a model: its tokens follow from the rows, and it records every step."""
+"""A runner without a model: it derives tokens from the rows, and records every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling of many rows at once: each row gets the same token as alone, and the one that the definition selects."""
+"""Sampling of many rows at once: each row gets the same token as alone, which is the token by the definition."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_row_gets_the_same_token_alone_in_a_batch_and_by_the_definition(
     chance = random.Random(seed)
     size, rows = chance.choice((2, 5, 60, 300)), chance.choice((1, 2, 7))
     params, logits = [some_params(chance) for _ in range(rows)], some_logits(chance, rows, size)
-    # With a large vocabulary, the head of the ranking is tried before the whole.
+    # With a large vocabulary, only the likeliest tokens are ranked at first.
     monkeypatch.setattr(device_sampling, "LARGE_VOCABULARY", large)
     monkeypatch.setattr(device_sampling, "HEAD_TOKENS", 8)
     monkeypatch.setattr(device_sampling, "SPARE_TOKENS", 2)

@@ -158,7 +158,7 @@ async def run(family: str, plan: list[tuple[str, int]], **options: Any) -> None:
         e.close()
 
 
-# The layouts of the KV, and the shapes of decode steps.
+# The combinations of a KV layout and shapes of decode steps.
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"kv_layout": "paged"},
@@ -224,7 +224,7 @@ def test_a_cut_context_equals_a_full_forward_of_what_stayed() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_when_rows_are_evicted_the_keys_of_the_rest_are_moved_and_not_computed(family: str) -> None:
-    """With one layer, keys and values carry nothing of other rows, so the rest equals a fresh session's KV."""
+    """With one layer, a row's keys and values do not depend on other rows, so the rest equals a fresh session's KV."""
 
     config = copy.deepcopy(tiny.CONFIGS[family])
     config.num_hidden_layers = 1
@@ -412,7 +412,7 @@ def test_positions_on_three_axes_equal_a_full_forward() -> None:
 
 
 def test_sinks_receive_the_tapped_layers_output_before_the_next_token() -> None:
-    """Next to another session, in chunks, again after a context cut, and for a span that is partly dropped."""
+    """Tested next to another session, in chunks, again after a context cut, and for a span that is partly dropped."""
     model = tiny.model("qwen3")
     decoder = TextDecoder(model.model, model.lm_head, tap=2)
     patches = torch.randn(40, tiny.WIDTH, generator=torch.Generator().manual_seed(5))
@@ -440,7 +440,7 @@ def test_sinks_receive_the_tapped_layers_output_before_the_next_token() -> None:
         expected = layer(patches, [1, 2, 3])
         torch.testing.assert_close(seen, expected, atol=1e-4, rtol=1e-4)
         await noise
-        # The oldest rows leave: the others are computed again, and delivered with their own offsets.
+        # The oldest rows are dropped. The others are computed again and delivered with their own offsets.
         received.clear()
         session.append([5] * 30)
         await session.settle()

@@ -1,4 +1,4 @@
-"""Two owners on one engine: however much one of them wants, the other gets an equal share."""
+"""Two owners on one engine: each gets an equal share, even if the other wants much more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.local.scripted import Memory
 
 
 class Owners:
-    """A scheduler whose steps always succeed with the token 1. `pages`: of KV. `parked`: pages of host memory."""
+    """A scheduler whose steps always return the token 1. `pages`, `parked`: pages of KV and of host memory."""
 
     def __init__(self, pages: int = 1 << 16, parked: int = 0, **limits: int) -> None:
         cache = KvCache(Memory(), budget_bytes=pages * PAGE_ROWS, host_bytes=parked * PAGE_ROWS)
@@ -25,7 +25,7 @@ class Owners:
 
     def open(self, owner: str, rows: int, *, generates: bool = True, reserve: int = 1) -> ScheduledSession:
         session = self.scheduler.open(reserve, 0.0, owner)
-        # No two begin alike: an equal prefix would not be computed twice.
+        # No two sessions begin alike, because an equal prefix would not be computed twice.
         session.rows.append((len(self.scheduler.sessions) + 1000, *range(rows - 1)))
         if generates:
             self.generate(session)
@@ -112,7 +112,7 @@ def test_when_an_owner_holds_all_kv_then_another_gets_its_share_of_it_and_nobody
     with pytest.raises(Refused):
         e.open("a", 1)
     mine = [e.open("b", 40) for _ in range(4)]
-    # Its share is half: the next one is refused, like the other owner's before.
+    # The owner's share is half. Its next session is refused, like the other owner's session before.
     with pytest.raises(Refused):
         e.open("b", 1)
     e.step()

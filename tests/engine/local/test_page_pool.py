@@ -1,4 +1,4 @@
-"""A pool of pages compared with a tensor for each session: the same steps leave the same bits in both."""
+"""A pool of pages compared with a tensor for each session: after the same steps, both contain the same bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Heard = list[tuple[int, bytes]]
 
 
 class Steps:
-    """An engine without its thread, so that two of them take the same steps: sessions, a scheduler and a runner."""
+    """Sessions, a scheduler and a runner: an engine without its thread, so that two of these take the same steps."""
 
     def __init__(self, family: str, layout: Any, kv_pages: int, host_pages: int, **options: Any) -> None:
         model = tiny.model(family)

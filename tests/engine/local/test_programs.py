@@ -1,4 +1,4 @@
-"""Programs that run within the step: the next rows they make, and sessions that wait for one."""
+"""Programs that run within the step: the next rows that they make, and sessions that wait for a row."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.engine.local.scripted import ScriptedRunner
 
 
 class Doubling:
-    """From the likeliest token t and the row's hidden state h it makes the numbers (t, h), and the next row [2 * t].
+    """Makes the numbers (t, h) and the next row [2 * t]: t is the likeliest token, h the row's hidden state.
 
-    `ready`: whether the next row is available together with its token. `fails`: at that token, the row raises. `bad`:
-    at that token, no token can be chosen.
+    `ready`: whether the next row is available together with its token. `fails`: the token after which no row can be
+    made. `bad`: the token instead of which NO_TOKEN is chosen.
     """
 
     def __init__(self, *, ready: bool = True, fails: int | None = None, bad: int | None = None) -> None:
@@ -96,7 +96,7 @@ def test_a_session_whose_row_has_not_come_waits_and_the_others_go_on() -> None:
         async with aclosing(session.generate(Sampling(max_tokens=3, program=late))) as tokens:
             assert (await anext(tokens)).id == 2
             assert [t.id for t in await generated(engine, Doubling(), max_tokens=3)] == [2, 5, 11]
-            # While it waits, it takes no step and may be parked.
+            # While the session waits, it takes no step and may be parked.
             scheduled = session.scheduled
             assert await engine.thread.call(lambda: (scheduled.ready, scheduled.rows.busy)) == (False, False)
             assert (await engine.state()).generating == 1

@@ -107,7 +107,7 @@ def test_when_the_likeliest_tokens_hold_too_little_the_whole_vocabulary_is_sorte
     torch.manual_seed(0)
     logits = torch.randn(50_000) * 0.01
     flat = {token(logits, Sampling(temperature=1, top_p=0.9, seed=s)) for s in range(99)}
-    # Nearly uniform: the likeliest thousand hold far less than top_p, so all tokens are sorted.
+    # The logits are nearly uniform: the likeliest thousand tokens have far less than top_p, so all tokens are sorted.
     assert len(flat) > 90
     order = logits.argsort(descending=True)
     assert not flat <= set(order[:1024].tolist())

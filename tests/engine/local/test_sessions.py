@@ -1,4 +1,4 @@
-"""The costs of sessions: steps, rows and room. On a scripted runner, which records each step."""
+"""The costs of sessions (steps, rows and room), on a scripted runner, which records each step."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_when_sessions_have_other_owners_then_neither_live_nor_kept_prefixes_are
             again.append(given)
             await asyncio.gather(session.settle(), again.settle())
             assert (session.cached, again.cached) == (0, 0)
-        # All rows are computed: no session waits for another one to compute the same rows.
+        # All rows are computed, because no session waits until another one has computed the same rows.
         assert runner.rows - before == 4 * 99
         own = await e.open(owner="one")
         own.append(rows)
@@ -245,7 +245,7 @@ def test_when_a_session_was_closed_with_keep_a_later_one_continues_its_prefix() 
         second.append([*range(100, 150), *out, 700, 701])
         before = runner.rows
         await tokens(second, 1)
-        # The last token of the first was never computed.
+        # The last token of the first session was never computed.
         assert runner.rows - before == 3
         assert second.cached == 52
         second.close(keep=True)
@@ -259,7 +259,7 @@ def test_when_a_session_was_closed_with_keep_a_later_one_continues_its_prefix() 
 def test_when_room_runs_out_open_sessions_go_on_with_shorter_contexts_and_new_ones_are_refused() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
-        # Four pages. Two sessions that are promised two each, and want ten.
+        # There are four pages. Two sessions are promised two pages each, and want ten.
         e = engine(runner, kv_bytes=4 * 64, reserve_rows=128, host_bytes=0, disk_bytes=0)
         a, b = await e.open(), await e.open()
         with pytest.raises(Refused) as refused:
@@ -504,7 +504,7 @@ def test_when_a_step_fails_then_only_its_sessions_fail_and_their_kv_stays() -> N
         before = runner.rows
         assert await tokens(unlucky, 2) == [10, 11]
         assert await tokens(idle, 2) == [10, 11]
-        # Of each session only the row that had not been computed, and one more token.
+        # Each session computed only the row that had not been computed, and one more token.
         assert runner.rows - before == 4
         await e.thread.call(e.scheduler.check_integrity)
         e.close()

@@ -24,7 +24,7 @@ from antiphon.engine.local.weights import (
 
 
 class Block(nn.Module):
-    """Projections with a decoder's names: three share an input, one is separate."""
+    """Projections with the same names as a decoder's. Three share an input, and one has its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def write_checkpoint(folder: Path) -> nn.Module:
 def test_packed_weights_are_mapped_and_give_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(tmp_path)
     x = torch.arange(8)[None]
-    # Loaded from the file: nothing is packed.
+    # The weights are loaded from the file, and none is packed.
     with monkeypatch.context() as patch:
         patch.setattr(packed_weights, "pack", None)
         mapped = load_int8_model(tmp_path)(x).logits

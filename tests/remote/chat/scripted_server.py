@@ -1,4 +1,4 @@
-"""A model's server on a real socket that follows a test's script, request by request: answers, faults, silence."""
+"""A model's server on a real socket. It follows a test's script of answers, faults and silence for each request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Asked:
 
 
 class Answer:
-    """One response on the wire. `gone`: set after the client has closed the connection."""
+    """One response on the wire. `gone`: set when the client has closed the connection."""
 
     def __init__(self, writer: asyncio.StreamWriter, gone: asyncio.Event) -> None:
         self.writer = writer
@@ -104,7 +104,7 @@ class ScriptedServer:
     scripts: Sequence[Script]
     models: Script = lists_clever
     asked: list[Asked] = field(default_factory=list)
-    # One entry for each connection that its client closed before the answer.
+    # Has one entry for each connection that the client closed before the answer.
     _closed: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Faults of a model's server, each on a real socket: what is repeated, what is reported, what is never repeated."""
+"""Faults of a model's server, each on a real socket: which requests are repeated, and which errors are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(coroutine: Awaitable[Any]) -> Any:
 def asked(
     *scripts: Script, use: Callable[[ModelServerClient, ScriptedServer], Awaitable[Any]], first_s: float = 20.0
 ) -> Any:
-    """Run `use` with a client of a server that does these scripts."""
+    """Run `use` with a client of a server that follows these scripts."""
 
     async def main() -> Any:
         async with scripted_server(*scripts) as server:
@@ -140,7 +140,7 @@ def test_a_server_that_never_speaks_is_given_up() -> None:
     async def use(client: ModelServerClient, server: ScriptedServer) -> None:
         with pytest.raises(RemoteError, match="no word within 1 s"):
             await collected(client)
-        # Each attempt is abandoned: two, if this machine reached the second one in time.
+        # Each attempt is abandoned. There are two if this machine began the second one in time.
         assert server.asked
         for _ in server.asked:
             await server.client_left()
@@ -324,7 +324,7 @@ def test_no_log_and_no_error_has_the_key(caplog: pytest.LogCaptureFixture) -> No
         assert "because" in error.value.message
         with pytest.raises(RemoteError):
             await collected(client)
-        # A failure within the stream, in which the key crosses the end of the part that is passed on.
+        # A failure within the stream. Its message is cut in the middle of the key when it is passed on.
         with pytest.raises(RemoteError, match="failed in its answer") as failed:
             await collected(client)
         assert KEY[:8] not in str(failed.value)

@@ -1,6 +1,4 @@
-"""A language model on another server, as conversations use it: which history is sent, and which
-requests are repeated.
-"""
+"""A language model on another server: the history that conversations send, and the requests that are repeated."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def talked(
     name: str = "clever",
     path: str = "",
 ) -> None:
-    """Run `use` with a conversation with a server that does these scripts, and says that "clever" has 4,096 tokens."""
+    """Run `use` with a conversation. The server follows these scripts, and lists "clever" with 4,096 tokens."""
 
     async def main() -> None:
         async with scripted_server(*scripts) as server:

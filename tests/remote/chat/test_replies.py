@@ -116,7 +116,7 @@ def test_a_reply_has_128_calls_at_most() -> None:
 )
 @pytest.mark.parametrize("number", [0, 1])
 def test_arguments_that_come_by_the_character_are_put_together(pieces: list[str], reported: str, number: int) -> None:
-    """In the open call, and in one that waits. Copying the earlier text for each piece would take minutes."""
+    """Tests the open call and a call that waits. Copying the earlier text for each piece would take minutes."""
     calls = CallBuffer()
     replies = [*calls.add(0, "a", "f", ""), *calls.add(1, "b", "g", "")]
     replies += [reply for piece in pieces for reply in calls.add(number, "", "", piece)]

@@ -1,6 +1,6 @@
 """A vLLM server on a real socket, without a model: the token after a row is that row's id + 1, or set by a test.
 
-Its answers have the form of those in `recorded/`, which come from a real vLLM 0.32. It fails as the test says.
+Its answers have the form of the answers in `recorded/`, which come from a real vLLM 0.32. A test sets its faults.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ScriptedVllm:
         self.events: deque[bytes] = deque()
         self.retry_after = "0"
         self.token_s = 0.0
-        # The computed blocks: (salt, rows of the block and of those before).
+        # The computed blocks, as (salt, rows of the block and of the blocks before it).
         self.blocks: set[tuple[str, tuple[int, ...]]] = set()
         self._compiler = GrammarCompiler(tokenizer, vocabulary)
         self._loop = asyncio.new_event_loop()

@@ -1,6 +1,4 @@
-"""Servers whose answers have any type and size, and servers that refuse a grammar: which owners are affected, and for
-how long.
-"""
+"""Servers that send answers of any type and size, or refuse a grammar: which owners this affects, and how long."""
 
 from __future__ import annotations
 
@@ -56,7 +54,8 @@ def test_a_grammar_that_a_server_refuses_is_no_matter_of_another_key_and_not_of_
     held = engine(one)
 
     async def main() -> None:
-        # A refused grammar costs one request, one with a trivial grammar, and the requests of local enforcement.
+        # A refused grammar costs a request with the grammar, one with a trivial grammar, and those of local
+        # enforcement.
         assert await said(await opened(held, "a"), bad(1)) in ('"Ada"', '"Grace"')
         assert with_grammars(one)[:2] == [True, True]
         assert not any(with_grammars(one)[2:])

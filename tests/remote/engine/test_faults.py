@@ -1,6 +1,4 @@
-"""Servers that refuse, hang, send garbage, die in the middle of an answer and come back changed, and the effects on a
-session.
-"""
+"""Servers that refuse, hang, send garbage, die in the middle of an answer or come back changed."""
 
 from __future__ import annotations
 
@@ -202,7 +200,7 @@ def test_when_a_server_is_full_then_the_other_one_is_asked(server: MakeServer, s
         session.append([5])
         one.faults.append(("refuse", status))
         other.faults.append(("refuse", status))
-        # Both are full at first, and then have room.
+        # Both servers are full at first, and then have room.
         assert await tokens(session, 4) == after(5, 4)
 
     asyncio.run(main())
@@ -357,7 +355,8 @@ def test_when_a_server_takes_no_grammars_then_that_is_said_once_and_they_hold(
 def test_where_a_grammar_allows_many_tokens_those_that_it_does_not_are_asked_for_anew(
     server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if the list of allowed tokens were too long to send. The scripted server then tries one token after another.
+    # With this limit, no list of allowed tokens is sent, as if it were too long. The scripted server then tries one
+    # token after another.
     monkeypatch.setattr("antiphon.remote.engine.answer.MAX_ALLOWED", 0)
     monkeypatch.setattr("antiphon.remote.engine.answer.MAX_REJECTED", V)
     one = server(takes_grammars=False)
@@ -433,7 +432,7 @@ def test_whatever_is_done_a_server_is_asked_for_just_the_rows_of_the_session(ser
 
 
 def tail_of(prompt: list[int], rows: list[int]) -> bool:
-    """Whether a prompt is a run of neighbouring rows, as from before a cut or a rollback."""
+    """Whether a prompt consists of neighbouring rows, as it may before a cut or a rollback."""
     joined, part = ",".join(map(str, ["", *rows, ""])), ",".join(map(str, ["", *prompt, ""]))
     return part in joined
 

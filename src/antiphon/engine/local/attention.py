@@ -1,11 +1,11 @@
 """The attention of packed sessions, registered with `transformers`.
 
-One forward pass carries rows of many sessions side by side. All parts of a decoder except attention treat each row by
-itself. Here each session's rows attend to the keys of that session only. The decoder runs unmodified: it finds `attend`
-by the name of its attention implementation, and passes on the current step's attention (`StepAttention`) as a keyword
-argument.
+One forward pass carries rows of many sessions side by side. All parts of a decoder except attention process each row by
+itself. In the attention of this module, each session's rows attend only to the keys of that session. The decoder runs
+unmodified: it finds `attend` by the name of its attention implementation, and passes on the current step's attention
+(`StepAttention`) as a keyword argument.
 
-This module knows neither sessions nor the location of their keys and values; see the folder `kv/`.
+This module knows neither sessions nor the location of their keys and values, which the folder `kv/` handles.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ATTENTION_NAME = "antiphon"
 class Scoring:
     """How a layer scores keys. `scaling`: the factor of its scores; None: head_dim ** -0.5.
 
-    `window`: the number of newest keys that a row sees, including its own; 0: all. `softcap`: the limit that tanh
-    squashes the scores to; None: no limit.
+    `window`: the number of newest keys that a row sees, including its own; 0: all. `softcap`: the bound to which tanh
+    limits the scores; None: no bound.
     """
 
     scaling: float | None = None
@@ -45,7 +45,8 @@ class StepAttention(Protocol):
     ) -> torch.Tensor:
         """Store the new keys and values, and return each row's attention output, [rows, heads, head_dim].
 
-        `query` [rows, heads, head_dim], `keys` and `values` [rows, kv_heads, head_dim], rotated: the packed rows.
+        The arguments hold the packed rows, already rotated: `query` [rows, heads, head_dim], `keys` and `values` [rows,
+        kv_heads, head_dim].
         """
         ...
 
@@ -94,7 +95,7 @@ class SegmentedAttention:
         keys, values = self._rows.read(layer, number)
         groups = query.shape[1] // keys.shape[1]
         # Query heads that share a key head become rows of one query, so that the keys are read once for the group. With
-        # 7 heads in a group, 15 rows and 3,000 keys this takes half the time of head by head.
+        # 7 heads in a group, 15 rows and 3,000 keys, this takes half the time of separate heads.
         q = query.reshape(count, -1, groups, query.shape[-1]).permute(1, 2, 0, 3).flatten(1, 2)[None]
         if count > 1:
             mask = self._mask(number, scoring.window, groups, q)

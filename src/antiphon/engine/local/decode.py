@@ -1,7 +1,7 @@
 """Decode steps of a few fixed sizes: each session has one row, and the same kernels run in every step.
 
 A step of n sessions is padded to the next size. One call of the attention kernel serves all of them, over pages that
-are gathered side by side. The pass does not depend on any tensor's values. So the host never waits for the device
+are gathered side by side. The pass does not depend on any tensor's values, so the host never waits for the device
 within a step, and a CUDA device can replay the step as one graph.
 """
 
@@ -143,7 +143,7 @@ class DecodeShape:
 
 
 class DecodeShapes:
-    """All DecodeShape objects so far, each created when a step first needs it.
+    """The DecodeShape objects of an engine, each created when a step first needs it.
 
     `axes`: of the positions, 1 or 3. `capture`: capture each shape as a CUDA graph before its first step, which takes
     the time of a few steps. If that fails, it is logged, and steps run without graphs.
@@ -174,7 +174,7 @@ class DecodeShapes:
         return self._shapes[size].run(inputs, positions, ranges)
 
     def warm(self, inputs: torch.Tensor, sizes: Sequence[int]) -> None:
-        """Create the shapes for `sizes` sessions ahead of their first steps. `inputs`: like those of a step."""
+        """Create the shapes for `sizes` sessions ahead of their first steps. `inputs`: the same as in a step."""
         if self._by_kernels:
             for rows in sizes:
                 self._shapes[rows, 0] = self._new(inputs, rows, 0)
@@ -186,7 +186,7 @@ class DecodeShapes:
             try:
                 shape.capture(self._memory)
             except RuntimeError as error:
-                # Sessions continue: the pass is the same, only slower.
+                # Sessions continue, because the pass also runs without a graph, only slower.
                 log.warning("decode steps are not captured as CUDA graphs: %s", error)
                 self._capture = False
         return shape

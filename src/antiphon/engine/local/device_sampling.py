@@ -1,9 +1,9 @@
 """Samples one token from each of many rows of logits, on the logits' device.
 
 This module never waits for an accelerator. The parameters are copied to the device once, and the random numbers are
-drawn on the host beforehand. The tokens stay on the device until the caller reads them. A row gets the same token
-alone, in any batch and on any device, up to the rounding of the device's arithmetic. This module implements
-temperature, top_k, top_p and min_p; `sampling.py` handles everything else that shapes logits.
+drawn on the host beforehand. The tokens stay on the device until the caller reads them. A row gets the same token alone
+or in any batch, and on any device up to rounding. This module implements temperature, top_k, top_p and min_p;
+`sampling.py` handles everything else that shapes logits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ DRAWN_AHEAD = 256
 # they suffice would mean waiting for it.
 LARGE_VOCABULARY = 8192
 HEAD_TOKENS = 1024
-# Tokens to find in addition to those wanted, so that equal logits do not lie on both sides of the cut.
+# The number of tokens found in addition to those wanted, so that equal logits do not lie on both sides of the cut.
 SPARE_TOKENS = 64
 
-# The least probability mass that top_p keeps: it always keeps the likeliest token.
+# The minimum of top_p. With it, only the likeliest token is kept.
 _SMALLEST_TOP_P = 1e-300
 
 
@@ -57,8 +57,8 @@ def random_generator(seed: int | None) -> torch.Generator:
 class RandomNumbers:
     """The random numbers of one generation, uniform in [0, 1), from the seed of `params`.
 
-    They are drawn on the host, DRAWN_AHEAD at once, and equal those of single draws. If `params` selects the likeliest
-    token, no number is drawn, and all are zero.
+    They are drawn on the host, DRAWN_AHEAD numbers at once, and are the same as if they were drawn one by one. If
+    `params` selects the likeliest token, no number is drawn, and all are zero.
     """
 
     def __init__(self, params: Sampling) -> None:
@@ -76,14 +76,14 @@ class RandomNumbers:
         return taken
 
 
-# "greedy" rows take the likeliest token. "whole" rows draw among all tokens, in the order of the vocabulary. The others
-# draw among the likeliest: "top_k" without sorting the whole vocabulary.
+# "greedy" rows take the likeliest token. "whole" rows draw among all tokens, in the order of the vocabulary. The other
+# kinds draw among the likeliest tokens; "top_k" does so without sorting the whole vocabulary.
 _Kind = Literal["greedy", "whole", "top_k", "sorted"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """The rows of a batch that the same kernels choose for, and their parameters, each [rows, 1] on the device."""
+    """The rows of a batch whose tokens the same kernels choose, and their parameters, each [rows, 1] on the device."""
 
     # How the group's tokens are chosen.
     kind: _Kind
@@ -214,7 +214,7 @@ def _top_k(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[tor
 def _sorted(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens of each row, the likeliest first, and their weights.
 
-    On a CPU possibly only as many tokens as may be drawn.
+    On a CPU, tokens that cannot be drawn may be left out.
     """
     total = torch.exp(scaled - best).sum(1, keepdim=True, dtype=torch.float64)
     if _reads_head(scaled):
@@ -237,8 +237,8 @@ def _likeliest(scaled: torch.Tensor, size: int) -> torch.Tensor:
     """The first `size` tokens of each row in the order of `_ranks`: int64 [n, size]."""
     count = scaled.shape[1]
     if _reads_head(scaled) and size + SPARE_TOKENS < count:
-        # Ranking costs more than topk. So only the tokens that topk finds are ranked, if more than `size` of them
-        # exceed its lowest value, of which it may have omitted some.
+        # Ranking costs more than topk, so only the tokens that topk finds are ranked. This is exact if the token number
+        # `size` exceeds the lowest value found, because topk may have omitted other tokens of that value.
         values, tokens = scaled.topk(size + SPARE_TOKENS)
         if (values[:, size - 1] > values[:, -1]).all():
             return tokens.gather(1, _ranks(values, tokens, count).topk(size).indices)
@@ -248,22 +248,23 @@ def _likeliest(scaled: torch.Tensor, size: int) -> torch.Tensor:
 def _ranks(values: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tensor:
     """Return numbers in the order of `values`, distinct within a row: of equal values, the lower token ranks higher.
 
-    Which of several equal values a top-k keeps depends on its kernel, and differs by device and by k. `values`: float32
-    [n, m]. `tokens`: int64 [m] or [n, m], below `count`. Returns int64 [n, m].
+    If several values are equal, the kernel decides which of them a top-k keeps: that differs by device and by k.
+    `values`: float32 [n, m]. `tokens`: int64 [m] or [n, m], below `count`. Returns int64 [n, m].
     """
-    # The bits of positive floats are in the order of their values, those of negative ones in reverse. -0 becomes 0.
+    # The bits of positive floats have the order of their values, and the bits of negative floats the reverse order. -0
+    # becomes 0.
     bits = (values + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return ordered.to(torch.int64).mul_(count).sub_(tokens)
 
 
 def _weights(scaled: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    # In double precision, so that devices that round functions differently still choose alike.
+    # Computed in double precision, so that devices with different rounding still choose the same tokens.
     return (scaled.gather(1, tokens) - best).double().exp_()
 
 
 def _kept(weights: torch.Tensor, sums: torch.Tensor, total: torch.Tensor | None, group: _Group) -> torch.Tensor:
-    """The weights, with those that top_p and min_p exclude set to 0.
+    """The weights, with 0 for the tokens that top_p and min_p exclude.
 
     `weights`: in descending order, 1 for the likeliest token. `sums`: their running sums. `total`: the sum that top_p
     refers to; None: the last of `sums`.

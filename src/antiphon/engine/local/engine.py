@@ -1,7 +1,7 @@
 """The local engine: one model, the thread that steps it, and the sessions through which an event loop uses it.
 
 Sessions post requests. Between two steps the model's thread applies them, plans a step, runs it, and returns the
-results to the sessions' event loops. Only calls that await the result of a step wait for one.
+results to the sessions' event loops. A call waits for a step only if it awaits the step's result.
 
 This module implements the contract in `engine/api.py`. `scheduler.py` decides which rows go into a step, and
 `runner.py` computes the step.
@@ -42,9 +42,9 @@ from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 log = logging.getLogger(__name__)
 
-# How often an idle engine looks for sessions to park, in seconds.
+# The interval at which an idle engine looks for sessions to park, in seconds.
 IDLE_CHECK_S = 5.0
-# When to retry sessions that found no room, in seconds, if nothing happens before.
+# Seconds after which sessions that found no room are tried again, if nothing happens before.
 RETRY_S = 0.05
 # Called with the number of rows in a step, the number of sessions in it, and its time in seconds.
 ObserveEngineStep = Callable[[int, int, float], None]
@@ -56,7 +56,7 @@ class LocalEngine:
     `runner`: the model. Only the model's thread may use it. `tokenizer`: the model's tokenizer; without one the engine
     lacks GRAMMAR. `observe`: called after each step, in the model's thread. `clock`: monotonic seconds.
     `thread`: the model's thread, which also runs the model's other parts between two steps. `last_state`: the state
-    after the last step. `scheduler`: to be called in the model's thread only (`thread.call`).
+    after the last step. `scheduler`: must be called in the model's thread only (`thread.call`).
     """
 
     name = "local"
@@ -90,7 +90,7 @@ class LocalEngine:
 
     @property
     def context_rows(self) -> int:
-        """The most rows of a session in the KV: the least of the model's limit, the settings' and the memory's."""
+        """The maximum number of rows of a session in the KV, as limited by the model, the settings and the memory."""
         return self.scheduler.limits.context_rows
 
     @property
@@ -111,8 +111,9 @@ class LocalEngine:
     async def open(self, reserve_rows: int | None = None, *, owner: Hashable | None = None) -> LocalSession:
         """Return a session without rows, with room promised for `reserve_rows` (None: as the settings say).
 
-        It shares KV with sessions of an equal `owner` that begin alike; None: with no other session. The caller closes
-        it. Waits for the step under way. Raises Refused if there is no room, or after `close`.
+        The session shares KV with sessions of an equal `owner` that begin with the same rows; None: with no other
+        session. The caller closes it. Waits for the step under way. Raises Refused if there is no room, or after
+        `close`.
         """
         rows = max(PAGE_ROWS, self.settings.reserve_rows if reserve_rows is None else reserve_rows)
         return LocalSession(self, await self._admit(lambda: self.scheduler.open(rows, self._clock(), owner)))
@@ -155,7 +156,7 @@ class LocalEngine:
         await self.constraint(grammar, stop)
 
     async def constraint(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
-        """Return a constraint that enforces `grammar`, at once if prepared recently. Raises as `prepare_grammar`."""
+        """Return a constraint that enforces `grammar`: see `prepare_grammar`. Quick if it was prepared recently."""
         require(self, Capabilities.GRAMMAR)
         assert self._grammars
         kept = self._grammars.kept(grammar, stop)
@@ -205,7 +206,7 @@ class LocalEngine:
                 return False
             self.scheduler.commit(chunks, self._results(chunks))
         except Exception as error:
-            # After any error, no session may be left waiting for a step that never comes.
+            # Whatever the error is, no session may be left waiting for a step that never runs.
             log.exception("an engine step failed")
             self.scheduler.fail_all(ModelError(f"the engine failed: {error}"))
             return False
@@ -242,7 +243,7 @@ class LocalSession:
 
     @property
     def length(self) -> int:
-        """The number of rows given, or sampled and read, so far. Includes rows that left the context."""
+        """The number of rows that were given, or sampled and read. Includes rows that left the context."""
         return self._length
 
     @property

@@ -1,8 +1,8 @@
 """int8 weights in the layout that this machine's matrix products use, in a file that is mapped when a model is loaded.
 
-oneDNN chooses the layout by the CPU. So the file names the machine that it was packed for, and is rewritten on a
-different one. Mapped tensors are created by the C interface that torch's ahead-of-time compiler uses for its constants
-(`aoti_torch_create_tensor_from_blob_v2`). This module knows the names and bytes of weights, not models.
+oneDNN chooses the layout by the CPU. So the file identifies the machine for which it was packed, and is written again
+on a different machine. Mapped tensors are created by the C interface that torch's ahead-of-time compiler uses for its
+constants (`aoti_torch_create_tensor_from_blob_v2`). This module knows the names and bytes of weights, not models.
 
     <folder>/packed.bin     the weights one after another, each at a page's start
     <folder>/packed.json    {"key", "weights": [{"names", "shape", "offset", "size", "layout"}]}
@@ -65,8 +65,8 @@ def _zero() -> torch.Tensor:
 def weight_divisor() -> int:
     """Return the divisor of int8 weights, 1 or 2, that keeps this machine's sums of products from overflowing.
 
-    CPUs without VNNI add pairs of 8-bit products in int16, with saturation. Weights of 7 bits always fit. Reducing the
-    weights loses less than reducing the activations, whose outliers need the bits.
+    CPUs without VNNI add pairs of 8-bit products in int16, with saturation. With weights of 7 bits, the sums always
+    fit. Activations have outliers that need all bits, so it is better to reduce the weights.
     """
     largest = torch.full((1, 64), 255, dtype=torch.uint8)
     summed = product(largest, 0, _pack(torch.full((16, 64), 127, dtype=torch.int8)), torch.ones(16))
@@ -109,7 +109,7 @@ def write(folder: Path, weights: Iterable[tuple[tuple[str, ...], torch.Tensor]])
             )
             file.write((ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed)))
     new_index.write_text(json.dumps({"key": machine_key(), "weights": index}))
-    # A reader that arrives between these lines finds no index, and packs the weights itself.
+    # A process that reads between these two lines finds no index, and packs the weights itself.
     (folder / INDEX_FILE).unlink(missing_ok=True)
     new_data.rename(folder / DATA_FILE)
     new_index.rename(folder / INDEX_FILE)

@@ -1,10 +1,10 @@
 """One forward pass of a `transformers` decoder over the rows of many sessions.
 
-The decoder is used unchanged: its inputs are embeddings, and its outputs the logits of the rows that a token is sampled
-from. Its attention implementation is set to the one in `attention.py`. In addition to the embeddings it gets each row's
-position.
+The decoder is used unchanged. Its inputs are embeddings. Its outputs are the logits of the rows from which a token is
+sampled. Its attention implementation is set to the one in `attention.py`. In addition to the embeddings it gets each
+row's position.
 
-This module handles tensors. The scheduler decides which rows a step has, and what the results mean for a session.
+This module handles tensors. The scheduler decides which rows a step computes, and what the results mean for a session.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)
 
-# The most sessions of a decode step that is captured before the first session opens. Larger steps are captured when
-# they first occur.
+# Decode steps of up to this number of sessions are captured before the first session opens. Larger steps are captured
+# when they first occur.
 WARMED_ROWS = 64
 
 Result = Token | Exception | None
@@ -46,8 +46,8 @@ KvStorage = SessionTensors | PagePool
 class Runner:
     """Steps a causal language model of `transformers`. A StepRunner; its model belongs to the model's thread."""
 
-    # In eval mode, on `device`. It is changed to use the engine's attention. If it has an attribute `tapped`, float
-    # [rows, width] after a pass, the sinks of embedding rows receive their rows from it.
+    # The model, in eval mode, on `device`. The runner changes it to use the engine's attention. If it has an attribute
+    # `tapped`, which is float [rows, width] after a pass, the sinks of embedding rows receive their rows from it.
     model: Any
     # The device of the model and of its KV.
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -55,7 +55,7 @@ class Runner:
     dtype: torch.dtype = torch.float32
     # The type that keys and values are stored in.
     kv_dtype: torch.dtype = torch.float32
-    # 1, or 3 if positions are (time, height, width).
+    # The number of axes of a position: 1, or 3 for (time, height, width).
     position_axes: int = 1
     # The folder for the files of parked sessions; None: the system's temporary folder.
     kv_folder: Path | None = None
@@ -81,7 +81,7 @@ class Runner:
 
     @property
     def config(self) -> Any:
-        """The text decoder's configuration (a `PretrainedConfig` of `transformers`), if the model has several."""
+        """The text decoder's configuration, even if the model has others: a `PretrainedConfig` of `transformers`."""
         return self.model.config.get_text_config()
 
     @property
@@ -108,8 +108,8 @@ class Runner:
     def storage(self, settings: EngineSettings) -> KvStorage:
         """Return memory for this decoder's keys and values, on its device, in `kv_dtype`.
 
-        A pool of pages is allocated at once; session tensors are not. Raises torch.OutOfMemoryError, and ModelError for
-        captured steps without a CUDA device.
+        A pool of pages is allocated at once; session tensors are not. Raises torch.OutOfMemoryError. Raises ModelError
+        if steps are to be captured and the device is not a CUDA device.
         """
         layout, shapes = settings.kv_on(self.device.type)
         captured = shapes == "captured" and "decode" in settings.graphs
@@ -164,13 +164,13 @@ class Runner:
         """Compute the chunks' keys and values in one pass, and return one result for each chunk.
 
         A result is the sampled token, an error, or None if the chunk samples none. Never raises: if the pass fails,
-        each chunk is tried by itself, so that only the one at fault fails.
+        each chunk is tried by itself, so that only the chunk at fault fails.
         """
         started = time.perf_counter()
         try:
             results = self._forward(chunks)
         except Exception as error:
-            # The boundary of the model: any exception of its code fails a session, never the engine.
+            # The model's code may raise any exception. It fails a session, never the engine.
             if len(chunks) == 1:
                 log.error("a model step failed: %s", error)
                 return [_wrapped(error)]
@@ -185,8 +185,8 @@ class Runner:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the decoder once, without branching on any tensor's values: a DecoderPass.
 
-        `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows], `keep` int64 [n]. Of the rows `keep` it
-        returns the logits [n, vocabulary] and the last hidden states [n, width].
+        `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows], `keep` int64 [n]. Returns the logits [n,
+        vocabulary] and the last hidden states [n, width] of the rows `keep`.
         """
         out = self.model(
             inputs_embeds=inputs,
@@ -202,7 +202,7 @@ class Runner:
         padded = [c for c in chunks if c.count == 1 and not c.sinks] if self._shapes else []
         packed = [c for c in chunks if c not in padded] if padded else chunks
         started = time.perf_counter()
-        # Both passes are queued on the device before the host waits for the tokens of either.
+        # Both passes are queued on the device before the host waits for the tokens of one of them.
         parts = [(part, *run(part)) for part, run in ((padded, self._decode), (packed, self._prefill)) if part]
         self.stats.forward_s += time.perf_counter() - started
         self._feed_sinks(packed)

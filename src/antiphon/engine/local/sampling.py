@@ -1,9 +1,9 @@
-"""From the logits of many rows to one token for each, chosen by the row's `Sampling` or `Chooser`.
+"""Chooses one token for each of many rows of logits, by the row's `Sampling` or `Chooser`.
 
 The host decides the changes to each row: penalties of sampled tokens, biases, exclusions, and a grammar's mask. They
-are copied to the logits' device in one go and change all rows with a few operators, no more for 64 rows than for one.
-Then `device_sampling.py` draws the tokens, and they are read once. Each generation has its own random numbers, so other
-generations do not affect its tokens. This module knows neither sessions nor steps.
+are copied to the logits' device at once and applied to all rows with a few operators, as few for 64 rows as for one.
+Then `device_sampling.py` draws the tokens, and they are read once. Each generation has its own random numbers, so no
+generation affects another one's tokens. This module knows neither sessions nor steps.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class RowSampler:
     """Draws the tokens of one generation by its `Sampling`. Holds its random numbers and the changes to its logits.
 
     `vocabulary_size`: the width of the logits. `constraint`: the compiled form of `params.grammar`. Raises ValueError
-    if a bias or an exclusion names a token outside the vocabulary: in a batch it would belong to another row.
+    if a bias or an exclusion names a token outside the vocabulary, because that token would belong to another row of a
+    batch.
     """
 
     def __init__(self, params: Sampling, vocabulary_size: int, constraint: Constraint | None = None) -> None:
@@ -81,7 +82,7 @@ class RowSampler:
         return self.edits_of([t for t in repeated if t is not None], {t: n for t, n in times.items() if t is not None})
 
     def edits_of(self, repeated: Collection[int], times: Mapping[int, int]) -> RowEdits:
-        """Return the changes like `edits`, from counts.
+        """Return the changes to the next token's logits, from counts instead of rows.
 
         `repeated`: the tokens that the repetition penalty considers. `times`: how many times the generation sampled
         each token.
@@ -218,7 +219,7 @@ def _drawn(
             raise ModelError("the decoder has no hidden states")
         return [(members, chooser.run([g.params.program for g in generations], given, _picked(hidden, members)))]
     except Exception as error:
-        # Choosers and programs are an adapter's code.
+        # Choosers and programs are an adapter's code, which may raise any exception.
         if len(members) == 1:
             found[members[0]] = error
             return []
@@ -296,7 +297,7 @@ def copied_to(device: torch.device, dtype: Any, *arrays: Any) -> tuple[torch.Ten
 def _barred(
     logits: torch.Tensor, restricted: torch.Tensor, allowed: torch.Tensor, forbidden: torch.Tensor
 ) -> torch.Tensor:
-    """A bool mask, like `logits`, of the excluded tokens. In `restricted` rows all but `allowed` are excluded."""
+    """A bool mask like `logits` of excluded tokens. In `restricted` rows, all tokens except `allowed` are excluded."""
     barred = torch.zeros_like(logits, dtype=torch.bool)
     barred.index_fill_(0, restricted, True)
     barred.view(-1).index_fill_(0, allowed, False).index_fill_(0, forbidden, True)

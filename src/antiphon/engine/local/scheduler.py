@@ -1,8 +1,8 @@
 """Chooses the rows of each forward pass, and applies the results to the sessions.
 
-Every step takes one row of each session that generates, and a bounded number of pending rows of sessions that prefill,
-shared evenly among them. So a prefill of any length delays another session's token by at most the step that they share.
-If sessions want more than a step or the memory has, owners get equal shares first, and then the sessions of each owner.
+Every step takes one row of each session that generates. It also takes a bounded number of pending rows, shared evenly
+among the sessions that prefill. So a prefill of any length delays another session's token by at most the step that they
+share. If sessions need more than a step or the memory can give, owners get equal shares, and so do an owner's sessions.
 The rules of memory (leases, parking, context cuts) are applied here, before the rows are chosen.
 
 Pure: no tensors, no clock, no threads. Times are arguments, and the forward pass runs between `plan` and `commit`.
@@ -37,7 +37,7 @@ Planned = TypeVar("Planned")
 
 # The share of the context that a cut leaves, so that the next row does not cause another cut.
 CUT_TO_SHARE = 0.75
-# The fewest rows of a step for a prefill: fewer take as much time.
+# The minimum number of rows of a prefill in a step. Fewer rows take the same time.
 MIN_SHARE_ROWS = 16
 
 
@@ -55,7 +55,7 @@ class Scheduler:
         self.kept_prefixes: list[KeptPrefix] = []
         self.context_cuts = 0
         self._step = 0
-        # The step that is being planned. A session that is suspended meanwhile loses its chunk again.
+        # The chunks of the step that is being planned. If a session is suspended meanwhile, its chunk is removed.
         self._chunks: list[StepChunk] = []
 
     # Requests of sessions.
@@ -80,7 +80,7 @@ class Scheduler:
         old = session.rows
         twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s, old.owner)
         twin.rows = old.copy(now_s)
-        # A parked session's KV stays parked: the twin computes its own, or finds an equal prefix.
+        # A parked session's KV stays parked, so the new session computes its own KV, or finds an equal prefix.
         if session.lease.extent and self._fits_another(session.lease.extent):
             self.cache.share(session.lease.extent, twin.lease)
             twin.rows.computed = old.computed
@@ -252,7 +252,7 @@ class Scheduler:
 
     def _add_prefill(self, sessions: list[ScheduledSession], room: int) -> None:
         """Add rows of sessions that prefill to the step: `room` rows, shared evenly by owners and then by sessions."""
-        # Within an owner, sessions with a generation go before those that only prefill.
+        # Among an owner's sessions, those with a generation go before sessions that only prefill.
         sessions.sort(key=lambda s: s.rows.generation is None)
         queues = queues_by_owner(sessions)[: max(1, room // MIN_SHARE_ROWS)]
         # Smallest first, so that the rest of their shares goes to the larger ones.
@@ -341,7 +341,7 @@ class Scheduler:
         return session.rows.computed + min(max_rows, session.rows.due)
 
     def _make_room(self, session: ScheduledSession, rows: int) -> bool:
-        """Give the session its own extent for `rows` rows, and park others for it. Returns False if that fails."""
+        """Give the session its own extent for `rows` rows, parking others if necessary. Returns False if that fails."""
         while not self.cache.ensure(session.lease, rows, session.rows.computed):
             if not self._give_room(session, rows):
                 return False
@@ -376,12 +376,12 @@ class Scheduler:
             session.rows.computed = 0
 
     def _cut(self, session: ScheduledSession, limit: int) -> None:
-        """Bring the session's rows below `limit` by dropping the oldest ones after the pinned."""
+        """If the session has `limit` rows or more, drop the oldest ones after the pinned rows, until fewer are left."""
         rows = session.rows
         if len(rows.ids) < limit:
             return
         keep = int(limit * CUT_TO_SHARE)
-        # A head that fills the context by itself cannot be kept whole.
+        # Pinned rows that fill the context by themselves cannot all be kept.
         rows.pinned = min(rows.pinned, keep // 2)
         if rows.cut(keep):
             self.context_cuts += 1
@@ -432,7 +432,7 @@ class Scheduler:
 
         Sessions of owners that hold more than a share go first. `discard`: if nothing more can be parked, drop the KV
         of that session, which is computed again when it continues. Otherwise a session with work would wait forever for
-        one without.
+        an idle one.
         """
         idle = [s for s in self.sessions if s is not exclude and not s.rows.busy and not s.lease.asleep]
         idle = [s for s in idle if s.lease.claim_pages]

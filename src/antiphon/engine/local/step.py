@@ -20,7 +20,7 @@ from antiphon.engine.rows import Rows, SinkRange
 # A generation pauses when it is this number of tokens ahead of its reader, until the reader has caught up.
 MAX_UNREAD_TOKENS = 64
 
-# Called once, with None when a session's rows are in the KV, or with the error that prevented it.
+# Called once: with None when all rows of a session are in the KV, or with the error that prevented this.
 SettledCallback = Callable[[Exception | None], None]
 
 
@@ -48,7 +48,7 @@ class ScheduledSession:
 
     @property
     def starved(self) -> bool:
-        """Whether its generation waits for a reader that is MAX_UNREAD_TOKENS behind."""
+        """Whether the session's generation waits for its reader, which is MAX_UNREAD_TOKENS behind."""
         generation = self.rows.generation
         return (
             generation is not None
@@ -79,7 +79,7 @@ class StepChunk:
     ids: tuple[Row, ...]
     # The positions of these rows; None: start, start + 1, …
     positions: tuple[Position, ...] | None
-    # (row, float [n, width]) of the rows that were given as embeddings.
+    # The rows that were given as embeddings, as pairs (first row, float [n, width]).
     embeddings: tuple[tuple[int, Any], ...]
     # `Rows.epoch` when the chunk was planned. If it has changed since, the results are discarded.
     epoch: int
@@ -111,10 +111,10 @@ class KeptPrefix:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The most rows in a step and in a session, and the idle time before a session is parked.
+    """The maximum number of rows in a step and in a session, and the idle time before a session is parked.
 
-    `decode_rows`, `prefill_rows`, `prefill_only_rows`, `park_after_s`: as in EngineSettings. `context_rows`: the most
-    rows of a session that are in the KV.
+    `decode_rows`, `prefill_rows`, `prefill_only_rows`, `park_after_s`: as in EngineSettings. `context_rows`: the
+    maximum number of rows of a session in the KV.
     """
 
     context_rows: int
@@ -177,7 +177,7 @@ def queues_by_owner(sessions: Iterable[ScheduledSession]) -> list[list[Scheduled
 def in_turns(sessions: Sequence[ScheduledSession]) -> Sequence[ScheduledSession]:
     """Return the sessions interleaved: one of each owner, then a second of each, and so on.
 
-    An owner's first session is preceded by at most one session of each other owner, however many those have.
+    An owner's first session is preceded by at most one session of each other owner, however many sessions they have.
     """
     queues = queues_by_owner(sessions)
     if len(queues) < 2:
@@ -190,8 +190,8 @@ def page_shares(
 ) -> tuple[dict[Hashable | None, int], int]:
     """Return the pages that each owner claims, and the share that each may claim at the expense of others.
 
-    The share is an equal part of `total_pages` for each owner with a session that claims memory or has work, and for
-    `owner`, which asks for more.
+    The share is `total_pages` divided by the number of owners. Owners count if they have a session that claims memory
+    or has work; `owner`, which asks for more, always counts.
     """
     held: dict[Hashable | None, int] = {owner: 0}
     for session in sessions:

@@ -1,13 +1,13 @@
-"""A checkpoint's decoder with weights in the type that suits the machine: int8 if a CPU multiplies those fastest.
+"""Loads a checkpoint's decoder with weights in the type that suits the machine: int8 on CPUs that multiply it fastest.
 
 int8: weights are rounded per output, and activations per row at run time (W8A8, arXiv:2208.07339 without its outlier
-split). Products are summed exactly in int32, so a row's result does not depend on the other rows. A CPU without VNNI
-first adds products in pairs of 16 bits, so its weights have 7 bits, whose products always fit (`packed.py`).
+split). Sums of products are exact in int32, so a row's result does not depend on the other rows. A CPU without VNNI
+first adds pairs of products in 16 bits. Its weights have 7 bits, so that these sums always fit (`packed.py`).
 
 Measured for the 0.5B default model on two cores, all matrix products of a step except the head's: with AVX512-VNNI and
 AMX, 33 ms for 1 to 16 rows and 46 ms for 64; bfloat16 takes 64, 68 and 88. With AVX2 alone, 62, 162 and 319 ms for 1,
-16 and 64 rows; float32 takes 99, 297 and 588. The effect of rounding on the next token, as KL divergence: 0.011 nats,
-and 0.020 with 7 bits.
+16 and 64 rows; float32 takes 99, 297 and 588. Rounding changes the distribution of the next token by a KL divergence of
+0.011 nats, or 0.020 with 7 bits.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 INT8_FILE = "int8.safetensors"
 # The suffix of an int8 weight's companion tensor: its scale for each output.
 SCALE_SUFFIX = ".scale"
-# The zero point of activations, which are unsigned. Without AMX, signed ones have no fast kernel (1,000 ms instead of
-# 1.2 for one product of the 0.5B model). The results are bit-identical.
+# The zero point of activations, which are unsigned. Without AMX, signed activations have no fast kernel (1,000 ms
+# instead of 1.2 for one product of the 0.5B model). The results are bit-identical.
 ZERO_POINT = 128
 # Projections with the same input are computed as one product.
 FUSED_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -130,7 +130,7 @@ def load_int8_model(folder: Path) -> Any:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
-    # The files are mapped, not read: only the embeddings' rows that are used are loaded into memory.
+    # The files are mapped, not read, so only the used rows of the embedding table are loaded into memory.
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
         scales = {n.removesuffix(SCALE_SUFFIX): file.get_tensor(n) for n in names if n.endswith(SCALE_SUFFIX)}
@@ -284,7 +284,7 @@ class Int8Linear(nn.Module):
         return self.product.part(x, self.index)
 
 
-# The benchmark's matrices: sized like those of a model of a few billion parameters, and too many for any cache.
+# The benchmark's matrices. They have the size of a model with a few billion parameters, and do not fit into any cache.
 WIDTH, NUM_MATRICES = 2048, 24
 TRIALS = 7
 
@@ -292,8 +292,8 @@ TRIALS = 7
 def seconds_a_billion(threads: int = 0) -> float:
     """Return the seconds that the CPU takes to multiply a row by a billion weights.
 
-    The weights have the type that `--weights auto` selects. Returns the best of several trials, since other work on the
-    machine only makes one slower. `threads`: as in `load_model`. Blocks for about a second.
+    The weights have the type that `--weights auto` selects. Returns the best of several trials, because other work on
+    the machine can only slow a trial down. `threads`: as in `load_model`. Blocks for about a second.
     """
     return load_in_own_thread(_measure, device="cpu", threads=threads)
 

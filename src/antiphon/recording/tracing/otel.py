@@ -1,4 +1,4 @@
-"""Exports turns as OpenTelemetry traces, one for each turn, over OTLP (`--otel-endpoint`). Needs the extra `[otel]`."""
+"""Exports each turn as an OpenTelemetry trace over OTLP (`--otel-endpoint`). Needs the extra `[otel]`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 # The value of an attribute.
 Fact = str | bool | int | float
-# Bounds of the export queue and of a batch, and the interval between batches. A full queue drops turns, and the SDK
-# logs it.
+# Bounds of the export queue and of a batch, and the interval between batches. A full queue drops turns, which the SDK
+# logs.
 QUEUE, BATCH, EVERY_MS = 2048, 256, 2000
-# Statuses of turns that are sampled. Turns with another status, or that missed the objective, are always exported.
+# Turns with these statuses are sampled. Turns with other statuses, and turns that missed the objective, are all
+# exported.
 GOOD = ("completed", "cancelled", "")
 
 
@@ -33,8 +34,8 @@ def is_kept(trace: TurnTrace, objective_s: float, sample: float) -> bool:
 class TurnExporter:
     """Exports turns.
 
-    `exporter`: where to; None creates one for the OTLP endpoint, `http://HOST:4318` or a URL with a path. Raises
-    SettingsError if OpenTelemetry is not installed.
+    `exporter`: the SDK's exporter; None creates one for the OTLP endpoint, `http://HOST:4318` or a URL with a path.
+    Raises SettingsError if OpenTelemetry is not installed.
     """
 
     def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:

@@ -1,7 +1,7 @@
 """Follows the events of one session, and measures the duration of each stage of its turns. Pure: times are arguments.
 
-The times are those at which events are reported, the same as in the black box. Only the end of speech is found in
-another way: by the time at which the sound that contains it arrived.
+The time of an event is when it was reported, the same as in recordings. The end of speech is an exception: its time is
+when the sound that contains it arrived.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 
-# The stages from the end of the user's speech to the first sound of the answer, in order. Each begins where the last
-# ended.
+# The stages from the end of the user's speech to the first sound of the answer, in order. Each one begins when the
+# previous one ends.
 STAGES = ("endpoint", "final", "first_token", "first_sound")
 SAMPLES_A_MS = 16
 # Bounds: arrival times of sound (some minutes), decisions of a turn, and open turns of a session.
@@ -85,7 +85,7 @@ class TurnTrace:
         return max(0.0, self.first_sound_s - self.speech_end_s)
 
     def stages(self) -> list[tuple[str, float, float]]:
-        """Return the stages that happened, as (name, begin, end). Each begins where the one before ends.
+        """Return the stages that happened, as (name, begin, end). Each one begins when the previous one ends.
 
         A stage that ends after the first sound is cut there, such as a transcript that follows a preemptive answer. The
         stages up to the first sound therefore add up to `voice_to_voice_s`.
@@ -106,15 +106,17 @@ class TurnTrace:
 
 
 class TurnTracer:
-    """Follows one session: arriving sound (`sound`), reported events (`follow`), and internal events (`final`,
-    `decided`), in the order in which they happen. Pure, except for random ids.
+    """Follows one session. Pure, except for random ids.
+
+    It is called for arriving sound (`sound`), reported events (`follow`), and internal events (`final`, `decided`), in
+    the order in which they happen.
     """
 
     def __init__(self) -> None:
         self._samples: list[int] = []
         self._arrivals: list[float] = []
         self._total = 0
-        # Turns that are open, or whose answer is, by number; the newest last.
+        # Turns that are open or whose answer is open, by number; the newest last.
         self._turns: dict[int, TurnTrace] = {}
         self._by_response: dict[str, TurnTrace] = {}
 
@@ -159,7 +161,7 @@ class TurnTracer:
             case ResponseCreated():
                 waiting = [t for t in self._turns.values() if not t.response_id and t.endpoint_s is not None]
                 if waiting:
-                    # The turns before it were spoken together with it.
+                    # The unanswered turns before it were spoken together with it.
                     waiting[-1].response_id = event.response.id
                     self._by_response[event.response.id] = waiting[-1]
             case ResponseTextDelta() if trace := self._by_response.get(event.at.response_id):
@@ -183,14 +185,14 @@ class TurnTracer:
         return []
 
     def _drop_unanswered(self, event: TurnCleared | TranscriptFailed, at_s: float) -> list[TurnTrace]:
-        """End a turn without an answer. A turn that failed is returned, a turn that was cleared is forgotten."""
+        """End a turn without an answer. Returns a turn that failed, and forgets a turn that was cleared."""
         if isinstance(event, TurnCleared):
             for number in [n for n, t in self._turns.items() if not t.response_id]:
                 del self._turns[number]
             return []
         trace = self._turns.get(event.turn)
         if trace is None or trace.response_id:
-            # A model that hears answered it without the transcript.
+            # A model that hears has answered the turn without its transcript.
             self.decided("transcript_failed", at_s)
             return []
         trace.status, trace.ended_s = "failed", at_s
@@ -206,7 +208,7 @@ class TurnTracer:
         return self._turns[number]
 
     def final(self, at_s: float) -> None:
-        """Note that a transcript is complete: that of the first ended turn without one."""
+        """Note that the transcript of the first ended turn without a transcript is complete."""
         for trace in self._turns.values():
             if trace.endpoint_s is not None and trace.final_s is None:
                 trace.final_s = at_s

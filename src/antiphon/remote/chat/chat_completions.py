@@ -104,39 +104,39 @@ class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
     model: str
     # The whole conversation.
     messages: list[_SentMessage]
-    # Always True.
+    # Whether the reply is streamed; always True.
     stream: bool
     # Asks for token counts at the end.
     stream_options: dict[str, bool]
     # For vLLM: requests with different salts share no KV.
     cache_salt: str | None = None
-    # The most tokens of the reply.
+    # The maximum number of tokens of the reply.
     max_tokens: int | None = None
-    # The same, under the name that OpenAI's models since o1 use.
+    # The same limit, under the name that OpenAI's models since o1 use.
     max_completion_tokens: int | None = None
-    # 0 samples the likeliest token.
+    # The temperature; 0 samples the likeliest token.
     temperature: float | None = None
     # The share of probability that may be sampled.
     top_p: float | None = None
     # The number of likeliest tokens that may be sampled.
     top_k: int | None = None
-    # Relative to the likeliest token.
+    # The minimum probability of a token, as a fraction of that of the likeliest token.
     min_p: float | None = None
-    # Above 1, repeated tokens are less likely.
+    # Makes repeated tokens less likely if it is above 1.
     repetition_penalty: float | None = None
-    # Subtracted from tokens that already occurred.
+    # Subtracted from the logit of each token that has occurred.
     presence_penalty: float | None = None
-    # Subtracted for each occurrence.
+    # Subtracted from a token's logit once for each occurrence.
     frequency_penalty: float | None = None
     # Seed of the random numbers.
     seed: int | None = None
     # Texts that end the reply.
     stop: list[str] | None = None
-    # Added to logits, by token id.
+    # Values added to the logits, by token id.
     logit_bias: dict[str, float] | None = None
     # The functions that the model may call.
     tools: list[_SentTool] | None = None
-    # "required" or a function; None: "auto".
+    # The call that the model must make: "required" (any call) or a function; None: "auto".
     tool_choice: str | _SentTool | None = None
     # False allows only one call.
     parallel_tool_calls: bool | None = None
@@ -147,8 +147,8 @@ class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
 def body(model: str, messages: Sequence[Message], options: ReplyOptions, *, limit_field: str, salt: str = "") -> bytes:
     """Return the body of a request.
 
-    `limit_field`: the server's name for the most tokens of the reply. `salt`: for vLLM, which does not share its cache
-    between requests with different salts.
+    `limit_field`: the server's name for the maximum number of tokens of the reply. `salt`: for vLLM, which does not
+    share its cache between requests with different salts.
     """
     out = _Body(
         model=model,

@@ -1,8 +1,8 @@
-"""Sends requests to a model's server and yields the streamed replies, with timeouts, a second attempt and a circuit
-breaker.
+"""Sends requests to a model's server and yields the replies, with timeouts, a second attempt and a circuit breaker.
 
-A second attempt starts if the first one fails before its first word, or if its first word is late; then both run, and
-the first to speak is used. After a word was yielded, the request is never repeated, because the user may have heard it.
+A second attempt starts if the first one fails before its first word, or if its first word is late. In the latter case
+both run, and the first to yield a word is used. After a word was yielded, the request is never repeated, because the
+user may have heard it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class ModelServerClient:
     """Requests to one URL, for all conversations of a process, from one event loop.
 
     `key` is sent as a bearer token and appears in no error message. `make_reader` creates the reader of one reply.
-    `is_away`: the server did not answer the last request. Only the log names the URL, because clients see the errors.
+    `is_away`: True if the server did not answer the last request. Only the log names the URL, because clients see the
+    errors.
     """
 
     def __init__(self, url: str, key: str, timeouts: Timeouts, make_reader: Callable[[], ReplyReader]) -> None:
@@ -145,7 +146,7 @@ class ModelServerClient:
                 future.cancel()
 
     def _counted(self, error: BaseException, owner: Hashable | None) -> AntiphonError:
-        """Count and return an attempt's failure. Raises errors that are not the server's fault or would occur again."""
+        """Count an attempt's failure and return it. Raises it if it is not the server's fault or would occur again."""
         if not isinstance(error, RemoteError | Refused):
             raise error
         self.counts.failures += 1

@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 DEFAULT_CONTEXT_TOKENS = 8192
 # A full conversation is cut to this share of the context, so that the next replies find the server's prefix cache.
 KEPT_SHARE = 0.6
-# Characters of a text that are searched for calls before the event loop can run other tasks.
+# The number of characters that are searched for calls before the event loop can run other tasks.
 SLICE_CHARS = 1 << 13
-# Names of the field for the most tokens of a reply: in nearly all servers, and in OpenAI's models since o1.
+# Names of the field that limits a reply's tokens: for nearly all servers, and for OpenAI's models since o1.
 LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
@@ -178,7 +178,7 @@ class RemoteLanguageStream:
         self._left_out = (dropped, first) if dropped else (0, None)
 
     def _mended(self, error: RemoteProtocolError, kept: list[Message], options: ReplyOptions) -> list[Message] | None:
-        """Return the messages to send again after a server refused them; None if a retry would not help."""
+        """Return the messages for a retry after the server refused a request; None if a retry would not help."""
         if error.code == "context_length_exceeded" and options.truncation != "disabled":
             half = newest(kept, options.tools, estimated_tokens(kept, options.tools) // 2)
             return half if len(half) < len(kept) else None
@@ -204,7 +204,7 @@ class RemoteLanguageStream:
 
 
 def _probe(address: ServerAddress, key: str) -> tuple[ListedModel, bool]:
-    """Return what the server reports about the model, empty if it reports nothing, and whether it answered.
+    """Return the server's report about the model (empty if there is none), and whether the server answered.
 
     Raises ModelError if the key is not accepted.
     """
@@ -228,7 +228,7 @@ def _slices(reply: Reply) -> Iterator[Reply]:
 
 
 def _written_calls(options: ReplyOptions, *, makes: bool) -> WrittenCalls | None:
-    """Return what converts JSON in the text of a reply into calls; None if the reply may not contain calls.
+    """Return a converter of JSON in a reply's text into calls; None if the reply may not contain calls.
 
     If `makes` is False, it drops such JSON instead.
     """

@@ -26,8 +26,8 @@ from antiphon.events.tools import JsonSchema, Tool, ToolCall
 
 # Sent as the result of a call that has no result yet.
 NO_RESULT = "(no result yet)"
-# A low estimate of the average characters per token, because the server's tokenizer is not available. English has four
-# or five, other European languages three.
+# A low estimate of the average number of characters in a token, because the server's tokenizer is not available.
+# English has four or five, other European languages have three.
 CHARS_PER_TOKEN = 3
 # Estimated tokens of a message in addition to its text, and of an image or an audio part.
 MESSAGE_TOKENS, IMAGE_TOKENS = 8, 1000
@@ -51,8 +51,7 @@ def with_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def sent_arguments(call: ToolCall) -> str:
-    """Return the arguments of a call of the history as a JSON object; `{}` if the call was cut off or they are not an
-    object.
+    """Return a past call's arguments as a JSON object; `{}` if the call was cut off or they are not an object.
 
     Servers refuse a conversation with other arguments, or their templates fail.
     """
@@ -124,13 +123,13 @@ class SentPart(msgspec.Struct, kw_only=True):
 
     # The kind of the part, as the API names it.
     type: str
-    # Of a text part.
+    # The text of a text part.
     text: str | UnsetType = UNSET
-    # Of an image: a data URI, in Chat Completions within an object.
+    # The data URI of an image. In Chat Completions, it is within an object.
     image_url: str | dict[str, str] | UnsetType = UNSET
-    # Of an image in the Responses API: always "auto".
+    # The detail of an image in the Responses API: always "auto".
     detail: str | UnsetType = UNSET
-    # Of audio: base64 of a WAV file, and its format.
+    # The base64 of a WAV file, and its format, for audio.
     input_audio: dict[str, str] | UnsetType = UNSET
     # The cache key of an image or of audio, for vLLM.
     uuid: str | UnsetType = UNSET
@@ -140,7 +139,7 @@ def content_part(part: MessagePart, api: Literal["chat_completions", "responses"
     """Return one part of a message's content in the form of the named API. Encoding a picture takes milliseconds.
 
     `salt`: if given, images and audio get a `uuid`, by which vLLM finds earlier results of its encoder. It is derived
-    from the salt and the bytes, so that the same picture of another owner has another one.
+    from the salt and the bytes, so the same picture has a different `uuid` for another owner.
     """
     responses = api == "responses"
     if isinstance(part, str):

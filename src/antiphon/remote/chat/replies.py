@@ -27,7 +27,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 class ReplyReader(Protocol):
     """Reads the events of one streamed reply.
 
-    `done`: the reply has ended properly. A stream that ends earlier was cut off.
+    `done`: True after the reply has ended properly. A stream that ends before that was cut off.
     """
 
     done: bool
@@ -59,9 +59,9 @@ class CallBuffer:
         return len(self._calls)
 
     def add(self, number: int, call_id: str, name: str, arguments: str) -> Iterator[Reply]:
-        """Add an event's part of a call. If the event continues a call, `call_id` and `name` may be "".
+        """Add the part of a call that an event contains. If the event continues a call, `call_id` and `name` may be "".
 
-        Raises RemoteError for arguments of an unknown call, and above the bounds of a reply.
+        Raises RemoteError for arguments of an unknown call, and if the reply exceeds a bound.
         """
         self._num_chars += len(call_id) + len(name) + len(arguments)
         if number not in self._calls:
@@ -112,7 +112,7 @@ class ThoughtFilter:
 
     def __init__(self) -> None:
         self._held = ""
-        # Whether the head is complete, and whether a thought is open, which is part of the head.
+        # Whether the head of the reply, which includes its thoughts, is complete, and whether a thought is open.
         self._decided = self._thinking = False
         self._num_chars = 0
 
@@ -121,7 +121,7 @@ class ThoughtFilter:
         self._num_chars += len(text)
         if self._num_chars > MAX_REPLY_CHARS:
             raise RemoteError("the model's server sent more text than a reply may have")
-        # At most a few characters are held: those that may be part of a tag.
+        # At most a few characters are held, which may be part of a tag.
         text, at, self._held = self._held + text, 0, ""
         while not self._decided or self._thinking:
             if self._thinking:

@@ -59,7 +59,7 @@ class _Event(msgspec.Struct):
     item: _Item | None = None
     # The response, in its last event.
     response: _Response | None = None
-    # Of an error event.
+    # The message of an error event.
     message: str | None = None
 
 
@@ -90,23 +90,23 @@ class _Said(msgspec.Struct, tag="output_text"):
 class _SentItem(msgspec.Struct, kw_only=True):
     """An item of the input: a message, a function's call or its result. Fields that do not apply are unset."""
 
-    # The kind of the item; unset for messages of the user.
+    # The kind of the item; unset for the user's messages.
     type: str | UnsetType = UNSET
-    # Of the assistant's messages.
+    # The id of an assistant's message.
     id: str | UnsetType = UNSET
-    # Of the assistant's messages: always "completed".
+    # The status of an assistant's message: always "completed".
     status: str | UnsetType = UNSET
-    # Of messages.
+    # The role of a message's author.
     role: str | UnsetType = UNSET
-    # Of messages.
+    # The content of a message.
     content: str | list[SentPart] | list[_Said] | UnsetType = UNSET
-    # Of a call and its result: the id that links them.
+    # The id that links a call and its result.
     call_id: str | UnsetType = UNSET
-    # Of a call: the function.
+    # The function that a call names.
     name: str | UnsetType = UNSET
-    # Of a call: JSON text.
+    # The arguments of a call, as JSON text.
     arguments: str | UnsetType = UNSET
-    # Of a result: its text.
+    # The text of a result.
     output: str | UnsetType = UNSET
 
 
@@ -128,21 +128,21 @@ class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
     model: str
     # The conversation without system messages.
     input: list[_SentItem]
-    # Always True.
+    # Whether the reply is streamed; always True.
     stream: bool
-    # Always False: the server keeps no history.
+    # Whether the server keeps the reply; always False.
     store: bool
     # The system messages.
     instructions: str | None = None
-    # The most tokens of the reply.
+    # The maximum number of tokens of the reply.
     max_output_tokens: int | None = None
-    # 0 samples the likeliest token.
+    # The temperature; 0 samples the likeliest token.
     temperature: float | None = None
     # The share of probability that may be sampled.
     top_p: float | None = None
     # The functions that the model may call.
     tools: list[_SentTool] | None = None
-    # "auto", "required" or a function.
+    # Whether the model must make a call: "auto", "required", or the function that it must call.
     tool_choice: str | _SentTool | None = None
     # False allows only one call.
     parallel_tool_calls: bool | None = None

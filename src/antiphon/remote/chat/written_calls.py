@@ -28,8 +28,7 @@ _decoder = json.JSONDecoder()
 
 
 class WrittenCalls:
-    """Converts JSON in a reply's text that calls a tool of one of `names` into calls, because it would be spoken
-    otherwise.
+    """Converts JSON in a reply's text that calls a tool in `names` into calls. Otherwise it would be spoken.
 
     From the beginning of such JSON, the text is held back until the end of the reply. The arguments stay as the model
     wrote them; the tool's schema is not enforced.
@@ -52,7 +51,7 @@ class WrittenCalls:
         self._num_calls = 0
 
     def feed(self, reply: Reply) -> Iterator[Reply]:
-        """Take a part of the reply, and yield what is known not to be a written call."""
+        """Take a part of the reply, and yield the content that is certain not to be a written call."""
         match reply:
             case TextDelta(text):
                 yield from self._prose(text)
@@ -84,7 +83,7 @@ class WrittenCalls:
                 yield TextDelta(self._held)
             yield done
             return
-        # After a call that the server made itself, JSON is the model's comment on it.
+        # JSON after a call that the server made itself is the model's comment on the call.
         reads = self._makes and self._is_known and not self._num_calls
         calls = calls_in("".join(self._text), self._names) if reads else []
         if self._makes and not (self._is_known or self._num_calls or self._told):
@@ -101,8 +100,8 @@ class WrittenCalls:
 def calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
     """Return the calls of tools with these names that a text contains as JSON, in their order, each with a new id.
 
-    Returns the first MAX_CALLS calls in the first _MAX_CHARS characters. Invalid JSON is skipped, until the length of
-    the text has been read twice.
+    Returns the first MAX_CALLS calls in the first _MAX_CHARS characters. Skips invalid JSON, and stops after it has
+    read twice the length of the text.
     """
     text = text[:_MAX_CHARS]
     calls, at, read = list[ToolCall](), 0, 0

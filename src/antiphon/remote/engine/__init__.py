@@ -1,4 +1,4 @@
-"""Engines on another server: vLLM or SGLang. The rows are kept here, their KV is kept there."""
+"""Engines on other servers (vLLM, SGLang). This process keeps the rows, and the servers keep their KV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from antiphon.engine.api import Capabilities
 
-# What a VllmEngine can do. Its server finds previously computed rows by their tokens, one block at a time.
+# The capabilities of a VllmEngine. Its server finds previously computed rows by their tokens, one block at a time.
 CAPABILITIES = Capabilities.FORK | Capabilities.GRAMMAR | Capabilities.PREFILL_AHEAD
 
 ServerKind = Literal["vllm", "sglang"]
@@ -20,7 +20,7 @@ class EngineServers:
     - `kind`: the software of the servers.
     - `urls`: their roots, such as `http://127.0.0.1:8000`. All serve the same model.
     - `key`: sent as a bearer token; "" for none. The `repr` omits it.
-    - `first_token_s`, `token_s`: timeouts, in seconds, of a generation's first token and of each further one.
+    - `first_token_s`, `token_s`: timeouts of a generation's first token and of each further token, in seconds.
     """
 
     kind: ServerKind

@@ -32,13 +32,13 @@ from antiphon.remote.engine.wires import Ask
 
 log = logging.getLogger(__name__)
 
-# If no other server is available, a pause that a server asks for is waited for up to MAX_WAIT_S.
+# If no other server is available, and a server asks for a pause of at most MAX_WAIT_S, the request waits for it.
 MAX_WAIT_S = 2.0
-# Timeout of the token counts after an answer's last token.
+# Seconds to wait for the token counts after an answer's last token.
 USAGE_S = 0.5
 # If a grammar allows at most MAX_ALLOWED tokens, the request allows only these.
 MAX_ALLOWED = 512
-# Consecutive tokens that a grammar did not allow, before a generation fails.
+# A generation fails after this number of consecutive tokens that its grammar does not allow.
 MAX_REJECTED = 32
 
 
@@ -46,7 +46,7 @@ class Answer:
     """The tokens of one generation. They become rows of `served` as they are yielded.
 
     `guide`: follows the grammar of `params`; None without a grammar. `finish`: why the tokens ended; None while they
-    arrive, and if they failed.
+    arrive, and if the generation failed.
     """
 
     def __init__(self, served: ServedRows, params: Sampling, guide: GrammarFollower | None) -> None:
@@ -55,7 +55,7 @@ class Answer:
         self._params, self._guide = params, guide
         self._seed = secrets.randbits(62) if params.seed is None else params.seed
         self._num_tokens = 0
-        # The servers that failed since the last token, and the number of failures.
+        # The servers that failed since the last token, and the number of their failures.
         self._failed: set[Endpoint] = set()
         self._num_failures = 0
         # Tokens that the grammar does not allow at the next position.
@@ -125,7 +125,7 @@ class Answer:
             else:
                 forbid, allow = tuple(self._rejected), self._few_allowed(params)
                 max_tokens = 1 if allow is not None else max_tokens
-        # A server that continues must draw other random numbers than the previous one.
+        # A server that continues an answer must not draw the same random numbers again.
         seed = self._seed + self._num_tokens
         return Ask(rows, max_tokens, params, seed, served.salt, served.name, rule, forbid, allow, served.held())
 
@@ -138,7 +138,7 @@ class Answer:
         return found if len(found) <= MAX_ALLOWED else None
 
     def _take(self, token: int) -> bool:
-        """Make a token a row. Returns False if the grammar does not allow it, so another one must be requested."""
+        """Add a token as a row. Returns False if the grammar does not allow it; then another one must be requested."""
         params = self._params
         if self._guide and not is_allowed(self._guide.allowed(), token):
             self._rejected.append(token)

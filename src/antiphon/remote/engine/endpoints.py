@@ -1,5 +1,6 @@
-"""The servers of an engine: which one a session uses, which one replaces it after a failure, and which grammars each
-refuses. A refused grammar is not sent to the server again for some minutes.
+"""The servers of an engine: the choice of one for a session, its replacement after a failure, and refused grammars.
+
+A grammar that a server has refused is not sent to that server again for some minutes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from antiphon.engine.api import Grammar
 from antiphon.errors import Refused
 from antiphon.remote.breaker import ServerBreaker
 
-# Bound: refused grammars that are remembered. The oldest is forgotten first.
+# The maximum number of refused grammars that are remembered. The oldest is forgotten first.
 MAX_REFUSED = 256
-# After this time a server is tried again: it may have restarted with another grammar library.
+# Seconds after which a server is tried again, because it may have restarted with another grammar library.
 LOOK_AGAIN_S = 300.0
 # A trivial grammar of each kind that every library accepts. A server that refuses it supports no grammars of that kind.
 TRIVIAL = {
@@ -29,7 +30,7 @@ class RefusedGrammars:
     """The grammars that one server has refused. Pure; times are monotonic seconds.
 
     A refusal is remembered for the owner that sent the grammar, because something else in its request may be the
-    reason. Whether the server supports a kind of grammar at all is found out with a trivial one.
+    reason. A trivial grammar shows whether the server supports a kind of grammar at all.
     """
 
     def __init__(self) -> None:
@@ -63,13 +64,13 @@ def _name(owner: Hashable, rule: Grammar) -> tuple[Hashable, str, bytes]:
 class Endpoint:
     """One of an engine's servers, with its state."""
 
-    # Its root, without a slash at the end.
+    # The root of its URL, without a slash at the end.
     url: str
     # Its circuit breaker.
     breaker: ServerBreaker = field(default_factory=ServerBreaker)
     # The grammars that it has refused.
     grammars: RefusedGrammars = field(default_factory=RefusedGrammars)
-    # What it serves was compared with what is expected, and it has not failed since.
+    # True if the expected model was found there, and the server has not failed since.
     verified: bool = False
     # The number of sessions whose rows it has.
     sessions: int = 0
@@ -97,8 +98,7 @@ class Endpoints:
         self.all = tuple(Endpoint(url) for url in dict.fromkeys(url.rstrip("/") for url in urls))
 
     def choose(self, owner: Hashable | None, bound: Endpoint | None, avoid: Collection[Endpoint] = ()) -> Endpoint:
-        """Return the server for an owner's request: `bound` if it is available, otherwise the one with the fewest
-        sessions.
+        """Return the server for an owner's request: `bound` if available, otherwise the one with the fewest sessions.
 
         `avoid`: servers that failed this request; they are used only if no other is available. Raises Refused if the
         breakers of all servers are open.

@@ -37,7 +37,7 @@ from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 log = logging.getLogger(__name__)
 
-# Rows that are appended within this time are prefilled together.
+# Rows that are appended within this number of seconds are prefilled together.
 COALESCE_S = 0.005
 
 
@@ -163,9 +163,7 @@ class VllmSession:
             self._prefilling = None
 
     async def _prefill(self) -> None:
-        """Make the server compute rows by requesting one token, which is discarded. Failures are left to the
-        generation.
-        """
+        """Make the server compute rows by requesting one token, which is discarded. Ignores failures."""
         await asyncio.sleep(COALESCE_S)
         while (count := self._due) and not self._closed and count < self._server.context_rows:
             epoch, endpoint = self._rows.epoch, None
@@ -215,8 +213,7 @@ async def follower(compiler: GrammarCompiler, grammar: Grammar, stop: frozenset[
 
 
 class VllmEngine:
-    """An Engine. Its sessions keep their rows, and servers keep their KV. For the checks of the servers, see
-    EngineServer.
+    """An Engine whose sessions keep their rows, while servers keep the KV. EngineServer verifies the servers.
 
     `tokenizer`: the model's. `settings`: only the context size is used. The servers enforce grammars. A grammar that a
     server refuses is enforced locally.

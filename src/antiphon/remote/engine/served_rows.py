@@ -11,13 +11,13 @@ from antiphon.remote.engine.endpoints import Endpoint
 from antiphon.remote.engine.server import EngineServer
 from antiphon.remote.engine.wires import HeldRows, Piece
 
-# A full context is cut to this share, as the local engine does it.
+# A full context is cut to this share, the same as in the local engine.
 KEPT_SHARE = 0.75
 _NUMBERS = itertools.count(1)
 
 
 class ServedRows:
-    """The rows of one session. `server`: the servers to use. `salt`, `name`: see Ask.
+    """The rows of one session. `server`: the servers to use. `salt`, `name`: the `salt` and `session` of each Ask.
 
     `cached`: the number of rows at the head that the server of the first request already had; None while unknown.
     """
@@ -27,7 +27,7 @@ class ServedRows:
         self.name = f"{server.instance}-{next(_NUMBERS)}"
         self.cached: int | None = None
         self._endpoint: Endpoint | None = None
-        # What that server holds of the session, if it supports sessions.
+        # The part of the session that this server holds, if it supports sessions.
         self._held: HeldRows | None = None
 
     @property
@@ -40,9 +40,7 @@ class ServedRows:
         return ServedRows(self.server, copy.deepcopy(self.rows), self.salt)
 
     def bind(self, avoid: Collection[Endpoint] = ()) -> Endpoint:
-        """Return the server for the next request, if possible the one that has these rows. Raises Refused if none is
-        available.
-        """
+        """Return the next request's server, preferably the one with these rows. Raises Refused if none is available."""
         found = self.server.endpoints.choose(self.owner, self._endpoint, avoid)
         if found is not self._endpoint:
             self.unbind()
@@ -78,6 +76,6 @@ class ServedRows:
         self.rows.computed = len(self.rows.ids) - 1
 
     def note(self, piece: Piece) -> None:
-        """Keep the cached count that the first piece with one reports."""
+        """Keep the number of cached rows, from the first piece that reports it."""
         if self.cached is None and piece.cached_tokens is not None:
             self.cached = piece.cached_tokens

@@ -1,4 +1,4 @@
-"""Requests tokens from servers, and verifies what they serve. HTTP only: the wires write requests and read events."""
+"""Requests tokens from servers and verifies their models, over HTTP. The wires write requests and read events."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from antiphon.remote.trace_context import trace_headers
 
 log = logging.getLogger(__name__)
 
-# The text by which tokenizers are compared: scripts, numbers, spaces, code, a character of several bytes.
+# The text by which tokenizers are compared, with scripts, numbers, spaces, code and characters of several bytes.
 PROBE_TEXT = "Hello, wörld! 1234567890  \n\tfür 東京 Привет مرحبا 🙂 def f(x): return x**2 <|im_start|></s>"
-# Larger block sizes in a server's metrics are cut to this.
+# The maximum block size. A larger one in a server's metrics is reduced to it.
 MAX_BLOCK_ROWS = 4096
-# The rows of a block if the server does not report them: vLLM's default on GPUs.
+# The number of rows in a block if the server does not report it: vLLM's default on GPUs.
 DEFAULT_BLOCK_ROWS = 16
 
 
@@ -54,7 +54,7 @@ _tokenized_decoder = msgspec.json.Decoder(_Tokenized)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server reports about itself.
+    """The facts that a server reports about itself.
 
     `model`: the name to use in requests. `context_rows`, `block_rows`: 0 if it does not report them. `generates`:
     vLLM's `/inference/v1/generate` is enabled.
@@ -68,9 +68,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts of a model in its checkpoint's configuration; see Engine. `context_rows`: the context
-    it was made for.
-    """
+    """A model's facts in its checkpoint's configuration; see Engine. `context_rows`: the positions that it supports."""
 
     context_rows: int
     vocabulary_size: int
@@ -80,7 +78,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class TokenTimeouts:
-    """Timeouts, in seconds: to the first token of a request, and between two pieces of an answer."""
+    """Timeouts, in seconds: for the first token of a request, and between two pieces of an answer."""
 
     first_s: float
     next_s: float
@@ -95,8 +93,8 @@ class EngineServer:
 
     - `name`: the kind of the servers.
     - `tokenizer`: the model's.
-    - `context_rows`: the most rows of a session; 0: as many as server and model allow.
-    - `block_rows`: the rows of a block of the servers' KV.
+    - `context_rows`: the maximum number of rows of a session; 0: the limit of the server and the model.
+    - `block_rows`: the number of rows in a block of the servers' KV.
     """
 
     capabilities: Capabilities = CAPABILITIES
@@ -111,7 +109,8 @@ class EngineServer:
         self._special = frozenset(token for token, what in added.items() if what.special)
         self._probe = (PROBE_TEXT, tokenizer.encode(PROBE_TEXT, add_special_tokens=False).ids)
         self._clients = LoopClients()
-        # What the first server reported. The other servers must serve the same, and each server after a failure.
+        # The report of the first server. The other servers must serve the same model, and so must each server after a
+        # failure.
         self.served: Served | None = None
         # Requests that run or are being closed.
         self.tasks: set[asyncio.Task[None]] = set()
@@ -168,8 +167,7 @@ class EngineServer:
         return wire(self.served.model, self._eos)
 
     async def verify(self, endpoint: Endpoint) -> None:
-        """Verify that a server serves the same as the first one, with the same tokenizer, unless it is already
-        verified.
+        """Verify that a server has the same model and tokenizer as the first one. A no-op if it is already verified.
 
         Raises RemoteError if it does not answer, and ModelError if it serves something else or does not accept the key.
         """
@@ -189,11 +187,10 @@ class EngineServer:
         endpoint.verified = True
 
     async def ask(self, endpoint: Endpoint, ask: Ask) -> AsyncGenerator[Piece, None]:
-        """Send a request and yield its answer, of which one piece has a `finish`. Closing the generator ends it at the
-        server.
+        """Send a request and yield the pieces of its answer, one of which has a `finish`.
 
-        Raises RemoteError if the server fails, Refused if it has no room, and ModelError if it does not accept the
-        request.
+        Closing the generator ends the request at the server. Raises RemoteError if the server fails, Refused if it has
+        no room, and ModelError if it does not accept the request.
         """
         wire, held, given, finished, goes_on = self.wire, ask.held, 0, False, False
         endpoint.requests += 1
@@ -279,7 +276,7 @@ class EngineServer:
         status, data = await self._get(client, f"{endpoint.url}/v1/models")
         if status != 200:
             raise RemoteError(f"status {status}")
-        # A model's adapters follow it in the list.
+        # In the list, a model is followed by its adapters.
         first = next((model for model in models_in(data) if not model.has_parent), None)
         if first is None:
             raise RemoteError("it has no models")

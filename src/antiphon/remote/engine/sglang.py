@@ -1,9 +1,10 @@
-"""The wire of SGLang's `POST /generate`, with sessions that the server holds (`session_params`): a request carries only
-the new rows, and the row of an earlier request that they follow. Pure.
+"""The wire of SGLang's `POST /generate`, with sessions that the server holds (`session_params`). Pure.
+
+A request carries only the new rows, and names the row of an earlier request that they follow.
 
 A server holds a session as a tree of requests. A request names its parent and the number of the parent's rows that stay
 (`offset`). An append, a rollback and an answer that was cut off are therefore the same kind of request. Based on the
-source of SGLang 0.5.23 (`managers/session_controller.py`); no package of it computes without a GPU.
+source of SGLang 0.5.23 (`managers/session_controller.py`); no release of it runs without a GPU.
 """
 
 from __future__ import annotations
@@ -123,13 +124,13 @@ class Sglang:
         }
 
     def _rows(self, ask: Ask) -> _Rows:
-        """Return the rows that the server does not hold, and where they belong."""
+        """Return the rows that the server does not hold, and the earlier request that they follow."""
         rows, held = list(ask.rows), ask.held
         if held is None:
             return {"input_ids": rows}
         request = held.next_request()
         kept = min(sum(1 for _ in takewhile(bool, map(eq, held.rows, rows))), len(rows) - 1)
-        # SGLang removes a token that begins texts from the start of the rows that are added to a session.
+        # SGLang removes a beginning-of-text token from the start of rows that are added to a session.
         while kept > 0 and rows[kept] in self.special:
             kept -= 1
         parent = held.request if kept else None

@@ -21,25 +21,25 @@ from antiphon.remote.http import decoded, error_text, optional
 
 # A bias that a token never overcomes. vLLM accepts no larger one.
 MAX_BIAS = 100.0
-# A server holds a request with all rows before it. After MAX_REQUESTS requests the tree starts again from whole rows.
+# A server stores each request with all rows before it. After MAX_REQUESTS requests, a new tree begins with all rows.
 MAX_REQUESTS = 64
-# `/open_session` requires the most characters of a session: more than any context has.
+# `/open_session` requires a maximum number of characters of the session. This one exceeds any context.
 CAPACITY = 1 << 24
 
 
 @dataclass(slots=True)
 class HeldRows:
-    """What one server holds of one session."""
+    """The part of one session that one server holds."""
 
     # The session's name at the server.
     id: str = field(default_factory=lambda: secrets.token_hex(12))
-    # The server knows the session.
+    # Whether the server knows the session.
     opened: bool = False
-    # The newest request that the server has answered; "" if there is none.
+    # The id of the newest request that the server has answered; "" if there is none.
     request: str = ""
     # The rows and tokens of `request`.
     rows: list[int] = field(default_factory=list)
-    # The request that was sent last.
+    # The id of the request that was sent last.
     asked: str = ""
     _number: int = 0
 
@@ -52,14 +52,14 @@ class HeldRows:
         return self.asked
 
     def answered(self, request: str, rows: Sequence[int], tokens: Sequence[int], given: int) -> None:
-        """Note tokens of a request, of which the server had sent `given` before."""
+        """Note further tokens of a request's answer, after the first `given` tokens."""
         if request != self.request:
             self.request, self.rows = request, list(rows)
         del self.rows[len(rows) + given :]
         self.rows.extend(tokens)
 
     def lose(self) -> None:
-        """Start another session, because it is no longer known what the server holds."""
+        """Start another session, because the contents of this one at the server are no longer known."""
         self.id, self.opened, self.request, self.rows = secrets.token_hex(12), False, "", []
 
     def opening(self) -> dict[str, str | int]:
@@ -73,9 +73,9 @@ class Ask:
 
     # The tokens that the new ones follow.
     rows: Sequence[int]
-    # The most tokens of the answer.
+    # The maximum number of tokens of the answer.
     max_tokens: int
-    # How they are sampled, except seed and grammar.
+    # How the tokens are sampled, except for the seed and the grammar.
     params: Sampling
     # Replaces the seed of `params`.
     seed: int
@@ -85,11 +85,11 @@ class Ask:
     session: str
     # Replaces the grammar of `params`. It applies from the first token on.
     rule: Grammar | None = None
-    # Tokens that are never sampled, in addition to those of `params`.
+    # Tokens that are never sampled, in addition to `params.forbid`.
     forbid: Sequence[int] = ()
     # If given, only these tokens are sampled, whatever `params` say.
     allow: Sequence[int] | None = None
-    # What the server holds of the session, if it supports sessions.
+    # The part of the session that the server holds, if it supports sessions.
     held: HeldRows | None = None
 
 
@@ -99,8 +99,8 @@ class Piece:
 
     - `logprobs`: one for each token, or empty.
     - `finish`: why the tokens ended; None if more may follow.
-    - `prompt_tokens`, `cached_tokens`: the rows that the server counted, and those of them that it had cached; None if
-      this piece does not report them.
+    - `prompt_tokens`, `cached_tokens`: the number of rows that the server counted, and how many of them it had cached;
+      None if this piece does not report them.
     """
 
     tokens: Sequence[int] = ()
@@ -128,7 +128,7 @@ class Wire(Protocol):
         ...
 
     def read(self, data: bytes, given: int) -> Piece | None:
-        """Read one event of the answer, of which `given` tokens were read before. Returns None for the end marker.
+        """Read one event of the answer, after its first `given` tokens. Returns None for the end marker.
 
         Raises RemoteError if the event is invalid.
         """
@@ -136,21 +136,21 @@ class Wire(Protocol):
 
 
 class Sampled(TypedDict):
-    """The fields that have the same names in vLLM and SGLang. They are those of Sampling."""
+    """The fields that have the same names in vLLM and SGLang, and the same meaning as in Sampling."""
 
-    # 0 samples the likeliest token.
+    # The temperature; 0 samples the likeliest token.
     temperature: float
-    # -1: all tokens.
+    # The number of likeliest tokens that may be sampled; -1: all.
     top_k: int
-    # 1: all tokens.
+    # The share of probability that may be sampled; 1: all tokens.
     top_p: float
-    # Relative to the likeliest token.
+    # The minimum probability of a token, as a fraction of that of the likeliest token.
     min_p: float
-    # 1: none.
+    # Makes repeated tokens less likely if it is above 1.
     repetition_penalty: float
-    # 0: none.
+    # Subtracted from the logit of each token that has occurred; 0: none.
     presence_penalty: float
-    # 0: none.
+    # Subtracted from a token's logit once for each occurrence; 0: none.
     frequency_penalty: float
     # Tokens that end the answer.
     stop_token_ids: list[int]
@@ -203,7 +203,7 @@ class _TokenLogprob(msgspec.Struct):
 
 
 class _Logprobs(msgspec.Struct):
-    """`/v1/completions` uses the first list, and `/inference/v1/generate` the second."""
+    """`/v1/completions` sends the first of these lists, and `/inference/v1/generate` the second."""
 
     token_logprobs: list[Any] | None = None
     content: list[_TokenLogprob] | None = None
@@ -249,21 +249,21 @@ class _CompletionsBody(Sampled, _Shaping):
 
     # The model's name at the server.
     model: str
-    # Token ids.
+    # The token ids of the prompt.
     prompt: list[int]
-    # The most tokens of the answer.
+    # The maximum number of tokens of the answer.
     max_tokens: int
     # Seed of the random numbers.
     seed: int
-    # Always True.
+    # Whether the answer is streamed; always True.
     stream: bool
     # Asks for token counts at the end.
     stream_options: dict[str, bool]
     # Asks for token ids in addition to text.
     return_token_ids: bool
-    # Always False: the prompt is complete.
+    # Always False, because the prompt is complete.
     add_special_tokens: bool
-    # Whether the model's end-of-text tokens are ordinary tokens.
+    # Whether the model's end-of-text tokens are treated as ordinary tokens.
     ignore_eos: bool
     # Requests with different salts share no KV.
     cache_salt: str
@@ -281,11 +281,11 @@ class _GenerateBody(TypedDict):
 
     # The model's name at the server.
     model: str
-    # The prompt.
+    # The token ids of the prompt.
     token_ids: list[int]
     # How the tokens are sampled.
     sampling_params: _GenerateSampling
-    # Always True.
+    # Whether the answer is streamed; always True.
     stream: bool
     # Asks for token counts at the end.
     stream_options: dict[str, bool]

@@ -21,10 +21,10 @@ from antiphon.engine.local.kv.shape import KvRange
 
 log = logging.getLogger(__name__)
 
-# The query rows of a tile times the query heads of a key head: the rows of one program's product. Triton's products
-# need at least LEAST_ROWS.
+# The number of rows in one program's matrix product: a tile's query rows times the query heads of a key head. Triton's
+# matrix products need at least LEAST_ROWS rows.
 TILE_ROWS, LEAST_ROWS = 64, 16
-# The number of programs that keeps a multiprocessor busy, and the most shares that a tile's keys are divided into.
+# The number of programs that keeps a multiprocessor busy, and the maximum number of shares of a tile's keys.
 PROGRAMS_A_PROCESSOR, MOST_SHARES = 4, 32
 
 
@@ -35,7 +35,7 @@ def _kernels() -> ModuleType:
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Return whether the kernels run on a device. Tried once; if they do not run, the log says why."""
+    """Return whether the kernels run on a device. This is tried once; if they do not run, the log says why."""
     if device.type != "cuda":
         return False
     try:
@@ -73,19 +73,19 @@ class Tiles:
     positions: torch.Tensor
     # int64 [rows]: the pool's row for each packed row.
     slots: torch.Tensor
-    # The most rows in a tile.
+    # The maximum number of rows in a tile.
     tile_rows: int
 
 
 def is_paged_by_kernels(pool: object) -> bool:
-    """Return whether the kernels in this module serve a storage: a PagePool on a device that runs them."""
+    """Return whether a storage is a PagePool on a device that runs the kernels in this module."""
     return isinstance(pool, PagePool) and has_kernels(pool.rows.device)
 
 
 class PagedAttention:
     """Attends all rows of a step to the pages of their own sessions. A StepAttention.
 
-    `longest`: the most pages of a session, which limits the programs that its keys are divided among.
+    `longest`: the number of pages of the longest session. It limits the number of programs that divide its keys.
     """
 
     def __init__(self, pool: PagePool, tiles: Tiles, longest: int) -> None:
@@ -117,7 +117,7 @@ class DecodePages(PagedAttention):
         device = pool.rows.device
         numbers = torch.arange(rows, dtype=torch.int32, device=device)
         tiles = Tiles(
-            # Any session fits, so that a step's shape is its number of sessions alone.
+            # A session of any length fits, so the shape of a step depends only on its number of sessions.
             table=torch.zeros(rows, pool.num_pages, dtype=torch.int32, device=device),
             sessions=numbers,
             rows=numbers,
@@ -158,7 +158,7 @@ def step_tiles(ranges: Sequence[KvRange], groups: int, device: torch.device) -> 
         for first in range(0, place.count, tile_rows):
             tiles.append((number, at + first, min(tile_rows, place.count - first), place.start + first))
         at += place.count
-    # One copy for all numbers of the tiles: a copy costs the host more than its size.
+    # All numbers of the tiles are copied at once, because each copy costs the host time, whatever its size.
     sessions, rows, counts, positions = _copied(np.array(tiles, np.int32).T, device)
     return Tiles(
         _copied(table, device), sessions, rows, counts, positions, _copied(np.concatenate(slots), device), tile_rows
@@ -215,7 +215,7 @@ def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring:
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a device current, because Triton launches on the current device rather than on that of the tensors."""
+    """Make a device current, because Triton launches on the current device rather than on the tensors' device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

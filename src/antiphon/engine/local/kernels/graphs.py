@@ -1,4 +1,4 @@
-"""CUDA graphs: replay the launches of a function as one launch, without the host's work."""
+"""CUDA graphs: all launches of a function are replayed as one launch, without the host's work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tup
 def agree(replayed: Any, called: Any) -> bool:
     """Return whether two results (tensors, or tuples of them) are equal, except for the order of summation.
 
-    Does not compare integers, such as sampled tokens: a tie may go either way.
+    Does not compare integers, such as sampled tokens, because equal logits may lead to different ones.
     """
     if isinstance(called, tuple):
         return all(agree(one, other) for one, other in zip(replayed, called, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm
 
-# The rows that the two computations are compared on, and the tolerance: the rounding of the narrowest type.
+# The number of rows on which the two computations are compared, and the tolerance: the narrowest type's rounding.
 ROWS, TOLERANCE = 4, 2e-2
 
 

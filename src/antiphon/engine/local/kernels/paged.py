@@ -1,7 +1,7 @@
 """Attention over the pages of many sessions, and storing new rows in them.
 
-The keys are read in place, by each session's page table, and never gathered. A program attends a tile (rows of one
-session, with the query heads of one key head) to a share of the session's pages, with a running softmax
+The kernels read the keys in place, by each session's page table, and never gather them. A program attends a tile (rows
+of one session, with the query heads of one key head) to a share of the session's pages, with a running softmax
 (arXiv:2205.14135). The shares are combined afterwards, as in Flash-Decoding. Only `antiphon.engine.local.kernels` uses
 Triton: on a machine without it this module cannot be imported.
 """

@@ -1,11 +1,11 @@
-"""The holders of KV memory, and the room for more: extents, leases, parking.
+"""Bookkeeping of KV memory: which sessions hold it, which were promised it, and which are parked.
 
-An *extent* is one session's KV: contiguous room for a whole number of pages of rows. Extents are shared by reference
-count (a fork, an equal prefix). A session that writes to a shared extent gets its own copy first. A *lease* is the
-promise to a session when it opens: room for its reserve is available whenever the session needs it. A parked session
-holds no room: an exact copy of its rows lies in host memory or in a file.
+An *extent* is one session's KV: contiguous room for a whole number of pages of rows. Sessions can share an extent
+(after a fork, or if their prefixes are equal); references to it are counted. A session that writes to a shared extent
+gets its own copy first. A *lease* is a promise that a session gets when it opens: room for its reserve is available
+whenever it needs it. A parked session holds no room: an exact copy of its rows lies in host memory or in a file.
 
-Pure bookkeeping: `Storage` manages the memory itself, and the scheduler knows the meaning of the rows.
+This module only does the bookkeeping: `Storage` manages the memory, and the scheduler knows what the rows mean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Storage(Protocol):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one row takes over all layers, keys and values together."""
+        """The bytes of one row's keys and values over all layers."""
         ...
 
     def extend(self, source: Any | None, rows: int, valid: int, *, shared: bool) -> Any:
@@ -97,7 +97,7 @@ class Lease:
     """One session's claim to memory. At most one of `extent` and `parked` is set; neither while it has no rows.
 
     `reserve_pages`: the promised pages. `asleep`: the session is parked; it holds nothing and is promised nothing until
-    it wakes. It has no `parked` copy if it had no rows or gave them up. `closed`: the lease is not used again.
+    it wakes. The lease has no `parked` copy if it had no rows or gave them up. `closed`: the lease is not used again.
     """
 
     reserve_pages: int
@@ -108,7 +108,7 @@ class Lease:
 
     @property
     def claim_pages(self) -> int:
-        """The larger of the pages that the lease holds and those it was promised; 0 if it is parked or closed."""
+        """The pages that the lease holds or was promised, whichever are more; 0 if it is parked or closed."""
         if self.closed or self.asleep:
             return 0
         return max(self.reserve_pages, self.extent.pages if self.extent else 0)
@@ -118,8 +118,8 @@ class KvCache:
     """All extents, leases and kept prefixes of one engine, within `budget_bytes`. Used by one thread at a time.
 
     `host_bytes` and `disk_bytes` limit the parked sessions' memory and disk space; beyond both, parking is refused. The
-    budget covers the memory that sessions hold and were promised. Kept prefixes use the rest of it and are dropped
-    first.
+    budget covers the memory that sessions hold and were promised. Kept prefixes use the rest of the budget and are
+    dropped first.
     """
 
     def __init__(self, storage: Storage, *, budget_bytes: int, host_bytes: int = 0, disk_bytes: int = 0) -> None:
@@ -132,18 +132,18 @@ class KvCache:
         # Extents without a lease that a later session may share, the most recently used last. Dropped when room is
         # needed.
         self.kept: list[Extent] = []
-        # In the order of parking.
+        # Parked copies, in the order in which they were parked.
         self._parked: list[Parked] = []
 
     @property
     def held_pages(self) -> int:
-        """Pages that are allocated now, including kept prefixes. A shared extent counts once."""
+        """The number of pages that are allocated now, including kept prefixes. A shared extent counts once."""
         extents = {id(e): e.pages for e in (*self.kept, *(x.extent for x in self.leases)) if e}
         return sum(extents.values())
 
     @property
     def claimed_pages(self) -> int:
-        """Pages that sessions which are not parked hold or were promised.
+        """The number of pages that sessions hold or were promised, not counting parked sessions.
 
         A shared extent counts once for each session, because each may come to need its own copy.
         """
@@ -151,11 +151,11 @@ class KvCache:
 
     @property
     def parked_rows(self) -> int:
-        """Rows outside the budget, in host memory and on disk together."""
+        """The number of rows outside the budget, in host memory and on disk together."""
         return sum(p.rows for p in self._parked)
 
     def open(self, reserve_rows: int) -> Lease | None:
-        """Return a lease with room promised for `reserve_rows`, or None if less is unclaimed now.
+        """Return a lease with room promised for `reserve_rows`, or None if not enough room is unclaimed now.
 
         Nothing is allocated before the lease has rows.
         """
@@ -179,7 +179,7 @@ class KvCache:
         """Make the lease's extent its own, with room for `rows` rows; the first `valid` rows in it stay.
 
         Must be called before rows from `valid` on are written. The lease must not be parked. The storage may have to
-        copy the rows if the extent is shared or too small, so a growing extent gets an eighth more than it needs.
+        copy the rows if the extent is shared or too small, so a growing extent gets an eighth more room than it needs.
         Returns False, without any change, if there is no room.
         """
         assert not lease.asleep

@@ -30,7 +30,7 @@ class PageTable:
     pages: np.ndarray[tuple[int], np.dtype[np.int64]]
 
     def rows(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the pool's rows for rows start .. stop of the handle, int64 [stop - start]."""
+        """Return the pool's row numbers of the handle's rows start .. stop, int64 [stop - start]."""
         rows = np.arange(start, stop)
         return self.pages[rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
 
@@ -84,7 +84,7 @@ class PagePool:
         return table
 
     def own(self, handle: PageTable, first: int) -> None:
-        """Replace the pages that other tables hold too, from that of row `first` on. The rows before `first` stay."""
+        """Replace the pages from row `first` on that other tables hold too. The rows before `first` stay."""
         at = first // PAGE_ROWS
         for number in np.flatnonzero(self._holders[handle.pages[at:]] > 1) + at:
             old = handle.pages[number]

@@ -46,8 +46,8 @@ class KvShape:
     dtype: torch.dtype
     # The device of the tensors.
     device: torch.device
-    # Radians that the halves of a key are rotated by for each position, float32 [head_dim / 2]. None if this model's
-    # keys are rotated otherwise, and so cannot be moved.
+    # The angle, in radians, by which the halves of a key are rotated for each position: float32 [head_dim / 2]. None if
+    # this model's keys are rotated in another way, and therefore cannot be moved.
     frequencies: torch.Tensor | None = None
 
     @property
@@ -72,7 +72,7 @@ class KvShape:
     def moved_keys(self, keys: torch.Tensor, positions: int) -> torch.Tensor:
         """Return keys [rows, kv_heads, head_dim] rotated by `positions`, which is negative for an earlier position.
 
-        Rotating a rotary key by the distance it moves gives the key that would have been computed there
+        A rotary key, rotated by the distance that it moves, equals the key that would have been computed there
         (arXiv:2104.09864, section 3.2). Needs `frequencies`.
         """
         assert self.frequencies is not None
