@@ -55,8 +55,7 @@ def tts(plan: Plan, recorder: Recorder) -> None:
 async def measure_tts(
     plan: Plan, recorder: Recorder, size: str, counts: Sequence[int], rates: Sequence[int] = ()
 ) -> None:
-    """Measure one model size: first with fixed numbers of concurrent texts, then with texts at random times at some
-    rates."""
+    """Measure one model size: with some numbers of concurrent texts, then with texts at random times."""
     name, whole = f"Qwen3-TTS {size}", plan.pick(8, TTS_FRAMES)
     with closing(models.synthesizer(size, plan.options(16))) as model:
         async with serving(model) as url:

@@ -118,10 +118,9 @@ def matches(these: Sequence[str], those: Sequence[str]) -> list[tuple[int, int]]
 
 
 def first_words_s(clip: Clip, heard: Heard) -> float | None:
-    """Return the seconds from the true start of speech to the first delta with one of the clip's first FIRST_WORDS
-    words.
+    """Return the seconds from the true start of speech to the first delta with one of the first FIRST_WORDS words.
 
-    None if none of them was shown. Other words do not count.
+    None if none of these words was shown. Words that were not said do not count.
     """
     sent = shown_words(clip, heard)
     said = wer.norm(clip.text, clip.language)

@@ -101,8 +101,7 @@ async def transcribe(srv: Server, clip: Clip, *, keep_context: bool, speed: floa
 
 
 async def context(srv: Server, clips: Sequence[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
-    """Measure word errors with and without `keep_context`, by kind of recording and language, in two sessions at
-    once."""
+    """Measure word errors with and without `keep_context`, by kind and language, in two sessions at once."""
     places = asyncio.Semaphore(STREAMS)
 
     async def errors(clip: Clip, keep_context: bool) -> tuple[int, int]:
