@@ -1,6 +1,6 @@
 """Runs short benchmarks of two revisions in turn, and prints how their figures compare.
 
-  python -m bench.compare BASE [--head REV] [--only talk,asr,engine,tts,video] [--rounds N] [--data DIR]
+    python -m bench.compare BASE [--head REV] [--only talk,asr,engine,tts,video] [--rounds N] [--data DIR]
 
 The files of both revisions are extracted into temporary folders. Each runs its own `antiphon bench` and its own source
 in this Python's environment; uncommitted changes are not measured. A benchmark alternates between base and head for
