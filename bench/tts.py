@@ -294,7 +294,7 @@ async def word_times(texts: list[str], folder: Path) -> dict[str, Any] | None:
 
 
 async def peers(client: Client, texts: list[str], folder: Path) -> dict[str, Any] | None:
-    """Measure Piper in a process of its own, on one thread without a socket, and antiphon with one client on a socket."""
+    """Measure Piper in its own process, on one thread and without a socket; and antiphon, with a client on a socket."""
     if (found := peer("piper", folder, sentences=texts)) is None:
         return None
     theirs = found["results"]

@@ -1,4 +1,4 @@
-"""Measures whether turns of other voices are told apart from those of an enrolled user.
+"""Measures whether turns of other voices are distinguished from those of an enrolled user.
 
     python -m bench.turn_taking.enrolled [--data DIR]
 

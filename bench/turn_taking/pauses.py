@@ -49,7 +49,7 @@ from antiphon.store.registry import MODELS
 from antiphon.turns.segmenter import Segmenter
 
 PAUSES = RESULTS / "turns-pauses.json"
-# As `semantic_vad`, but with so much patience that no pause ends a turn.
+# As `semantic_vad`, but so patient that no pause ends a turn.
 VAD = ServerVad(silence_duration_ms=60_000)
 JUDGE_AFTER_S, JUDGE_AGAIN_S, TAIL_S = 0.2, 0.6, 3.0
 NOISE_BELOW_DB = 40.0

@@ -1,4 +1,4 @@
-"""Measures whether turns of another voice are told apart from the user's.
+"""Measures whether turns of another voice are distinguished from the user's.
 
     python -m bench.turn_taking.speakers [--data DIR]
 
