@@ -8,7 +8,7 @@ in this Python's environment; uncommitted changes are not measured. A benchmark 
 median.
 
 A row shows the median of each side over the rounds, the ratio head/base, and each side's minimum and maximum. `*` marks
-a figure whose two ranges do not overlap; `worse` marks a regression. With --fail, the exit status is then 3. Chance
+a figure whose two ranges do not overlap. `worse` marks a regression, for which --fail sets the exit status to 3. Chance
 alone marks one figure in ten with three rounds, and one in three with two, so a mark is only a reason to measure again
 with more rounds. Before each run, the CPU share of other programs is printed, because figures of a busy machine are
 meaningless. All results go to bench/results/compare.json.

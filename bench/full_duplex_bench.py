@@ -57,7 +57,7 @@ class Item:
     after_s: float
     # Whether `pcm` is said over a story.
     over: bool = False
-    # Names of extra files and their content. Times of `pcm` in them are `timestamp`.
+    # Name and content of an extra file, in which the times of `pcm` are `timestamp`.
     facts: tuple[str, list[dict[str, Any]]] = ("", [])
     # Whether only words after the end of `pcm` count.
     words_from_end: bool = False

@@ -8,11 +8,11 @@ almost no time. The time of its step is therefore almost only the host's. It is 
 the steps, with one thread.
 
 The other models are tiny, with paged KV and padded steps as on a GPU. The measured steps are a frame of Qwen3-TTS, a
-speaking unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at once. Operators are counted that the host
-dispatches in the models' threads, except views. Some are in passes that a GPU replays as one graph (decode steps, the
-code predictor, calls of the vocoder). The host launches each of the others by itself. `adds` is the number of operators
-that each further session adds. `reads` is the number of times that the host waits for a number. `passes` is the number
-of decode passes. `cpu_ms` is the CPU time of the process.
+speaking unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at once. The benchmark counts the operators
+that the host dispatches in the models' threads, except views. It counts operators in passes that a GPU replays as one
+graph (decode steps, the code predictor, calls of the vocoder) separately from the others, which the host launches one
+by one. `adds` is the number of operators that each further session adds. `reads` is the number of times that the host
+waits for a number. `passes` is the number of decode passes. `cpu_ms` is the CPU time of the process.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ LIMIT_S = 180.0
 # Seconds between a caller's checks for events. The callers share the cores with the hosts, so they check rarely.
 # Arrival times are recorded independently of this.
 POLL_S = 0.05
-# Round trips per second on each socket. So few keep the hosts idle, and the path is measured instead of a queue.
+# Number of sockets, round trips per second on each, and seconds. So few round trips keep the hosts idle, so that the
+# path is measured, not a queue.
 FRAME_CALLERS, FRAMES_PER_S, FRAMES_S = 8, 50, 20.0
 QUESTION = "Tell me a long story about a fox."
 REAL = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")

@@ -57,7 +57,7 @@ INTERNAL = {
     *("too_large", "unexpected", "invalid_request"),
     # Internal words: a setting of vLLM's tuning, a default eagerness, a prefix, an error handler for decoding text.
     *("max_tokens", "medium", "g711", "replace"),
-    # the reason why a bridge interrupts, which is not sent;
+    # The reason why a bridge interrupts, which is not sent.
     "client_force_listen",
     # Internal choices for a request during a response, which are not sent.
     *("wait", "cut"),

@@ -64,7 +64,7 @@ PUBLISHED = (
 def beside(figure: Figure) -> str:
     """Return the published figure for this figure; "" if there is none.
 
-    A comma may add details to the figure's load.
+    The load of this figure may have details after a comma.
     """
     for known in PUBLISHED:
         same = figure.model.startswith(known.model) and figure.measure == known.measure

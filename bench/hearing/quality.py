@@ -65,7 +65,7 @@ async def quality(srv: Server, clips: list[Clip], *, speed: float, transcripts: 
 
 
 async def languages(srv: Server, clips: list[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
-    """Measure errors by language, given and detected. Japanese, Chinese and Korean count characters."""
+    """Measure errors by language, given and detected. Japanese, Chinese and Korean in characters."""
     rows = {}
     for name, tell in (("reported", True), ("detected", False)):
         found = await read_clips(srv, clips, speed=speed, tell_language=tell)

@@ -1,6 +1,6 @@
 """One attack, in a separate process: python -m bench.hostile CLASS URL KEY [--beside URL] [--quick]
 
-It attacks at least once, until its standard input ends. It prints a line `attacking` when the data of the attack is
+It attacks until its standard input ends, but at least once. It prints a line `attacking` when the data of the attack is
 ready, and at the end one JSON object with `tried` and `outcomes` (see bench.hostile.client.Target).
 """
 
