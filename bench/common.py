@@ -203,7 +203,7 @@ def server(*flags: str, module: str = "antiphon", log: IO[str] | None = None) ->
         stderr=log,
         text=True,
         cwd=HERE.parent,
-        # Set so high that no measurement is refused.
+        # Headroom is off, so that no measurement is refused.
         env={"ANTIPHON_PROFILE": "default", "ANTIPHON_HEADROOM": "false"} | os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
     )
     try:

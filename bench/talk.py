@@ -55,8 +55,7 @@ async def one_turn(caller: Caller, clip: Clip) -> Turn:
     since = len(caller.events)
     end = await caller.say(clip.pcm) + clip.speech_end
     turn = Turn(clip.id)
-    # A pause inside the recording may be taken for its end. The answer that counts is the one to the last of the
-    # speech.
+    # A pause inside the recording may be taken for its end. Only the answer to the last part of the speech counts.
     await asyncio.sleep(clip.speech_end + 0.9)
     while True:
         events = caller.events[since:]

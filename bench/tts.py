@@ -260,7 +260,10 @@ async def quality(client: Client, texts: list[str]) -> dict[str, Any]:
 
 
 async def word_times(texts: list[str], folder: Path) -> dict[str, Any] | None:
-    """Compare word times with PocketSphinx's. Also Whisper's alignment, which serves voices without word times."""
+    """Compare the voice's word times, and those of Whisper's alignment, with those of PocketSphinx.
+
+    Whisper's alignment is for voices without word times.
+    """
     settings = load_settings({}, os.environ)
     models = load(settings, store_of(settings.models), roles=(*TRANSCRIPTION_ROLES, *SPEECH_ROLES))
     voice = VoiceOptions(models.required_synthesizer.profile.voices[0], 1.0, 0)

@@ -25,7 +25,7 @@ SESSION = english(STREAMS_ENDPOINT_MS)
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Run a process next to the server that computes without a pause."""
+    """Run a process that computes without a pause, next to the server."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield

@@ -110,7 +110,7 @@ class Listener(Session):
         return await asyncio.to_thread(self._server.metric, "antiphon_backlog_seconds")
 
     def begin(self) -> Heard:
-        """Start a new clip, and return its record. Transcripts of audio from now on belong to it."""
+        """Start a new clip, and return its record. Transcripts of audio that is sent from now on belong to it."""
         self.heard = Heard(zero=time.monotonic(), from_ms=self._sent_s * 1000)
         self._clips.append(self.heard)
         return self.heard

@@ -73,7 +73,7 @@ async def resume(at: Target, target: Target, session: tuple[str, str], seq: int)
     """Resume a session at a host, after event number `seq`, and count the reply by its name."""
     session_id, token = session
     ask = {"type": "session.resume", "session_id": session_id, "resume_token": token}
-    # A socket to another host counts as a try only there.
+    # The socket counts as a try of `at`. The reply is counted at `target`, so the try is counted there, too.
     target.tried += at is not target
     async with at.socket(f"/v1/realtime?resume={session_id}") as socket:
         if socket is not None:

@@ -20,7 +20,7 @@ from antiphon.errors import Refused
 from antiphon.store.sessions import Host
 
 KIND: Kind = "conversation"
-# Number of times that a refused caller tries again. It waits for Retry-After, or up to twice that time.
+# Number of times that a refused caller tries again. It waits between one and two times Retry-After.
 COMES_AGAIN = 3
 # Seconds after which the session of a failed host is lost unless another host has taken it up, and the delays, in
 # seconds, after which its client tries to resume.
@@ -191,7 +191,7 @@ class Service:
                 return
         self.counts.refused_once += attempt == 0
         if attempt < self._comes_again:
-            # Waits for Retry-After or up to twice that time, so that callers do not all return at once.
+            # Waits between one and two times Retry-After, so that callers do not all return at once.
             self._after(10.0 * self.random.uniform(1.0, 2.0), lambda: self._ask(session, attempt + 1))
         else:
             self.counts.turned_away += 1

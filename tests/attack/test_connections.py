@@ -118,7 +118,7 @@ def test_when_silent_connections_flood_the_server_then_others_are_served_and_the
         assert b'"code":"too_many_connections"' in refused
         with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2")) as other:
             assert other.get(f"{server.url}/ready").status_code == 200
-            # Another address takes what remains of half of the descriptors. Then no address gets more.
+            # A third address takes the rest of the first half of the descriptors. After that, no address gets more.
             flood += [stack.enter_context(dial(server, "127.0.0.3")) for _ in range(DESCRIPTORS)]
             assert until_closed(flood[-1]).startswith(b"HTTP/1.1 503")
             text = other.get(f"{server.url}/metrics").text

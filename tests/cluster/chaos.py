@@ -157,7 +157,7 @@ def cut_off(hosts: Cluster, host: Host, after_s: float) -> None:
 def check_stored(store: SessionStore, caller: Caller) -> None:
     """Raise AssertionError unless the store has exactly the items of the caller's events, in order.
 
-    Neither may the next host need any words to be sent again.
+    The next host must not need any words to be sent again, either.
     """
     row = store.get(caller.session_id)
     assert row

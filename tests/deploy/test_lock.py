@@ -28,7 +28,7 @@ def script() -> ModuleType:
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    # Data classes look up their own module.
+    # Data classes look up their own module in `sys.modules`.
     sys.modules["lock"] = module
     spec.loader.exec_module(module)
     return module
