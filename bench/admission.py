@@ -1,9 +1,10 @@
 """More callers than a certificate allows: `python -m bench.admission CERTIFICATE [--kind captions] [--data DIR]`.
 
-It runs a server with the certificate, and 1, 1.5 and 3 times as many clients of one kind as certified (--factors), for
---seconds each. Refused clients try again after a second, as impatient clients do. It measures the delays of admitted
-clients, their largest number, and the time of a refusal from the opening of the connection. With --attacks, it measures
-the certified number of clients during each of these attacks (bench.hostile) with another key.
+It runs a server with the certificate, and clients of one kind: 1, 1.5 and 3 times the certified number (--factors), for
+--seconds each. A refused client tries again after a second, as impatient clients do. Results: the delays of admitted
+clients, the largest number of clients admitted at once, and the time from opening a connection to its refusal. With
+--attacks, the certified number of clients runs again during each of these attacks (bench.hostile), which use another
+API key.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WARM_S, KNOCK_EVERY_S = 15.0, 0.5
 
 
 async def crowd(url: str, kind: Kind, count: int, seconds: float, data: Path) -> list[Turn]:
-    """Return the turns of `count` clients in `seconds`, without refusals and the first seconds."""
+    """Return the turns that `count` clients take in `seconds`, without refused ones and those of the first WARM_S."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "antiphon.certify.clients", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -57,7 +58,7 @@ async def crowd(url: str, kind: Kind, count: int, seconds: float, data: Path) ->
 
 
 async def knock(url: str, path: str, seconds: float) -> tuple[list[float], int]:
-    """Return the time of each refusal of a client that tries repeatedly, and how often it was admitted."""
+    """Try to connect again and again. Return the seconds to each refusal, and the number of times it was admitted."""
     refused, inside, until = list[float](), 0, time.monotonic() + WARM_S + seconds
     await asyncio.sleep(WARM_S)
     while time.monotonic() < until:
@@ -72,7 +73,7 @@ async def knock(url: str, path: str, seconds: float) -> tuple[list[float], int]:
 
 
 async def most_held(url: str, kind: Kind, seconds: float) -> int:
-    """Return the largest number of places of a kind that were taken at once."""
+    """Return the largest number of admitted sessions of a kind at any time."""
     most, until = 0.0, time.monotonic() + WARM_S + seconds
     headers = {"Authorization": f"Bearer {BYSTANDER}"}
     async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=60) as client:

@@ -3,7 +3,8 @@
     antiphon bench answers [--models qwen2.5-coder-0.5b-instruct,qwen2.5-coder-1.5b-instruct] [--rounds 1]
 
 Each question is a separate conversation over /v1/realtime, in text, at temperature 0.6, the default of conversations.
-The models answer in turn on the same machine. A model is a name of `antiphon pull --list`, a folder, or URL#MODEL.
+The models answer the same questions in turn, on the same machine. A model is a name from `antiphon pull --list`, a
+folder, or URL#MODEL.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from bench.common import HERE, Server, machine, options, percentile, save, server, show, spread
 from bench.driver import CONVERSATION, Session
 
-# Each question with the words of a right answer: alternatives separated by |.
+# Each question, with the words that make an answer right; | separates alternatives.
 QUESTIONS = [line.split("\t") for line in (HERE / "questions.txt").read_text(encoding="utf-8").splitlines()]
 MODELS = "qwen2.5-coder-0.5b-instruct,qwen2.5-coder-1.5b-instruct"
 TASK = "You are on the phone. Answer in one short sentence."
@@ -28,7 +29,7 @@ def is_right(answer: str, accepted: str) -> bool:
 
 
 async def answered(front: Server, question: str) -> tuple[str, float, float, int]:
-    """Return an answer, the seconds to its first word and to its end, and its tokens."""
+    """Ask one question. Return the answer, the seconds to its first word and to its end, and its number of tokens."""
     fields = {"type": "realtime", "output_modalities": ["text"], "instructions": TASK, "max_output_tokens": 80}
     async with Session(front.url, CONVERSATION, {"session": fields}) as session:
         content = [{"type": "input_text", "text": question}]
@@ -44,7 +45,7 @@ async def answered(front: Server, question: str) -> tuple[str, float, float, int
 
 
 def measured(model: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a row of the table, and each answer."""
+    """Return a model's row of the table, and all of its answers."""
     given = []
     with server("--language-model", model, "--synthesizer", "none") as front:
         asyncio.run(answered(front, QUESTIONS[0][0]))

@@ -3,14 +3,15 @@
     antiphon bench asr [--data DIR] [--sections NAME,NAME]
                        [--kinds K,K] [--languages L,L] [--clips N] [--speed X] [--profile NAME]
 
-Words and times are those that a client sees. Audio is played in real time over the OpenAI transcription session (24
-kHz), and times count from the first sample. `speech_start` and `speech_end` of the manifest are the true bounds of the
-speech. "Live" are the finals, "shown" the joined deltas, and "file" the result of `/v1/audio/transcriptions` for the
-clip.
+Words and times are those that a client sees. The audio is played in real time over the OpenAI transcription session (24
+kHz), and times count from the first sample. `speech_start` and `speech_end` in the manifest are the true bounds of the
+speech. "Live" text is the finals, "shown" text the joined deltas, and "file" text the result of
+`/v1/audio/transcriptions` for the same clip.
 
---speed plays clips faster than real time in sections that measure only words: `quality`, `languages`, `ghosts`,
-`files`, `keyterms` and `context`. Finals and ghosts are then close to those of real time. Shown words are not: a
-session that decodes fewer partials shows words later, and better ones. The other sections always run in real time.
+--speed plays clips faster than real time in the sections that measure only words: `quality`, `languages`, `ghosts`,
+`files`, `keyterms` and `context`. Finals and ghosts (words heard in noise) are then close to those of real time. Shown
+words are not: the session decodes fewer partials, so words appear later and are better. The other sections always run
+in real time.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ KINDS = (
 )
 LANGUAGE_KIND = "asr_multilang"
 ORDER_KIND, READ_KIND, LONG_KIND = "command_slots", "asr_read", "longform"
-# Kinds of recordings into which pauses are inserted, three clips of each.
+# Kinds of recordings into which pauses are inserted. Three clips are made of each.
 MADE_CLIPS = 12
 # Kinds of recordings for `latency`, `streams`, `long` and `peers`.
 PLAIN_KINDS = ("asr_read", "asr_nonnative", "asr_speech")
@@ -56,7 +57,7 @@ NO_VOICE = ("--language-model", "none", "--synthesizer", "none")
 
 
 def arguments() -> argparse.Namespace:
-    """Parse the command line; its sections become a set."""
+    """Parse the command line. `sections` becomes a set."""
     parser = with_data(options("antiphon bench asr", __doc__, SECTIONS))
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of recordings in the quality section")
     parser.add_argument("--languages", default="", help="languages of the languages section; all if empty")
@@ -96,7 +97,7 @@ def judged(args: argparse.Namespace, everything: list[Clip]) -> list[Clip]:
 
 
 def of_kind(everything: list[Clip], kind: str, most: int) -> list[Clip]:
-    """Return at most `most` clips of a kind, loaded; all if 0."""
+    """Return at most `most` clips of a kind, with their samples; all clips if `most` is 0."""
     return loaded(spread([c for c in everything if c.kind == kind and c.text], most))
 
 
@@ -151,7 +152,7 @@ def plain(everything: list[Clip]) -> list[Clip]:
 
 
 def compare(args: argparse.Namespace, everything: list[Clip], document: dict[str, Any]) -> None:
-    """Measure the peers, and show them next to the `latency` of this run."""
+    """Measure the peers, and print them next to the `latency` of this run."""
     settings = load_settings({"profile": args.profile}, os.environ)
     whisper = next(m for m in profile(args.profile) if m.role == "transcriber")
     some = spread(plain(everything), args.clips or 30)

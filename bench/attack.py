@@ -1,14 +1,15 @@
-"""Attacks on a server by class, and their effect on another key's conversation, the event loop and the memory.
+"""Attacks on a server by class, and their effect on another key's conversation, on the event loop and on memory.
 
     antiphon bench attack [--classes bodies,files,...] [--data DIR] [--turns N] [--seconds S] [--quick] [--out DIR]
 
-Each class attacks a fresh server (or a door with a host; see bench.hostile.stages) with an attacker's key, from a
-separate process with the lowest priority. Meanwhile a client of another key talks to the server (recordings played in
-real time with --data, else typed turns; chats or speech for some classes), and /health is requested every 20 ms. The
-same is measured before the attack, on the same server.
+Each class attacks a fresh server, or a door with a host (see bench.hostile.stages). The attacker has its own key, and
+runs in a separate process with the lowest priority. Meanwhile a client with another key, the bystander, talks to the
+server: it plays recordings in real time with --data, and types its turns otherwise. For some classes it sends chats or
+requests speech instead. /health is requested every 20 ms. The same things are measured before the attack, on the same
+server.
 
-The longest /health shows how long the event loop stood still, or did not accept connections. The server, its clients
-and the attacker share the machine's cores. Memory is that of all the product's processes.
+The longest reply of /health is the longest time for which the event loop stood still, or accepted no connections. The
+server, its clients and the attacker share the machine's cores. Memory is the sum over all of antiphon's processes.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from bench.talk import one_turn
 from antiphon.client.link import SessionEnded
 
 KEYS = ("bystander", "attacker")
-# Loads within seconds, and answers within tenths of a second.
+# Small models, which load within seconds and answer within tenths of a second.
 MODELS = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")
 # Small budgets, which an attack can exhaust.
 BUDGETS = ("--sessions-per-key", "64", "--grace-s", "5", "--kv-mb", "256", "--max-queue", "64")
 HEALTH_EVERY_S, MEMORY_EVERY_S, HEALTH_TIMEOUT_S = 0.02, 0.05, 60.0
-# A turn is lost if its first sound takes longer.
+# Seconds to the first sound of an answer, after which a turn counts as lost.
 TURN_S = 30.0
-# The least number of turns of a bystander, however long they take.
+# The smallest number of turns that a bystander takes, even if they exceed the time.
 FEWEST_TURNS = 3
 QUESTION = "Say one short sentence about the sea."
 
@@ -108,7 +109,7 @@ class Talk:
         return len(self.seconds) + self.lost
 
     def add(self, took_s: float | None) -> None:
-        """Count a turn; None is a lost turn."""
+        """Count a turn. None stands for a lost turn."""
         if took_s is None:
             self.lost += 1
         else:
@@ -119,9 +120,11 @@ class Talk:
 
 
 async def typed_turn(caller: Caller) -> float | None:
-    """Ask in writing. Returns the seconds to the first sound of the answer, or None if it failed or did not arrive.
+    """Ask a question in writing.
 
-    A model may also give an empty answer; then it is asked again.
+    Return the seconds to the first sound of the answer; None if it fails or does not arrive.
+
+    The model may give an empty answer. Then the question is asked again.
     """
     try:
         async with asyncio.timeout(TURN_S):
@@ -139,7 +142,7 @@ async def typed_turn(caller: Caller) -> float | None:
 
 
 class Over:
-    """When a bystander ends: after `turns`, or after `seconds` if they are given."""
+    """Tells when a bystander ends: after `turns` turns, or after `seconds` if that is given."""
 
     def __init__(self, turns: int, seconds: float | None) -> None:
         self._turns, self._seconds, self._begun = turns, seconds, time.monotonic()
@@ -169,7 +172,7 @@ async def converse(srv: Staged, clips: list[Clip], over: Over) -> Talk:
 
 
 async def request(srv: Staged, over: Over, path: str, body: dict[str, Any]) -> Talk:
-    """Send one request after the other until it is `over`. Records the seconds to the first byte of the result."""
+    """Send one request after another until it is `over`. Records the seconds to the first byte of each result."""
     heard = Talk()
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
     async with httpx.AsyncClient(base_url=srv.url, headers=headers, timeout=TURN_S) as client:
@@ -204,7 +207,7 @@ async def talk(srv: Staged, asks: str, clips: list[Clip], over: Over) -> Talk:
 def measure(
     name: str, args: argparse.Namespace, clips: list[Clip], log: IO[str], of_attackers: IO[str]
 ) -> dict[str, Any]:
-    """Run one class of attack on a fresh server, and its bystander alone before."""
+    """Run one class of attack on a fresh server. Before it, measure the bystander without an attack."""
     asks = STAGES.get(name, PLAIN).asks
     keys = [flag for key in KEYS for flag in ("--api-key", key)]
     with staged(name, (*MODELS, *BUDGETS, *keys), log, quick=args.quick) as srv:

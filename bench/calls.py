@@ -1,11 +1,11 @@
 """Counts function calls of a language model: `python -m bench.calls [--url URL] [--model NAME] [SERVE FLAGS]`.
 
-The prompts are spoken sentences (`bench/call_prompts`): a hundred about a home, or with `--prompts errands` fifty
-others that were not used while calls were developed. Each has the same six tools and `tool_choice: auto`. Most prompts
-need one call, the others none. Each prompt is sent once, without randomness, over `/v1/chat/completions` of a server
+The prompts (`bench/call_prompts`) are spoken sentences: a hundred about a home, or, with `--prompts errands`, fifty
+others that were not used while calls were developed. Each prompt has the same six tools and `tool_choice: auto`. Most
+prompts need one call, the others none. Each is sent once, without randomness, to `/v1/chat/completions`: of a server
 that is started for it, or of the server at `--url`.
 
-- right: one call of the right tool, whose arguments are those in the prompt. wrong: another call. missed: no call.
+- right: one call of the right tool, with the arguments that the prompt gives. wrong: any other call. missed: no call.
 - unwanted: a call for a prompt that needs none.
 - reported: a reply with JSON or a tag of a call left in its text, which a voice would read out.
 """
@@ -25,22 +25,22 @@ from bench.common import HERE, RESULTS, Server, machine, options, save, server, 
 PROMPTS = HERE / "call_prompts"
 
 MAX_TOKENS = 96
-# Traces in the text of a reply that was meant as a call.
+# Signs in a reply's text that it was meant as a call.
 LEFT = re.compile(r'\{\s*"|tool_call|</?tools?>|function_call')
 
 
 def prompts_of(name: str) -> dict[str, Any]:
     """Return a set of prompts: `instructions`, `tools`, `wanted` and `unwanted`.
 
-    `wanted` has a prompt, the tool and, by name, a pattern of each right argument. `unwanted` has prompts that need no
-    call.
+    `wanted` has for each prompt the tool and, by argument name, a pattern for the right value. `unwanted` has the
+    prompts that need no call.
     """
     found: dict[str, Any] = json.loads((PROMPTS / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def fits(call: dict[str, Any], name: str, expected: dict[str, str]) -> bool:
-    """Return whether a call is the right one."""
+    """Return whether a call names the right tool and has the right arguments."""
     if call["function"]["name"] != name:
         return False
     try:
@@ -54,7 +54,7 @@ def fits(call: dict[str, Any], name: str, expected: dict[str, str]) -> bool:
 async def ask(
     client: httpx.AsyncClient, model: str, said: str, prompts: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
-    """Return the reply's message, and its time in seconds."""
+    """Send one prompt. Return the reply's message, and its time in seconds."""
     messages = [{"role": "system", "content": prompts["instructions"]}, {"role": "user", "content": said}]
     tools = [{"type": "function", "function": tool} for tool in prompts["tools"]]
     body = {"model": model, "messages": messages, "tools": tools, "temperature": 0, "max_tokens": MAX_TOKENS}

@@ -75,7 +75,7 @@ def changed(before: Sequence[float], after: Sequence[float]) -> list[float]:
 
 
 async def together(count: int, work: Callable[[int], Awaitable[T]]) -> list[T]:
-    """Run `work` for 0 to count - 1 concurrently."""
+    """Run `work(0)` to `work(count - 1)` concurrently."""
     return list(await asyncio.gather(*map(work, range(count))))
 
 
@@ -90,7 +90,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 
 
 def show(title: str, rows: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]) -> None:
-    """Print rows of a result as a table, headed by their keys. The keys of a mapping become the first column."""
+    """Print rows of a result as a table, with their keys as its head. A mapping's own keys become the first column."""
     if isinstance(rows, Mapping):
         rows = [{"": name} | dict(row) for name, row in rows.items()]
     head = list(dict.fromkeys(key for row in rows for key in row))
@@ -98,7 +98,7 @@ def show(title: str, rows: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[st
 
 
 def save(name: str, document: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write NAME.json into bench/results or another folder. Keeps earlier results of sections not measured now."""
+    """Write NAME.json into bench/results or another folder. Keeps the results of sections that did not run."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     old = json.loads(path.read_text()) if path.exists() else {}
@@ -107,7 +107,7 @@ def save(name: str, document: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def options(name: str, doc: str | None, sections: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """Return a parser of options, described by the docstring's first line; with --sections if there are any."""
+    """Return an option parser, described by the docstring's first line. It has --sections if there are any."""
     parser = argparse.ArgumentParser(prog=name, description=(doc or "").split("\n")[0])
     if sections:
         parser.add_argument("--sections", default=",".join(sections), help="which to measure [%(default)s]")
@@ -120,9 +120,9 @@ def numbers(text: str) -> list[int]:
 
 
 def measured(name: str, wanted: str, sections: Mapping[str, Callable[[], Any]], **facts: Any) -> Path:
-    """Measure the wanted sections, and write each into NAME.json when it is done, along with `facts`.
+    """Measure the wanted sections. After each, write its result into NAME.json, along with `facts`.
 
-    A section's result is stored under its name, unless it is None.
+    The result is stored under the section's name. A result of None is not stored.
     """
     if unknown := set(wanted.split(",")) - set(sections):
         raise SystemExit(f"--sections: no {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
@@ -153,16 +153,16 @@ class Server:
         return float(self.process.memory_info().rss) / 1e6
 
     def metric(self, line: str) -> float:
-        """Return the value of one line of /metrics, by its exact name and labels; 0 if it is missing."""
+        """Return the value of the line of /metrics with exactly this name and labels; 0 if the line is missing."""
         text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
         found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.M)
         return float(found[1]) if found else 0.0
 
 
 def peer(name: str, folder: Path, *arguments: str, **inputs: Any) -> Any:
-    """Run a peer's driver in its own environment, and return its result; None if `make peers` has not created that.
+    """Run a peer's driver in the peer's environment, and return its result; None if `make peers` has not created that.
 
-    The driver writes into `folder`, and gets `inputs` as JSON files.
+    The driver gets `inputs` as JSON files, and writes into `folder`.
     """
     python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
     if not python.is_file():
@@ -180,7 +180,7 @@ def peer(name: str, folder: Path, *arguments: str, **inputs: Any) -> Any:
 
 @contextmanager
 def beside(module: str, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run a module of the benchmarks in a separate process; yield its first line of output and the process."""
+    """Run a module of the benchmarks in a separate process. Yields its first line of output, and the process."""
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
         assert process.stdout is not None
@@ -192,9 +192,9 @@ def beside(module: str, *arguments: str) -> Iterator[tuple[str, subprocess.Popen
 
 @contextmanager
 def server(*flags: str, module: str = "antiphon", log: IO[str] | None = None) -> Iterator[Server]:
-    """Run `antiphon serve` on a free port, yield it when it is ready, and stop it with SIGTERM.
+    """Run `antiphon serve` on a free port, yield the server when it is ready, and stop it with SIGTERM.
 
-    `module` replaces `antiphon` on the command line. The server logs to `log`; None is standard error.
+    `module` replaces `antiphon` on the command line. The server logs to `log`, or to standard error if that is None.
     """
     command = [sys.executable, "-m", module, "serve", "--port", "0", "--log-level", "warning", *flags]
     process = subprocess.Popen(
@@ -203,7 +203,7 @@ def server(*flags: str, module: str = "antiphon", log: IO[str] | None = None) ->
         stderr=log,
         text=True,
         cwd=HERE.parent,
-        # Measurements must not be refused.
+        # Headroom is off, so that no measurement is refused.
         env={"ANTIPHON_PROFILE": "default", "ANTIPHON_HEADROOM": "false"} | os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
     )
     try:

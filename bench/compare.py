@@ -7,11 +7,11 @@ in this Python's environment; uncommitted changes are not measured. A benchmark 
 --rounds rounds, so that a slow drift of the machine affects both sides equally. A figure that is a list counts as its
 median.
 
-A row shows the median of both sides over the rounds, head/base, and each side's minimum and maximum. `*` marks a figure
-whose two ranges do not overlap, and `worse` a regression; with --fail the exit status is then 3. By chance this happens
-to one figure in ten with three rounds, and to one in three with two. A mark is therefore a hint to measure again with
-more rounds. Before each run, the CPU share of other programs is printed: figures of a busy machine are meaningless. All
-results go to bench/results/compare.json.
+A row shows the median of each side over the rounds, the ratio head/base, and each side's minimum and maximum. `*` marks
+a figure whose two ranges do not overlap. `worse` marks a regression, for which --fail sets the exit status to 3. Chance
+alone marks one figure in ten with three rounds, and one in three with two, so a mark is only a reason to measure again
+with more rounds. Before each run, the CPU share of other programs is printed, because figures of a busy machine are
+meaningless. All results go to bench/results/compare.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bench.house import checkout, git
 
 # The smallest language model of the registry, which `talk` and `engine` use on both sides.
 LANGUAGE_MODEL = "smollm2-135m-instruct"
-# Options that shorten each benchmark to between half a minute and a minute on two cores.
+# Options that make each benchmark take between half a minute and a minute on two cores.
 QUICK = {
     "talk": "--sections latency --conversations 1 --endpoints 500 --turns 6",
     "asr": "--sections latency --clips 3",
@@ -43,7 +43,7 @@ QUICK = {
     "video": "--sections intake",
 }
 TAKES_DATA = ("talk", "asr", "tts", "video")
-# The recordings of the tests lack the clips that this benchmark needs.
+# The recordings of the tests have no clips that this benchmark could use.
 NEEDS_VIDEO = "video"
 LONGEST_RUN_S = 600.0
 OUTPUT_SHOWN = 2000
@@ -52,9 +52,9 @@ BUSY_OVER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two revisions, and its results: figure -> the value of each run that had it.
+    """One of the two revisions and its results: for each figure, its value in each run that had it.
 
-    `busy_percent` has the CPU share of other programs in the second before each run, of all processors.
+    `busy_percent` has, for each run, the share of all processors that other programs used in the second before it.
     """
 
     commit: str
@@ -82,7 +82,7 @@ def run(side: Side, name: str, data: Path) -> str | None:
 
 
 def python(tree: Path, *arguments: str) -> tuple[int, str]:
-    """Run this Python with the tree's source. Returns exit status and output, after all its processes have ended."""
+    """Run this Python with the tree's source, and wait for all of its processes. Return its exit status and output."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=tree,
@@ -104,14 +104,14 @@ def python(tree: Path, *arguments: str) -> tuple[int, str]:
 
 
 def check_source(side: Side) -> None:
-    """Exit if Python does not import the revision's source, since the benchmark would measure another one."""
+    """Exit if Python does not import this revision's source, because another revision would be measured."""
     status, output = python(side.tree, "-c", "import antiphon; print(antiphon.__file__)")
     if status or not Path(output.strip()).is_relative_to(side.tree):
         raise SystemExit(f"compare: {side.commit} does not run from its worktree: {output.strip()}")
 
 
 def figures(value: Any, name: str) -> Iterator[tuple[str, float]]:
-    """Return the numbers of a benchmark's JSON by their path, without the machine's description."""
+    """Return the numbers in a benchmark's JSON by their path. The machine's description is left out."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key != "machine":
@@ -127,26 +127,26 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# Endings of a figure's name that say which way is better.
+# Endings of figure names that say whether more or less is better.
 MORE = ("tokens_per_s", "streams", "answered", "sessions", "frames_per_s", "percent_ignored")
 LESS = ("_s", "_ms", "_p50", "_p95", "_p99", "wer", "lost", "missed", "rss_mb", "failed")
 
 
 def better_if(figure: str) -> str:
-    """Return whether a figure is better if it is "more" or "less"; "" if its name does not tell."""
+    """Return "more" or "less", whichever makes this figure better; "" if its name does not say."""
     name = figure.removesuffix(" (median)").rsplit(" / ", 1)[-1]
     return "more" if name.endswith(MORE) else "less" if name.endswith(LESS) else ""
 
 
 def fell(figure: str, row: dict[str, Any]) -> bool:
-    """Return whether a figure is worse in all runs of head than in any run of base."""
+    """Return whether every run of head is worse than every run of base."""
     better = better_if(figure)
     after, before = row["head"]["median"], row["base"]["median"]
     return bool(row["apart"] and ((better == "less" and after > before) or (better == "more" and after < before)))
 
 
 def compared(base: Side, head: Side) -> dict[str, dict[str, Any]]:
-    """Return each figure that both sides have, compared."""
+    """Return a comparison of each figure that both sides have."""
 
     def summary(values: list[float]) -> dict[str, Any]:
         return {"median": percentile(values, 50), "min": min(values), "max": max(values), "values": values}
@@ -189,7 +189,7 @@ def show(base: Side, head: Side, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def measure(sides: Sequence[Side], names: Sequence[str], rounds: int, data: Path) -> list[str]:
-    """Run all benchmarks in turn. Returns those that failed, which are not run again."""
+    """Run the benchmarks in turn. A failed one is not run again. Return the failed ones."""
     failed = []
     for name in names:
         turns = [side for _ in range(rounds) for side in sides]
@@ -234,7 +234,7 @@ def main() -> int:
     if NEEDS_VIDEO in names and not has_video(data):
         print(f"{NEEDS_VIDEO} skipped: {data} has no clips; pass a folder with clips as --data", file=sys.stderr)
         names.remove(NEEDS_VIDEO)
-    # On SIGTERM, also removes the folders, and ends processes that still run.
+    # Handles SIGTERM, so that the folders are removed and running processes are ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     commits = [commit_of(revision) for revision in (args.base, args.head)]
     with checkout(HERE.parent, commits[0]) as before, checkout(HERE.parent, commits[1]) as after:

@@ -1,7 +1,7 @@
-"""The client of the live benchmarks, over `antiphon.client`'s connection. It records the arrival time of each event.
+"""The client of the live benchmarks, on top of `antiphon.client`'s connection. It records when each event arrives.
 
-A `Session` is any live session. A `Caller` talks: its microphone always sends (a recording, or silence), and its
-loudspeaker plays the received audio, both in real time.
+A `Session` is any live session. A `Caller` also talks: its microphone sends without a break (a recording, or silence),
+and its loudspeaker plays the received audio, both in real time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ STEP = int(CHUNK_S * WIRE_HZ) * 2
 INSTRUCTIONS = "You are a voice assistant. Answer in one short sentence."
 TELLER = "You tell long stories, with every detail, and never stop."
 STORY = "Tell me a very long story about a king and his seven sons."
-# A small model shortens its stories in later turns, so a story is the first answer of a conversation.
+# Limits of an answer and of a story, in tokens. A story is always the first answer of a conversation, because a small
+# model makes later ones shorter.
 ANSWER_TOKENS, STORY_TOKENS = 60, 400
 # The modes of turn-taking with their defaults; None is full duplex.
 MODES: dict[str, dict[str, Any] | None] = {
@@ -39,14 +40,14 @@ MODES: dict[str, dict[str, Any] | None] = {
     "semantic_vad": {"type": "semantic_vad"},
     "duplex": None,
 }
-# A full-duplex client acknowledges playback after this number of steps of CHUNK_S.
+# Number of steps of CHUNK_S after which a full-duplex client acknowledges playback.
 ACK_EVERY = 5
-# Somebody speaks over a story after LEAD_S of it. By then the server knows whether there is an echo.
+# Seconds of a story that play before somebody speaks over it. By then the server knows whether there is an echo.
 LEAD_S = 2.6
-# A sound counts only if at least LEFT_S of the answer remain.
+# Seconds of an answer that have to remain for a sound over it to count.
 LEFT_S = 1.0
 Item, Found = TypeVar("Item"), TypeVar("Found")
-# Errors that a caller's reactions to events may cause.
+# Errors that a caller may get for its reactions to events.
 EXPECTED = ("response_cancel_not_active", "playback_ack_too_late")
 
 
@@ -60,7 +61,7 @@ def server_vad(silence_ms: int) -> dict[str, Any]:
 
 
 async def _connect(url: str, headers: Mapping[str, str]) -> ClientConnection:
-    # An overloaded server stops reading, including pings.
+    # Without pings, because an overloaded server stops reading, and would not answer them.
     return await connect(
         url, additional_headers=headers, max_size=None, compression=None, ping_interval=None, proxy=None
     )
@@ -69,12 +70,13 @@ async def _connect(url: str, headers: Mapping[str, str]) -> ClientConnection:
 class Session:
     """One live session at a path of the server, used with `async with`. A broken connection ends it.
 
-    `opening` has the fields of a first session.update; None sends none. `key` is the API key, if the server needs one.
+    `opening` has the fields of the first session.update; None sends none. `key` is the API key, if the server needs
+    one.
     """
 
     def __init__(self, url: str, path: str, opening: dict[str, Any] | None = None, *, key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # Does not resume, since a broken connection is a result.
+        # The client does not resume, because a broken connection is a result.
         self.link = ResumingLink(
             url.replace("http", "ws", 1) + path, headers=headers, query={}, give_up_s=-1.0, connect=_connect
         )
@@ -104,11 +106,11 @@ class Session:
         await self.link.close()
 
     async def send(self, type: str, **fields: Any) -> None:
-        """Send an event. Raises SessionEnded."""
+        """Send an event. Raises SessionEnded if the connection has ended."""
         await self.link.send({"type": type, **fields})
 
     async def append(self, pcm: bytes) -> None:
-        """Send audio in the wire format. Raises SessionEnded."""
+        """Send audio in the wire format. Raises SessionEnded if the connection has ended."""
         await self.send("input_audio_buffer.append", audio=base64.b64encode(pcm).decode())
 
     async def _listen(self) -> None:
@@ -121,7 +123,7 @@ class Session:
                 self.events.append((at, event))
                 self._tell()
         except Exception as error:
-            # Raised later, where events are awaited.
+            # The error is raised later, where events are awaited.
             self._ended = error if isinstance(error, SessionEnded) else SessionEnded("client_error", repr(error))
             self._tell()
 
@@ -133,7 +135,7 @@ class Session:
         """React to an event as the client does, before it is stored."""
 
     async def next_event(self, since: int = 0) -> None:
-        """Wait until there are more than `since` events. Raises SessionEnded."""
+        """Wait until there are more than `since` events. Raises SessionEnded if the session ends before."""
         while len(self.events) <= since:
             if self._ended:
                 raise self._ended
@@ -142,9 +144,9 @@ class Session:
     async def first(
         self, types: str | tuple[str, ...], since: int = 0, most_s: float = 30.0
     ) -> tuple[float, dict[str, Any]]:
-        """Return the first event of one of the types from number `since` on, and its time of arrival.
+        """Wait for the first event of one of the types, from number `since` on. Return it and its time of arrival.
 
-        Raises SessionEnded, or TimeoutError.
+        Raises SessionEnded if the session ends before, or TimeoutError if the event does not arrive in time.
         """
         wanted = (types,) if isinstance(types, str) else types
         async with asyncio.timeout(most_s):
@@ -155,7 +157,7 @@ class Session:
                 await self.next_event(len(self.events))
 
     async def until(self, type: str, since: int, most_s: float = 30.0) -> float:
-        """Return the time of the first event of a type from number `since` on. Raises like `first`."""
+        """Return the time of the first event of a type, from number `since` on. Raises the same errors as `first`."""
         at, _ = await self.first(type, since, most_s)
         return at
 
@@ -169,16 +171,16 @@ class Session:
 
 
 class Caller(Session):
-    """Somebody who talks with the server, in a mode of turn-taking.
+    """A person who talks with the server in one of the MODES, with a client.
 
-    The client pauses the answer when the server asks it to duck, resumes at the same sample, drops an interrupted
-    answer, and reports the played part; `marks` has these events. `begun_s` is when the microphone was opened. `heard`
-    has the output of the loudspeaker since then, in steps of CHUNK_S, and `sounded` is the number of steps that were
-    part of an answer.
+    When the server asks for ducking, the client pauses the answer, and later continues at the same sample. It drops an
+    interrupted answer, and acknowledges the part that it has played. `marks` has these events. `begun_s` is the time at
+    which the microphone was opened. `heard` has the output of the loudspeaker since then, in steps of CHUNK_S, and
+    `sounded` is the number of steps that were part of an answer.
 
-    `vad` is the turn detection; None is full duplex. With `tells`, the answers are long stories. `session` has fields
-    that differ from the defaults. `echo` is the level (in dB, below 0) and the delay (in seconds) at which the
-    microphone hears the loudspeaker.
+    `vad` is the turn detection; None is full duplex. With `tells`, answers are long stories. `session` has fields that
+    differ from the defaults. `echo` is the level (in dB, negative) and the delay (in seconds) at which the microphone
+    hears the loudspeaker.
     """
 
     def __init__(
@@ -226,7 +228,7 @@ class Caller(Session):
             await self.step()
 
     async def step(self) -> None:
-        """Process one CHUNK_S of the loudspeaker and the microphone."""
+        """Process one step of CHUNK_S of the loudspeaker and the microphone."""
         data = self._queue.pop(0) if self._queue else bytes(STEP)
         item, sound = self._playing.pop(0) if self._playing and not self._is_ducked else ("", bytes(STEP))
         self.heard.append(sound)
@@ -259,7 +261,7 @@ class Caller(Session):
                 await self._tell_played(item)
 
     def _asked(self, event: dict[str, Any]) -> Any:
-        """Return what an event asks the client to do with the current answer; None for nothing."""
+        """Return what an event asks the client to do with the answer that it plays; None for nothing."""
         kind = event["type"]
         if self._is_duplex:
             if kind == "turn.event":
@@ -277,7 +279,7 @@ class Caller(Session):
             await self.send("playback.ack", played_ms=played_ms, item_id=item)
 
     def stop_playing(self) -> None:
-        """Drop the audio that is still to be played."""
+        """Drop the audio that has not been played yet."""
         self._playing.clear()
         self._is_ducked = False
 
@@ -304,12 +306,12 @@ class Caller(Session):
         return since
 
     async def sounds(self, since: int) -> bool:
-        """Wait for the first sound of an answer. Returns False for an answer without sound."""
+        """Wait for the first sound of an answer. Return False if the answer has no sound."""
         _, event = await self.first(("response.output_audio.delta", "response.done"), since)
         return bool(event["type"] == "response.output_audio.delta")
 
     async def story(self) -> bool:
-        """Ask for a story, and wait until LEAD_S of it have been played. Returns False if it ends earlier."""
+        """Ask for a story, and wait until LEAD_S of it have been played. Return False if it ends before."""
         if not await self.sounds(await self.ask(STORY)):
             return False
         await asyncio.sleep(LEAD_S)
@@ -317,12 +319,12 @@ class Caller(Session):
 
     @property
     def goes_on(self) -> bool:
-        """Return whether an answer is being generated, or has more than a moment left to play."""
+        """Return whether an answer is still being generated, or has more than LEFT_S to play."""
         is_made = len(self.times("response.created")) > len(self.times("response.done"))
         return is_made or len(self._playing) * CHUNK_S >= LEFT_S
 
     async def settle(self) -> None:
-        """End the current speech, and wait for silence."""
+        """End what the caller is saying, and wait for silence."""
         for _ in range(40):
             if len(self.times("response.created")) == len(self.times("response.done")):
                 break
@@ -346,13 +348,13 @@ async def telling(srv: Server, vad: dict[str, Any] | None, **options: Any) -> As
 
 
 def in_loops(sections: Mapping[str, Callable[[], Coroutine[Any, Any, Found]]]) -> dict[str, Callable[[], Found]]:
-    """Wrap awaitable sections, so that each runs in a new event loop."""
+    """Wrap awaitable sections so that each runs in its own event loop."""
     return {name: lambda section=section: asyncio.run(section()) for name, section in sections.items()}
 
 
 async def shared(
     items: Sequence[Item], at_once: int, play: Callable[[Sequence[Item]], Awaitable[Sequence[Found]]]
 ) -> list[Found]:
-    """Run `play(share of the items)` in this number of concurrent conversations, and return all results."""
+    """Divide the items among this number of concurrent conversations, `play` each share, and return all results."""
     parts = await asyncio.gather(*(play(items[k::at_once]) for k in range(at_once)))
     return [found for part in parts for found in part]

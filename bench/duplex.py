@@ -4,9 +4,9 @@
 
 It uses a real server with the default models, and real recordings in real time over /v1/realtime?duplex=1. The client
 plays the audio by its own clock, acknowledges it, falls silent when asked to duck, and drops interrupted audio.
-Takeover, in the manner of Full-Duplex-Bench, is the share in which the server begins to speak, however briefly. It is
-bad in pauses and after acknowledgements, and good after turns. `antiphon bench turns --sections barge-in` measures the
-time until a voice falls silent.
+Takeover, defined as in Full-Duplex-Bench, is the share of trials in which the server begins to speak, however briefly.
+It is bad in pauses and after acknowledgements, and good after turns. The time until a voice falls silent is measured by
+`antiphon bench turns --sections barge-in`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.talk import acknowledged, hesitations
 
 
 async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
-    """Say real acknowledgements over a long answer."""
+    """Play real acknowledgements over a long answer."""
     results = await acknowledged(srv, None, data)
     count = max(1, len(results))
     out = {

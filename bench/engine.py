@@ -3,8 +3,9 @@
     antiphon bench engine [--language-model NAME] [--sections first,decode,mixed,state,peers] [--trials N]
         [--kv-layout session|paged] [--decode-shapes exact|bucketed|captured]
 
-The engine runs in this process, configured as in the server; greedy, without stop tokens. Peers in the same run are
-plain `transformers.generate` on the same checkpoint in bfloat16, and llama.cpp (`make peers`) on the same GGUF file.
+The engine runs in this process, configured as in the server. Sampling is greedy, without stop tokens. The same run
+measures peers: plain `transformers.generate` with the same checkpoint in bfloat16, and llama.cpp (`make peers`) with
+the same GGUF file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# Has to precede the import of torch; see antiphon/cli/main.py.
+# Has to come before the import of torch; see antiphon/cli/main.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 import torch
@@ -43,21 +44,21 @@ def median(values: Sequence[float]) -> float:
 
 
 def prose(tokenizer: Any, count: int) -> list[int]:
-    """Return `count` tokens of English, the same in every revision: the licence's text, repeated."""
+    """Return `count` tokens of English: the text of the licence, repeated. They are the same in every revision."""
     text = (HERE.parent / "LICENSE").read_text()
     ids = tokenizer.encode(text * (1 + count * 8 // len(text)), add_special_tokens=False)
     return list(ids[:count])
 
 
 async def reported(engine: LocalEngine, ids: list[int], *, number: int = 0) -> LocalSession:
-    """Open a session with these ids. Its first token depends on `number`, so it shares no rows with other sessions."""
+    """Open a session with these ids. `number` changes the first one, so that sessions share no rows."""
     session = await engine.open()
     session.append([ids[0] + number, *ids[1:]])
     return session
 
 
 async def first_token(session: LocalSession) -> float:
-    """Return the seconds to the next token."""
+    """Return the seconds until the next token is generated."""
     began = time.perf_counter()
     async with aclosing(session.generate(Sampling(max_tokens=1))) as tokens:
         await anext(tokens)
@@ -65,7 +66,7 @@ async def first_token(session: LocalSession) -> float:
 
 
 async def answer(session: LocalSession, count: int) -> list[float]:
-    """Return the time of each of `count` tokens."""
+    """Generate `count` tokens, and return the time of each."""
     return [time.perf_counter() async for _ in session.generate(Sampling(max_tokens=count))]
 
 
@@ -120,7 +121,7 @@ async def decode(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
 
 
 async def mixed(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
-    """Measure eight sessions that answer while a ninth prefills 1,500 tokens and others start with 20."""
+    """Measure eight sessions that answer while a ninth prefills 1,500 tokens, and others begin with 20 tokens each."""
     talking = [await reported(engine, ids[:40], number=90 + k) for k in range(8)]
     for session in talking:
         await session.settle()
@@ -173,7 +174,7 @@ async def state(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, A
 
 
 def transformers_generate(folder: Path, ids: list[int], trials: int) -> dict[str, Any]:
-    """Run the same prompts with `generate`, one call per turn, with and without reusing its cache."""
+    """Run the same prompts with `generate`, in one call per turn: with its cache kept between turns, and without."""
     from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
@@ -226,7 +227,7 @@ def _turns(times: list[float]) -> dict[str, float]:
 async def measure(model: CausalLm, sections: set[str], trials: int) -> dict[str, Any]:
     engine = model.engine
     ids = prose(model.tokenizer, 2100)
-    # Warm up, since the first step of each shape is slower.
+    # Warms up, because the first step of each shape is slower.
     warm = await reported(engine, ids[:100])
     await answer(warm, 8)
     warm.close()
@@ -240,7 +241,7 @@ async def measure(model: CausalLm, sections: set[str], trials: int) -> dict[str,
 
 
 def versus(document: dict[str, Any]) -> None:
-    """Print the peers next to the engine."""
+    """Print the peers' figures next to the engine's."""
     own = document["first"] | {"ttft_cold_s": document["first"]["cold_s"]}
     own["decode"] = {k: v["tokens_per_s"] for k, v in document["decode"].items()}
     sides = {"antiphon": own} | {name: peer for name, peer in document["peers"].items() if peer}
@@ -275,7 +276,7 @@ def main() -> None:
     ids = prose(model.tokenizer, 2100)
     model.close()
     if kv != EngineSettings():
-        # Adds to the figures of the defaults, instead of replacing them.
+        # These figures are added to those of the defaults, and do not replace them.
         print(f"\nwritten: {save('engine', {f'{kv.kv_layout}, {kv.decode_shapes}': found})}")
         return
     document |= found

@@ -1,11 +1,11 @@
-"""A language model on engine servers (`--engine vllm:URL`): kept rows, rollbacks, added delay, a server's death.
+"""A language model on an engine server (`--engine vllm:URL`): kept rows, rollbacks, added delay, a server's death.
 
     antiphon bench engines --sections kept,streams --vllm URL --folder FOLDER
     antiphon bench engines --sections added,killed,hundred
 
 `kept` and `streams` query a real vLLM and antiphon's own engine in turn, on the same cores, with the same rows. The
-other sections query scripted servers in separate processes, which generate tokens at the speed of a fast GPU, so only
-antiphon is measured.
+other sections query scripted servers in separate processes. Those generate tokens at the speed of a fast GPU without
+computing anything, so only antiphon is measured.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ STORY = (
 
 
 async def first_token_ms(session: Session, count: int = ANSWER_ROWS) -> float:
-    """Return the milliseconds to the first of `count` tokens; reads all of them."""
+    """Generate `count` tokens, and return the milliseconds to the first of them."""
     begun = time.perf_counter()
     return ((await stamps(session, count))[0] - begun) * 1000
 
 
 async def stamps(session: Session, count: int) -> list[float]:
-    """Return the time of each of `count` tokens."""
+    """Generate `count` tokens, and return the time of each."""
     async with aclosing(session.generate(Sampling(max_tokens=count))) as tokens:
         return [time.perf_counter() async for _ in tokens]
 
@@ -61,7 +61,7 @@ def some(draw: random.Random, count: int) -> list[int]:
 
 
 async def kept_rows(engine: Engine, rounds: int) -> dict[str, list[float]]:
-    """Measure first tokens of conversations of TURNS turns, then after rows were rolled back and others appended."""
+    """Measure first tokens in conversations of TURNS turns, then after a rollback that is followed by new rows."""
     draw, found = random.Random(1), dict[str, list[float]]()
     for number in range(rounds + 1):
         session = await engine.open(owner=number)
@@ -82,7 +82,10 @@ async def kept_rows(engine: Engine, rounds: int) -> dict[str, list[float]]:
 
 
 async def streamed(engine: Engine, count: int, loads: int) -> tuple[float, float, float]:
-    """Return all sessions' tokens per second, and one's longest gap, also during a prefill of `loads` rows, in ms."""
+    """Return the tokens per second of all sessions together, and the longest gap in one of them, in ms.
+
+    The third figure is the longest gap during a prefill of `loads` rows, which another session starts.
+    """
     draw = random.Random(2)
     opened = [await engine.open() for _ in range(count)]
     for session in opened:
@@ -111,7 +114,7 @@ async def streamed(engine: Engine, count: int, loads: int) -> tuple[float, float
 
 @contextmanager
 def engines(vllm: str, folder: Path, packed: Path | None) -> Iterator[dict[str, CausalLm]]:
-    """Yield the local engine with vLLM's weights, the same packed as int8 if given, and vLLM."""
+    """Yield the local engine with vLLM's weights, the local engine with those packed as int8 (if given), and vLLM."""
     with ExitStack() as stack:
         made = {}
         chosen = [("local", folder, None), ("vllm", folder, EngineServers("vllm", (vllm,), first_token_s=120))]
@@ -136,7 +139,7 @@ def streams(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[d
     rows = []
     with engines(vllm, folder, packed) as made:
         for model in made.values():
-            # The first steps of a shape choose and compile kernels.
+            # The first steps of each shape choose and compile kernels.
             asyncio.run(streamed(model.engine, 2, 300))
         for count in (1, 8, 16):
             for name, model in made.items():
@@ -152,12 +155,12 @@ def streams(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[d
 
 
 def scripted(folder: Path, text: str) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
-    """Start a scripted vLLM, and return its URL and its process."""
+    """Start a scripted vLLM. Yields its URL and its process."""
     return beside("bench.engine_servers", "--serve", str(folder), text)
 
 
 def serve_scripted(folder: Path, text: str) -> None:
-    """Serve until the process is killed. Prints the URL."""
+    """Print the URL, and serve until the process is killed."""
     from tests.remote.engine.scripted_vllm import ScriptedVllm
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -177,7 +180,7 @@ def serve_scripted(folder: Path, text: str) -> None:
 
 
 def added(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Measure antiphon's share of the first token of a scripted engine, which takes only 8 ms per token."""
+    """Measure antiphon's share of the time to the first token of a scripted engine that takes only 8 ms per token."""
     prompt = {"model": "smollm2", "max_tokens": 20, "return_token_ids": True, "stop_token_ids": [], "ignore_eos": True}
 
     async def measure(url: str, front: Server, turns: int) -> dict[str, list[float]]:
@@ -205,7 +208,10 @@ def added(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
 
 def killed(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Measure the gap in a user's audio when the server of an answer is killed, and the words that arrived."""
+    """Kill the server that generates an answer.
+
+    Measure the gap in the user's audio, and count the words that arrived.
+    """
     gaps, wrong = [], 0
     for _ in range(max(3, rounds // 10)):
         with (
@@ -220,7 +226,7 @@ def killed(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
 
 async def _heard(url: str, victim: subprocess.Popen[str]) -> tuple[float, str]:
-    """Return the longest silence, in ms, of a player that plays audio at arrival, and the answer's words."""
+    """Return the longest silence, in ms, of a player that plays audio when it arrives, and the words of the answer."""
     plays_until, gap = 0.0, 0.0
     async with Client(url) as client, client.conversation() as talk:
         await talk.send_text("Tell me a story.")
@@ -239,7 +245,7 @@ async def _heard(url: str, victim: subprocess.Popen[str]) -> tuple[float, str]:
 
 
 def hundred(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Run text conversations on one engine, with a turn every six seconds each; measure CPU time and first words."""
+    """Run text conversations on one engine, each with a turn every six seconds. Measure CPU time and first words."""
     rows = []
     for count in (1, 50, 100, 200):
         with (

@@ -5,9 +5,9 @@
 
 The second form measures engine servers (`--engine vllm:URL`); see bench/engine_servers.py.
 
-Without `--backend`, the other server is a process of this benchmark that answers at once, with twenty words at the
-speed of a fast GPU, so only antiphon is measured. A round asks the server itself, then antiphon's chat completions and
-a text conversation of /v1/realtime. Client, server and antiphon share the same cores.
+Without `--backend`, the other server is a process of this benchmark. It answers at once, with twenty words at the speed
+of a fast GPU, so only antiphon is measured. Each round asks that server directly, then antiphon's chat completions,
+then a text conversation of /v1/realtime. Client, server and antiphon share the same cores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUESTION = "What is the weather like in Paris today?"
 
 
 async def answering(text: str) -> None:
-    """Serve chat completions that answer at once with `text`, or else with WORDS words. Prints the port."""
+    """Print the port, and serve chat completions that answer at once: with `text`, or else with WORDS words."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with_requests = True
@@ -72,7 +72,7 @@ def _chunk(writer: asyncio.StreamWriter, text: str) -> None:
 
 @contextmanager
 def backend(text: str = "") -> Iterator[str]:
-    """Run a server in a separate process that answers at once, with `text` if given, and yield its address."""
+    """Run a server in a separate process that answers at once, with `text` if it is given. Yields its address."""
     with beside("bench.engines", "--answer", text) as (port, _):
         yield f"http://127.0.0.1:{port}/v1#clever"
 
@@ -97,7 +97,7 @@ async def first_event_ms(client: httpx.AsyncClient, url: str, body: dict[str, An
 
 
 async def first_words(front: Server, address: str, turns: int, rounds: int) -> dict[str, list[float]]:
-    """Return times of first words in milliseconds by target; each round asks all targets."""
+    """Return the milliseconds to the first word, by target. Each round asks all targets."""
     url, _, model = address.partition("#")
     body = {"model": model, "messages": history(turns)}
     found: dict[str, list[float]] = {"the server itself": [], "chat completions": [], "conversation": []}
@@ -107,13 +107,13 @@ async def first_words(front: Server, address: str, turns: int, rounds: int) -> d
         for _ in range(WARM_UP + rounds):
             found["the server itself"].append(await first_event_ms(client, f"{url}/chat/completions", body))
             found["chat completions"].append(await first_event_ms(client, f"{front.url}/v1/chat/completions", body))
-            # The answer does not change the conversation.
+            # This answer is not added to the conversation.
             found["conversation"].append(await talk.first_word_ms(conversation="none"))
     return {name: values[WARM_UP:] for name, values in found.items()}
 
 
 def beside_itself(what: str, turns: int, found: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Return a row for each target, and its delay relative to the first target, which is the server itself."""
+    """Return a row for each target, with its delay relative to the first target, which is the server itself."""
     itself = next(iter(found.values()))
     return [
         {"turns": turns, "asked": name, "rounds": len(values)}
@@ -132,7 +132,7 @@ def run(address: str, turns: list[int], rounds: int) -> list[dict[str, Any]]:
 
 
 def run_sections(names: list[str], vllm: str, folder: Path | None, packed: Path | None, rounds: int) -> None:
-    """Measure engine servers. By default, `folder` is that of the default language model, prepared."""
+    """Measure engine servers. Without `folder`, the default language model is prepared and its folder used."""
     from bench.engine_servers import REAL, SECTIONS
 
     if folder is None:

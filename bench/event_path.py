@@ -1,18 +1,18 @@
-"""Counts the server's Python calls on the path of an event, the modules of these calls, and moves between modules.
+"""Counts the server's Python calls on the path of one event, the modules they are in, and the moves between modules.
 
-Four paths run in the application of the wire traces (`tests/traces`): in memory, with scripted models and a virtual
-clock, so that a run counts the same on every machine.
+Four paths run in the application of the wire traces (`tests/traces`). It runs in memory, with scripted models and a
+virtual clock, so every machine counts the same.
 
 - append: from the client's append of 100 ms that makes the first delta of the transcript due, to this delta.
-- text: from the first of three text chunks, one sentence together, to the first audio of the speech stream.
-- onset: from the segmenter's chunk in which speech over a response begins (FIRST) to the function of the echo guard
-  where the response's audio ends (LAST), after its playback was stopped.
-- resume: from the client's connection to another host, after its own was killed, to the `session.resumed` frame.
+- text: from the first of three text chunks that make one sentence, to the first audio of the speech stream.
+- onset: from the segmenter's chunk in which speech over a response begins (FIRST), to the function of the echo guard
+  that ends the response's audio (LAST), after its playback was stopped.
+- resume: from the client's connection to another host, after its own host was killed, to the `session.resumed` frame.
 
-Counted (`sys.setprofile`) is each start of a function, method, lambda or comprehension whose source is in
-`src/antiphon`. Not counted are resumed generators and coroutines, generated methods (a dataclass's `__init__`), C
-functions and other packages. *modules* is the number of files of these functions. *moves* is how often the file changes
-between consecutive calls. Each path runs twice, and the second run counts, since it imports nothing.
+Each start of a function, method, lambda or comprehension counts (`sys.setprofile`) if its source is in `src/antiphon`.
+Resumed generators and coroutines, generated methods (a dataclass's `__init__`), C functions and other packages do not
+count. *modules* is the number of files of these functions. *moves* is the number of consecutive calls that are in
+different files. Each path runs twice. The second run counts, because it imports nothing.
 
 Run `PYTHONPATH=src .venv/bin/python bench/event_path.py [--list append] [--save]` in the root of a worktree. `--list
 PATH` also prints the calls in order. `--save` writes bench/results/event-path.json.
@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.traces import clock  # noqa: E402
 
-# Has to precede the import of the server; see clock.py.
+# Has to come before the import of the server; see clock.py.
 clock.install()
 
 from bench.common import machine, save, table  # noqa: E402
@@ -52,11 +52,11 @@ class Counter:
     """Counts calls from `begin` to the first message of the server for which `ends` is true."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, str]] = []  # Each as its file and its function.
+        self.calls: list[tuple[str, str]] = []  # The file and the function of each call.
         self.ends: Callable[[Frame], bool] | None = None  # None after the end.
 
     def begin(self, ends: Callable[[Frame], bool]) -> None:
-        """Count from here, and drop an earlier count."""
+        """Count from here on, and drop the earlier count."""
         self.calls, self.ends = [], ends
         sys.setprofile(self._called)
 
@@ -89,7 +89,7 @@ def is_event(kind: str) -> Callable[[Frame], bool]:
 
 
 async def speak_until(stage: Stage, socket: Socket, kind: str) -> None:
-    """Speak until the server sends an event of this type, and count from the append that makes it due."""
+    """Speak until the server sends an event of this type. Count from the append that makes the event due."""
     for piece in pieces(pcm16("what is the time please tell me"), 4800):
         COUNTER.begin(is_event(kind))
         await socket.say(APPEND, audio=b64(piece))

@@ -1,18 +1,18 @@
-"""The section `full-duplex-bench` of `antiphon bench turns`: conversations in the form that its scorers read.
+"""The section `full-duplex-bench` of `antiphon bench turns`: conversations in the format that its scorers read.
 
     antiphon bench turns --data DIR --sections full-duplex-bench --items FOLDER
 
 Full-Duplex-Bench (github.com/DanielLin94144/Full-Duplex-Bench) has four tasks, each a folder of numbered items. An item
 has `input.wav`, the user's speech; `output.wav`, the output of the client's loudspeaker on the same clock;
-`output.json`, its words with times; and a file with the place of the pause, the end of the turn or the interruption.
-The words and their times are from our transcriber, while the authors use another model. The recordings are also ours.
-The scorers need other packages and run outside of the project:
+`output.json`, the words of that output with their times; and a file that says where the pause, the end of the turn or
+the interruption is. The words and their times are from our transcriber; the benchmark's authors use another model. The
+recordings are ours, too. The scorers need other packages, and run outside of the project:
 
-- `pause_handling`: pauses of 0.6 to 2 s inserted into read sentences by the data's tools/evalmix.py, up to the turn's
-  end; `pause_handling_real`: recordings with real hesitations.
+- `pause_handling`: read sentences up to the end of the turn, with an inserted pause of 0.6 to 2 s (tools/evalmix.py of
+  the data). `pause_handling_real`: recordings with real hesitations.
 - `smooth_turn_taking`: whole turns, and the speech after them.
-- `user_interruption`: a recording of each speaker over a story; words count from the end of the user's speech.
-- `user_backchannel`: real acknowledgements over a story, as in version 1.5.
+- `user_interruption`: a recording of each speaker, played over a story. Words count from the end of the user's speech.
+- `user_backchannel`: real acknowledgements, played over a story, as in version 1.5.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bench.turn_taking.sounds import BACKCHANNEL_DB
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import from_pcm16
 
-# Seconds to wait for an answer after a turn, and after an interruption.
+# Seconds to wait for an answer: after a turn, and after an interruption.
 ANSWER_S = 6.0
 BACKCHANNEL_REPEATS = 4
 
@@ -51,13 +51,13 @@ class Item:
     task: str
     # The id of the recording.
     source: str
-    # The user's speech, said at the start or over a story.
+    # The user's speech, which is said at the start or over a story.
     pcm: Pcm
     # Seconds to record after the end of `pcm`.
     after_s: float
     # Whether `pcm` is said over a story.
     over: bool = False
-    # An extra file and its content, in which times of `pcm` are `timestamp`.
+    # Name and content of an extra file, in which the times of `pcm` are `timestamp`.
     facts: tuple[str, list[dict[str, Any]]] = ("", [])
     # Whether only words after the end of `pcm` count.
     words_from_end: bool = False
@@ -65,14 +65,14 @@ class Item:
 
 @dataclass(slots=True)
 class Recorded:
-    """The client's output from the start of an item, 24 kHz, and the time of the recording in it, in seconds."""
+    """The client's output from the start of an item (24 kHz), and the second of it at which the recording begins."""
 
     said_s: float
     heard: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 def pauses(data: Path) -> list[Item]:
-    """Return sentences with an inserted pause, up to the end of the turn; then recordings with real hesitations."""
+    """Return sentences with an inserted pause, up to the end of the turn, then recordings with real hesitations."""
 
     def item(task: str, clip: Clip, end_s: float, *pause: dict[str, Any]) -> Item:
         facts = ("pause.json", list(pause)) if pause else ("", [])
@@ -121,7 +121,7 @@ async def recorded(srv: Server, item: Item) -> Recorded | None:
         begun = await caller.say(item.pcm)
         await asyncio.sleep(len(item.pcm) / SAMPLE_RATE_HZ + item.after_s + CHUNK_S)
         said_s = begun - caller.begun_s
-        # If the conversation begins with the recording, only the part from there on counts.
+        # Without a story, the item starts where the recording does.
         start = 0 if item.over else round(said_s / CHUNK_S)
         steps = round((said_s + len(item.pcm) / SAMPLE_RATE_HZ + item.after_s) / CHUNK_S)
         heard = from_pcm16(b"".join(caller.heard[start:steps]))
@@ -129,7 +129,7 @@ async def recorded(srv: Server, item: Item) -> Recorded | None:
 
 
 async def written(srv: Server, http: httpx.AsyncClient, item: Item, number: int, folder: Path) -> bool:
-    """Hold one conversation and write its files. Returns False if there was none."""
+    """Hold one conversation and write its files. Returns False if the story ended too early."""
     found = await recorded(srv, item)
     if found is None:
         return False
@@ -154,7 +154,7 @@ async def written(srv: Server, http: httpx.AsyncClient, item: Item, number: int,
 
 
 async def words_of(http: httpx.AsyncClient, pcm: Pcm, from_s: float) -> dict[str, Any]:
-    """Return the words of the output in the scorers' form. Silence has no words, whatever the transcriber returns."""
+    """Return the words of the output in the scorers' form. Silence has no words, even if some are returned."""
     if not len(pcm) or float(np.abs(pcm).max()) < 0.003:
         return {"text": "", "chunks": []}
     text = await transcribe_file(http, pcm, language="en", word_times=True)
@@ -166,7 +166,7 @@ async def full_duplex_bench(srv: Server, data: Path, folder: Path, most: int) ->
     """Hold all conversations, in full duplex with the defaults, and write FOLDER/TASK/NUMBER."""
     items = [*pauses(data), *turns(data, most), *interruptions(data, most), *backchannels(data)]
     numbers: dict[str, itertools.count[int]] = {item.task: itertools.count(1) for item in items}
-    # One after the other: other conversations could delay an answer, and hide that a pause was taken for an end.
+    # One conversation after the other. Others could delay an answer, and so hide that a pause was taken for an end.
     async with httpx.AsyncClient(base_url=srv.url, timeout=120) as http:
         done = [(i.task, await written(srv, http, i, next(numbers[i.task]), folder)) for i in items]
     out = {task: sum(ok for name, ok in done if name == task) for task in numbers}

@@ -2,7 +2,7 @@
 
     python -m bench.gpu_memory
 
-Weights take two bytes each, or four in vocoders. KV is in bfloat16. The working memory of a step and the memory of CUDA
+Weights take two bytes each, or four in vocoders. KV is bfloat16. The working memory of a step and the memory of CUDA
 itself are not included.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 # Numbers of open sessions, the columns of the second table.
 SESSIONS = (1, 8, 32, 64)
-# Memory bandwidth of the H200 by NVIDIA, which limits a step of one row per session.
+# Memory bandwidth of the H200 as published by NVIDIA. It limits a step that computes one row per session.
 BYTES_A_SECOND = 4.8e12
 # Qwen3-8B's embedding table. A step reads only one of its rows per session.
 UNREAD = 2 * 151_936 * 4_096
@@ -26,14 +26,14 @@ class ReleasedModel:
     name: str
     # Number of weights in bfloat16.
     parameters: int
-    # Layers, KV heads and head width of each part with KV: the decoders that engines step, and MiniCPM-o's audio
-    # encoder.
+    # For each part that has KV (a decoder that an engine steps, or MiniCPM-o's audio encoder): its layers, KV heads and
+    # head width.
     decoders: tuple[tuple[int, int, int], ...]
-    # The content of a session in the second table.
+    # What one session contains in the second table, in words.
     load: str
-    # The rows of each part for that load.
+    # Number of rows of each part for such a session.
     rows: tuple[int, ...]
-    # Number of weights of a vocoder, in float32.
+    # Number of weights of the vocoder, in float32.
     float32_parameters: int = 0
 
     @property
@@ -43,18 +43,18 @@ class ReleasedModel:
 
     @property
     def row_bytes(self) -> tuple[int, ...]:
-        """Return the bytes of one row's keys and values over all layers, for each of `decoders`."""
+        """Return the bytes of the keys and values of one row in all layers, for each of `decoders`."""
         return tuple(2 * 2 * layers * heads * width for layers, heads, width in self.decoders)
 
     @property
     def session_bytes(self) -> int:
-        """Return the bytes of the KV of one session of the second table."""
+        """Return the bytes of KV of one session of the second table."""
         return sum(count * size for count, size in zip(self.rows, self.row_bytes, strict=True))
 
 
-# Parameters are counted on modules built from the released config.json, where shared embedding tables count once. Heard
-# speech is 13 rows per second, and generated speech 12.5, or 25 in MiniCPM-o's code decoder. Text in the same KV is not
-# counted.
+# Parameters are counted on modules that are built from the released config.json. Shared embedding tables count once.
+# Speech that is heard takes 13 rows per second. Speech that is generated takes 12.5, or 25 in MiniCPM-o's code decoder.
+# Text in the same KV is not counted.
 MODELS = (
     ReleasedModel("Qwen3-8B", 8_190_735_360, ((36, 8, 128),), "2,000 rows of text", (2_000,)),
     ReleasedModel("Qwen3-8B", 8_190_735_360, ((36, 8, 128),), "45,000 rows of text", (45_000,)),
@@ -83,13 +83,13 @@ MODELS = (
 
 
 def gb(size: float) -> str:
-    """Return bytes as GB (10^9 bytes), with one decimal, or two below 10 GB."""
+    """Return bytes in GB (10^9 bytes), with one decimal, or with two if below 10 GB."""
     number = size / 1e9
     return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
 
 
 def rows_table() -> str:
-    """Return the table of weights and of the KV of one row, in Markdown."""
+    """Return the first table in Markdown: weights, and the KV of one row."""
     lines = ["| model | parameters | weights, GB | KV a row, KB |", "|---|---|---|---|"]
     seen = {model.name: model for model in MODELS}
     for model in seen.values():
@@ -100,7 +100,7 @@ def rows_table() -> str:
 
 
 def sessions_table() -> str:
-    """Return the table of weights and KV together, in GB by the number of sessions, in Markdown."""
+    """Return the second table in Markdown: weights and KV together, in GB, by the number of sessions."""
     head = " | ".join(str(count) for count in SESSIONS)
     lines = [f"| model | each session holds | MB a session | {head} |", "|---" * (3 + len(SESSIONS)) + "|"]
     for model in MODELS:
@@ -110,7 +110,7 @@ def sessions_table() -> str:
 
 
 def steps_table() -> str:
-    """Return the table of the least time of a decode step of Qwen3-8B, which reads everything once, in Markdown."""
+    """Return the third table in Markdown: the shortest possible decode step of Qwen3-8B, which reads all data once."""
     lines = ["| sessions | rows in each | read a step, GB | least ms a step |", "|---|---|---|---|"]
     model = MODELS[0]
     for sessions, rows in ((1, 2_000), (16, 2_000), (64, 2_000), (1, 45_000), (16, 45_000)):

@@ -4,12 +4,12 @@
 
 HAProxy, the hosts and the callers' sockets are real, on this machine.
 
-- cost: CPU seconds of all server processes for a minute of one session. It transcribes recordings in real time with the
-  models of the profile `light`, with one host alone, and with two hosts that share a store behind HAProxy; one after
-  the other, and again in the other order.
-- reloads: 40 callers talk with two hosts of scripted models. HAProxy is reloaded every 10 s, which ends all their
-  connections a second later. Each resumes through HAProxy, at either host. The test checks that every word arrives
-  once, in order.
+- cost: CPU seconds of all server processes per minute of one session, which transcribes recordings in real time with
+  the models of the profile `light`. One host alone is compared with two hosts that share a store behind HAProxy. Both
+  are measured one after the other, and again in the opposite order.
+- reloads: 40 callers talk with two hosts of scripted models. HAProxy is reloaded every 10 s, and a second later ends
+  all of the callers' connections. Each caller resumes through HAProxy, at either host. The test checks that every word
+  arrives once, in order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
 
 RECORDINGS = HERE.parent / "tests" / "data" / "audio"
-# Little enough load to compute every partial, so that the compared work is equal.
+# A load so small that every partial is computed, so that the compared servers do the same work.
 CAPTIONS, CAPTIONS_S, CHUNK_S = 2, 60.0, 0.1
 RATE_HZ, PAUSE_S = 24_000, 1.0
 CALLERS, RELOAD_EVERY_S, PACE_S = 40, 10.0, 0.05
@@ -60,7 +60,7 @@ def speech() -> bytes:
 
 
 async def caption(url: str, pcm16: bytes, delay_s: float) -> int:
-    """Send the audio in real time; return the number of received events."""
+    """Send the audio in real time. Return the number of received events."""
     await asyncio.sleep(delay_s)
     events = list[Any]()
     async with websockets.connect(f"{url}/v1/realtime?intent=transcription", max_size=None) as socket:
@@ -93,13 +93,13 @@ def cpu_s(processes: list[psutil.Process]) -> dict[psutil.Process, float]:
 
 
 def used_s(processes: list[psutil.Process], before: dict[psutil.Process, float]) -> float:
-    """Return the CPU time of these processes and their descendants since then, without those that ended meanwhile."""
+    """Return the CPU time of these processes and their descendants since `before`, without those that have ended."""
     return sum(s - before.get(process, 0.0) for process, s in cpu_s(processes).items())
 
 
 @contextmanager
 def balanced(hosts: Cluster, hard_stop_s: int = 1) -> Iterator[tuple[Balancer, list[psutil.Process]]]:
-    """Run HAProxy in front of the hosts, and yield its processes."""
+    """Run HAProxy in front of the hosts. Yields its processes."""
     before = {p.pid for p in psutil.Process().children(recursive=True)}
     balancer = Balancer([f"{host.address}:{host.port}" for host in hosts.hosts], hard_stop_s)
     try:
@@ -109,9 +109,9 @@ def balanced(hosts: Cluster, hard_stop_s: int = 1) -> Iterator[tuple[Balancer, l
 
 
 def used_by_captions(url: str, processes: list[psutil.Process]) -> dict[str, float]:
-    """Return the CPU seconds of these processes per session-minute, while speech is transcribed at `url`."""
+    """Transcribe speech at `url`. Return the CPU seconds that these processes use per minute of a session."""
     pcm16 = speech()
-    # Waits for the processes to finish their start.
+    # Waits until the processes have finished starting.
     time.sleep(5.0)
     idle_s, before = time.monotonic(), cpu_s(processes)
     time.sleep(10.0)
@@ -127,7 +127,7 @@ def used_by_captions(url: str, processes: list[psutil.Process]) -> dict[str, flo
 
 
 def captioned(num_hosts: int) -> dict[str, float]:
-    """Return CPU seconds per session-minute, with one host alone or several behind HAProxy."""
+    """Return CPU seconds per minute of a session, with one host alone, or with several hosts behind HAProxy."""
     with cluster("", num_hosts=0) as hosts:
         for _ in range(num_hosts):
             hosts.add_host("--profile", "light", module=("antiphon", "serve"))
@@ -163,7 +163,7 @@ async def talk(callers: list[ResumingCaller], balancer: Balancer, minutes: float
                 began_s = time.monotonic()
                 await caller.converse(1, spoken=False)
                 waits_s.append(time.monotonic() - began_s)
-                # A caller waits after an answer before the next question.
+                # The caller pauses after an answer before it asks the next question.
                 await asyncio.sleep(1.0)
             caller.check()
 

@@ -2,16 +2,17 @@
 
     antiphon bench host [--models lm,tts,minicpmo,asr] [--sessions 1,16,64] [--rows 500] [--tokens 40]
 
-On a GPU, the kernels of a step run while the host launches the next ones. If the host takes longer than the kernels, it
-limits the step. `lm` is a decoder with Qwen3-8B's 36 layers at a minimal width. Its matrix products take almost no
-time, so the time of a step is nearly that of the host, by layout of the KV and by shape of the steps, with one thread.
+On a GPU, the kernels of a step run while the host launches the next ones. If launching takes longer than the kernels,
+the host limits the step. `lm` is a decoder with Qwen3-8B's 36 layers at a minimal width, whose matrix products take
+almost no time. The time of its step is therefore almost only the host's. It is measured by KV layout and by shape of
+the steps, with one thread.
 
-The other models are tiny, on paged KV and padded steps as on a GPU. For a frame of Qwen3-TTS, a speaking unit of
-MiniCPM-o and a partial of Qwen3-ASR, of all sessions at once, it counts the operators that the host dispatches in the
-models' threads, without views. It counts those in passes that a GPU replays as one graph (decode steps, the code
-predictor, calls of the vocoder), and those outside, each of which the host launches. `adds` is the count that each
-further session adds. `reads` is how often the host waits for a number. `passes` is the number of decode passes.
-`cpu_ms` is the CPU time of the process.
+The other models are tiny, with paged KV and padded steps as on a GPU. The measured steps are a frame of Qwen3-TTS, a
+speaking unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at once. The benchmark counts the operators
+that the host dispatches in the models' threads, except views. It counts operators in passes that a GPU replays as one
+graph (decode steps, the code predictor, calls of the vocoder) separately from the others, which the host launches one
+by one. `adds` is the number of operators that each further session adds. `reads` is the number of times that the host
+waits for a number. `passes` is the number of decode passes. `cpu_ms` is the CPU time of the process.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "paged, bucketed": {"kv_layout": "paged", "decode_shapes": "bucketed"},
 }
 ROUNDS = 3
-# Settings of the models whose operators are counted.
+# Engine settings of the models whose operators are counted.
 AS_ON_A_GPU = EngineModelOptions(
     EngineSettings(kv_bytes=256 << 20, kv_layout="paged", decode_shapes="bucketed"), weights="fp32", threads=1
 )
@@ -61,7 +62,7 @@ COUNTED = ("outside", "captured", "reads", "passes")
 
 @dataclass(slots=True)
 class Counts:
-    """The operators dispatched in one thread. `depth` is above 0 within a pass that a GPU replays."""
+    """The operators dispatched in one thread. `depth` is above 0 inside a pass that a GPU replays as a graph."""
 
     outside: int = 0
     captured: int = 0
@@ -89,7 +90,7 @@ class Counting(TorchDispatchMode):
 
 @contextmanager
 def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
-    """Mark the passes that a GPU replays as one graph. `counting` is by thread id."""
+    """Mark the passes that a GPU replays as one graph. `counting` has the counter of each thread, by thread id."""
 
     def marked(owner: Any, name: str) -> Callable[..., Any]:
         run = getattr(owner, name)
@@ -121,7 +122,7 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
 async def operators(
     threads: Sequence[ModelThread], run: Callable[[int], Awaitable[None]], steps: int
 ) -> dict[str, float]:
-    """Return the cost of one step: the difference of runs of 2 * `steps` and `steps` steps, divided by `steps`."""
+    """Return the cost of one step: the cost of 2 * `steps` steps minus that of `steps` steps, divided by `steps`."""
     found = []
     for count in (steps, 2 * steps):
         modes = {await thread.call(threading.get_ident): Counting() for thread in threads}
@@ -139,7 +140,7 @@ async def operators(
 
 
 async def tts(count: int) -> dict[str, float]:
-    """Count a frame of Qwen3-TTS."""
+    """Count the operators of a frame of Qwen3-TTS."""
     with closing(models.synthesizer("tiny", AS_ON_A_GPU)) as model:
         model.vocoders.together, model.vocoders.slots = True, VocoderSlots(model.parts.vocoder, captures=False)
         voices = [VoiceOptions(model.profile.voices[0], seed=n) for n in range(count)]
@@ -156,7 +157,7 @@ async def tts(count: int) -> dict[str, float]:
 
 
 async def minicpmo(count: int) -> dict[str, float]:
-    """Count a unit of MiniCPM-o in which it speaks."""
+    """Count the operators of a unit in which MiniCPM-o speaks."""
     with closing(models.native_model("tiny", AS_ON_A_GPU)) as model:
         sampling = [NativeSampling(seed=n) for n in range(count)]
         opened = [
@@ -176,7 +177,7 @@ async def minicpmo(count: int) -> dict[str, float]:
 
 
 async def asr(count: int) -> dict[str, float]:
-    """Count a partial of Qwen3-ASR."""
+    """Count the operators of a partial of Qwen3-ASR."""
     with closing(models.transcriber("tiny", AS_ON_A_GPU)) as model:
         opened, sound = [model.open() for _ in range(count)], models.sound(8)
 
@@ -191,12 +192,12 @@ async def asr(count: int) -> dict[str, float]:
         return await operators([model.engine.thread], run, 4)
 
 
-# The counted models, by their names on the command line.
+# The models to count, by their names on the command line.
 MODELS: dict[str, Callable[[int], Awaitable[dict[str, float]]]] = {"tts": tts, "minicpmo": minicpmo, "asr": asr}
 
 
 def counted(name: str, counts: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Return the operators of a model's step for each number of sessions."""
+    """Return the operators of one step of a model, for each number of sessions."""
     found = {str(n): asyncio.run(MODELS[name](n)) for n in counts}
     first, last = min(counts), max(counts)
     if last > first:
@@ -207,7 +208,7 @@ def counted(name: str, counts: Sequence[int]) -> dict[str, dict[str, float]]:
 
 
 async def steps_ms(settings: dict[str, Any], count: int, rows: int, tokens: int) -> list[float]:
-    """Return the milliseconds of each step in which `count` sessions of `rows` rows got a token."""
+    """Return the milliseconds of each step that gives `count` sessions of `rows` rows a token."""
     model = Qwen3ForCausalLM(Qwen3Config(**NARROW))
     filled(model, torch.device("cpu"), torch.float32)
     engine = LocalEngine(Runner(model, rotate_half=True), EngineSettings(**settings))

@@ -2,16 +2,19 @@
 
     antiphon bench hosts [--sections kill,hang,real,upgrade,frames] [--callers 40] [--store redis|postgres]
 
-Hosts, doors, the store and the callers' sockets are real, on this machine. The hosts of all sections except `real` have
-scripted models, which repeat a word every tenth of a second as 0.3 s of audio.
+Hosts, doors, the store and the callers' sockets are real, on this machine. In all sections except `real`, the hosts
+have scripted models. These repeat a word every tenth of a second, as 0.3 s of audio.
 
-- kill: one host answers all callers and is killed, which a supervisor reports. Measures from the end of each caller's
-  connection to the next audio of its session at another host, for callers that resume and behind a door.
-- hang: the same with SIGSTOP and no report, so that the host's key has to expire.
-- real: the same with the default small models and no supervisor: the key expires, and the prompt is prefilled again.
-- upgrade: eight callers talk while three hosts drain and restart one after the other. Measures from the end of a
-  connection until the session continues, and the time of each host.
-- frames: a message and its reply, 50 a second on each of eight sockets: directly, through a relay, and through a door.
+- kill: one host answers all callers and is killed, which a supervisor reports. Measures for each caller the time from
+  the end of its connection to the session's next audio, at another host: for callers that resume, and for callers of a
+  door.
+- hang: as in `kill`, but with SIGSTOP and without a report, so the host's key has to expire.
+- real: as in `kill`, but with the default small models and without a report. The key expires, and the prompt is
+  prefilled again.
+- upgrade: eight callers talk while three hosts drain and restart, one after the other. Measures the time from the end
+  of a connection to the continuation of the session, and the time that each host takes.
+- frames: a message and its reply, 50 times a second on each of eight sockets: directly, through a relay, and through a
+  door.
 """
 
 from __future__ import annotations
@@ -34,21 +37,23 @@ from tests.cluster.processes import INTERNAL_KEY, Host, cluster
 
 FLAGS = ("--sessions-per-key", "500", "--max-sessions", "500", "--max-events-per-s", "2000")
 PACE_S = 0.1
-# Words of an interrupted answer.
+# Number of words of an answer that is to be interrupted.
 NUM_WORDS = 50
 LIMIT_S = 180.0
-# Interval at which callers poll. They share the cores with the hosts. Recorded times of arrival do not depend on it.
+# Seconds between a caller's checks for events. The callers share the cores with the hosts, so they check rarely.
+# Arrival times are recorded independently of this.
 POLL_S = 0.05
-# Few enough to keep the hosts idle, so that the path is measured, not a queue.
+# Number of sockets, round trips per second on each, and seconds. So few round trips keep the hosts idle, so that the
+# path is measured, not a queue.
 FRAME_CALLERS, FRAMES_PER_S, FRAMES_S = 8, 50, 20.0
 QUESTION = "Tell me a long story about a fox."
 REAL = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")
 
 
 async def cut(callers: Sequence[Any], strike: Callable[[], None], question: str = "") -> dict[str, Any]:
-    """Let a host answer all callers, strike, and measure the silence of those whose answer was interrupted.
+    """Let a host answer all callers, run `strike`, and measure the silence of callers whose answer was interrupted.
 
-    The callers ask the question, or have scripted models repeat NUM_WORDS words, and wait for the last word.
+    The callers ask the question. With scripted models they request NUM_WORDS words instead, and wait for the last one.
     """
     struck = asyncio.Event()
     struck_s = 0.0
@@ -62,7 +67,7 @@ async def cut(callers: Sequence[Any], strike: Callable[[], None], question: str 
     async def listen(caller: Caller) -> None:
         await struck.wait()
         view = caller.view
-        # The restarted answer has a new id, and the interrupted one has ended.
+        # The new answer has another id, and the interrupted answer is done.
         while view.cancelled_at_s is None or view.heard_at_s[-1] < view.cancelled_at_s:
             if "completed" in view.responses.values():
                 return
@@ -86,7 +91,10 @@ def counted(values: list[float]) -> dict[str, float]:
 
 
 def struck(state: str, count: int, number: signal.Signals, *, door: bool, reported: bool, real: bool = False) -> Any:
-    """Let `count` callers lose their host during an answer by a signal; with `reported`, a supervisor reports it."""
+    """Hit the host of `count` callers with a signal during an answer.
+
+    With `reported`, a supervisor reports its death.
+    """
     num_hosts = 2 if door or real else 3
     with cluster(state, *FLAGS, num_hosts=0 if real else num_hosts, pace_s=PACE_S) as hosts:
         for _ in range(num_hosts if real else 0):
@@ -97,7 +105,7 @@ def struck(state: str, count: int, number: signal.Signals, *, door: bool, report
         if door:
             gate = hosts.add_door()
             gate.wait()
-            # Each host has half of the callers.
+            # Half of the callers are at each host.
             callers: list[Caller] = [StockCaller(n, [gate.ws], n) for n in range(2 * count)]
         else:
             callers = [ResumingCaller(n, urls, n, first=urls[0]) for n in range(count)]
@@ -111,7 +119,7 @@ def struck(state: str, count: int, number: signal.Signals, *, door: bool, report
 
 
 def upgraded(state: str, count: int) -> dict[str, Any]:
-    """Let callers talk while each of three hosts drains and restarts."""
+    """Let callers talk while three hosts, one after the other, drain and restart."""
     with cluster(state, *FLAGS, pace_s=PACE_S) as hosts:
         urls = [host.ws for host in hosts.hosts]
         callers = [ResumingCaller(n, urls, n) for n in range(count)]
@@ -149,9 +157,9 @@ def upgraded(state: str, count: int) -> dict[str, Any]:
         return {"gap": counted(gaps), "host_s": host_s, "how": how}
 
 
-# 1,280 bytes that are not an event; the host replies to each with an error.
+# 1,280 bytes that are not an event. The host replies to each with an error.
 ASKED = json.dumps({"type": "x" * 1250})
-# 20 ms of silence at 24 kHz.
+# 20 ms of silence at 24 kHz, in an append event.
 APPENDED = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(960)).decode()})
 LISTENS = json.dumps(
     {"type": "session.update", "session": {"type": "realtime", "audio": {"input": {"turn_detection": None}}}}
@@ -161,10 +169,10 @@ LISTENS = json.dumps(
 async def round_trips(
     urls: Sequence[str], opening: Sequence[Sequence[str]] = (), *, audio: bool = False
 ) -> list[float]:
-    """Send FRAMES_PER_S messages with replies a second on each socket, for FRAMES_S. Returns round trips in ms.
+    """Send FRAMES_PER_S messages per second on each socket for FRAMES_S. Return the round-trip times in ms.
 
-    `opening` is the first message, by socket. With `audio`, most messages are 20 ms of audio, like those of a caller
-    who speaks, and only every tenth gets a reply, at a different time on each socket.
+    `opening` is the first message of each socket. With `audio`, only every tenth message gets a reply, at a different
+    time on each socket. The others are 20 ms of audio each, like those of a caller who speaks.
     """
     took: list[float] = []
 
@@ -179,7 +187,7 @@ async def round_trips(
         async with websockets.connect(urls[number], max_size=None) as socket:
             for frame in opening[number] if opening else [LISTENS] if audio else []:
                 await socket.send(frame)
-            # Waits until the session's first messages have arrived.
+            # Waits until the replies to the first messages have arrived.
             await ask(socket)
             begun_s = time.monotonic() + number / len(urls) / FRAMES_PER_S
             for count in range(round(FRAMES_S * FRAMES_PER_S)):
@@ -196,7 +204,7 @@ async def round_trips(
 
 
 def carried(state: str, count: int) -> dict[str, Any]:
-    """Measure what a relay and a door add to a round trip of two frames, and their CPU time."""
+    """Measure how much a relay and a door add to a round trip, and how much CPU time they take."""
     with cluster(state, *FLAGS, num_hosts=2) as hosts:
         one, two = hosts.hosts
         gate = hosts.add_door("--behind", one.url)
@@ -224,7 +232,7 @@ def carried(state: str, count: int) -> dict[str, Any]:
 
 
 async def _sessions_at(ws: str, count: int) -> list[tuple[str, str]]:
-    """Open sessions at a host and leave them. Returns their ids, and what resumes each."""
+    """Open sessions at a host, and disconnect. Return the ids of the sessions, and the message that resumes each."""
     found = []
     for _ in range(count):
         async with websockets.connect(f"{ws}/v1/realtime?resume=1") as socket:
@@ -258,11 +266,11 @@ def main() -> None:
     result: dict[str, Any] = {"machine": machine(), "store": args.store, "callers": args.callers}
     for section in args.sections.split(","):
         for name, measure in work[section].items():
-            # Uses a new store each time, since hosts stay alive in it for a while.
+            # Each section has a new store, because the last section's hosts stay alive in the old one for a while.
             with store_url(args.store) as state:
                 result[name] = found = measure(state)
             show(name, found if section == "frames" else [found.get("gap", found)])
-            # Saves now, so that a failing later section loses no results.
+            # Saves now, so that no results are lost if a later section fails.
             save("hosts", result)
     print(f"\nwritten: {save('hosts', result)}")
 

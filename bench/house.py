@@ -2,9 +2,9 @@
 
     python -m bench.house [--repo DIR] [--rev REV ...] [--json FILE] [--list FIGURE]
 
-Without --rev, the working tree is measured; with it, each revision, side by side. --list prints the places of a figure
-of the first column instead of the table. It needs only git and the standard library. "Source" is every *.py under
-src/antiphon; files that git ignores are excluded. The figures:
+Without --rev, the working tree is measured; with it, the revisions, side by side. --list prints, instead of the table,
+the places that a figure counts in the first column. Only git and the standard library are needed. "Source" is every
+*.py under src/antiphon. Files that git ignores are left out. The figures:
 
     lines, modules           Physical lines and files of the source.
     modules under 60 lines   Modules with fewer lines, without __init__.py.
@@ -69,7 +69,7 @@ class Module:
 
 @dataclass(slots=True)
 class Report:
-    """The figures of a tree, and the places of those that count places."""
+    """The figures of a tree. A figure that counts places in the code also lists them."""
 
     figures: dict[str, float] = field(default_factory=dict)
     places: dict[str, list[str]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Report:
         self.figures[name] = len(self.places[name])
 
     def most(self, name: str, counts: Mapping[str, int]) -> None:
-        """Record the largest of these as a figure. Its places are all of them, the largest first."""
+        """Record the largest of these sizes as a figure. Its places are all of them, the largest first."""
         self.places[name] = [f"{at}: {n}" for at, n in sorted(counts.items(), key=lambda item: -item[1])]
         self.figures[name] = max(counts.values())
 
@@ -147,7 +147,7 @@ def is_untyped_map(node: ast.Subscript) -> bool:
 
 
 def map_aliases(module: Module) -> Iterator[str]:
-    """Return the names that the module defines as an untyped map, or as a union or container of one."""
+    """Return the names that the module gives to an untyped map, or to a union or container of one."""
     for node in module.tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
@@ -157,7 +157,7 @@ def map_aliases(module: Module) -> Iterator[str]:
 
 
 def alias_uses(module: Module, aliases: set[str]) -> Iterator[ast.Name]:
-    """Return the uses in the module of names that mean one of the aliases, because it defines or imports them."""
+    """Return the module's uses of the aliases, under the names by which it defines or imports them."""
     imports = {a.asname or a.name for node in nodes(module, ast.ImportFrom) for a in node.names if a.name in aliases}
     known = imports | set(map_aliases(module))
     return (n for n in nodes(module, ast.Name) if n.id in known and isinstance(n.ctx, ast.Load))
@@ -174,7 +174,7 @@ def attributes(node: ast.ClassDef) -> set[str]:
 
 
 def imports(source: Sequence[Module]) -> dict[str, set[str]]:
-    """Return the modules of the source that each imports outside of functions and type-checking blocks."""
+    """Return for each module the source's modules that it imports, outside of functions and type-checking blocks."""
     known, graph = {m.name for m in source}, dict[str, set[str]]()
     for module in source:
         found = set[str]()
@@ -189,7 +189,7 @@ def imports(source: Sequence[Module]) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> Iterator[str]:
-    """Return each import cycle as the names on its way, and remove it from the graph."""
+    """Return each import cycle as a list of module names, and remove it from the graph."""
     while True:
         try:
             TopologicalSorter(graph).prepare()
@@ -197,12 +197,12 @@ def circles(graph: dict[str, set[str]]) -> Iterator[str]:
         except CycleError as error:
             names = error.args[1]
             yield " -> ".join(names)
-            # The sorter reports one cycle at a time. Removing one of its imports lets it find the next.
+            # The sorter reports one cycle at a time. After one import of that cycle is removed, it finds the next.
             graph[names[1]] -= {names[0]}
 
 
 def foreign(module: Module) -> Iterator[ast.Attribute]:
-    """Return accesses to private attributes of anything except `self` and `cls`."""
+    """Return all accesses to a private attribute of anything except `self` and `cls`."""
     for node in nodes(module, ast.Attribute):
         own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
         if not own and node.attr.startswith("_") and not node.attr.endswith("__"):
@@ -219,7 +219,7 @@ def nodes(module: Module, kind: type[Node]) -> Iterator[Node]:
 
 
 def last_name(node: ast.expr) -> str:
-    """Return `c` of `a.b.c` and of `c`; empty for anything else."""
+    """Return `c` for both `a.b.c` and `c`; empty for any other expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

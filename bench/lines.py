@@ -1,11 +1,11 @@
-"""Counts the lines of code that a user writes for the same three programs, with our client and with others.
+"""Counts the lines of code of three programs, written with our client and with other libraries.
 
     python -m bench.lines [--url http://127.0.0.1:8000]
 
-The programs are in bench/programs: captions of a recording, an agent with a tool, and a narrator that gets text in
-pieces. Each runs against a server with the default models at that URL, in the environment of `make clients`. It has to
-produce its result: the words of the recording, an answer with the tool's result, or two seconds of speech. Then the
-script counts its lines without blank lines and comments, and its imports separately.
+The programs are in bench/programs: captions of a recording, an agent with a tool, and a narrator that gets its text in
+pieces. Each runs in the environment of `make clients`, against a server with the default models at that URL. It has to
+produce its result: the words of the recording, an answer with the tool's result, or two seconds of speech. Then its
+lines are counted without blank lines and comments, and its imports separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.clients.run import environment
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 TASKS = ("captions", "agent", "narrator")
-# Each library with its environment; "" is the project's.
+# Each library with its environment; "" is the project's own.
 CLIENTS = {"antiphon": "", "openai": "agents", "livekit": "livekit", "pipecat": "pipecat"}
 SAID = "Welcome to the meeting. The first point is the budget."
 LIMIT_S, TRIES = 120, 3

@@ -1,8 +1,8 @@
-"""Models of released shapes with random weights, created in place, and tiny ones that show that the code runs.
+"""Models of released shapes with random weights, and tiny models, which show that the code runs.
 
-`shapes.json` has the values of the released config.json that differ from the defaults, and tiny shapes that the tests
-do not have. A tokenizer is created here if none of the model's family is given. With random weights, an end token is as
-rare as any other token.
+`shapes.json` has the values of the released config.json files that differ from the defaults, and the tiny shapes that
+the tests do not define. If no tokenizer of the model's family is given, one is created. With random weights, an end
+token is as rare as any other token.
 """
 
 from __future__ import annotations
@@ -64,15 +64,16 @@ from antiphon.modeling.tokens import Vocabulary
 
 HERE = Path(__file__).resolve().parent
 SHAPES: dict[str, dict[str, Any]] = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))
-# Enough for the words of sentences.txt, so that a text has about as many tokens as with a released tokenizer.
+# Size of a vocabulary that covers the words of sentences.txt, so that a text has about as many tokens as with a
+# released tokenizer.
 TRAINED_VOCABULARY = 2000
-# Checkpoints are written to memory if the largest one fits.
+# Checkpoints are written to this folder in memory if the bytes of the largest one are free there.
 FOLDER_IN_MEMORY, FOLDER_BYTES = Path("/dev/shm"), 10 << 30
-# Audio that resembles speech, float32 [16000 * seconds]; units of a second; a native model's instructions.
+# Audio that resembles speech (float32 [16000 * seconds]), units of one second, and a native model's instructions.
 sound, unit, NATIVE_PROMPT = tiny_qwen3_asr.sound, tiny_minicpmo.sound, tiny_minicpmo.PROMPT
 OMNI_VOICE = "ethan"
 SMOL, QWEN, TINY_SMOL, TINY_QWEN = "SmolVLM2-2.2B", "Qwen2.5-VL-3B", "SmolVLM tiny", "Qwen2.5-VL tiny"
-# As released (preprocessor_config.json).
+# The values of the released preprocessor_config.json.
 PICTURES = {
     "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
     "size": {"shortest_edge": 3136, "longest_edge": 12845056},
@@ -83,10 +84,10 @@ PICTURES = {
 
 
 def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Fill a module in place with random weights of a type, on a device, and set eval mode.
+    """Fill a module in place with random weights of one dtype, on one device, and set eval mode.
 
-    Matrices are drawn with a standard deviation of 0.02. Vectors are 0, except those of norms, which are 1. A parameter
-    that two modules share is assigned only to the first of them.
+    Matrices have a standard deviation of 0.02. Vectors are 0, or 1 in norms. A parameter that two modules share is
+    filled only once.
     """
     for name, parameter in list(module.named_parameters()):
         owner, _, leaf = name.rpartition(".")
@@ -100,7 +101,7 @@ def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def kind(options: EngineModelOptions, *, mixture: bool = False) -> tuple[torch.device, torch.dtype]:
-    """Return the device of a model and the type of its weights, and reset the random numbers."""
+    """Return a model's device and the dtype of its weights, and reset the random number generator."""
     torch.manual_seed(0)
     return torch.device(options.device), weights_for(options.device, options.weights, mixture=mixture)[1]
 
@@ -108,10 +109,10 @@ def kind(options: EngineModelOptions, *, mixture: bool = False) -> tuple[torch.d
 def made_tokenizer(
     special: Sequence[str], words: Sequence[str] = (), given: Tokenizer | None = None, *, trained: bool = True
 ) -> Tokenizer:
-    """Return a byte-level tokenizer, or the `given` one, with control tokens, and `words` that are one token each.
+    """Return a byte-level tokenizer, or the `given` one, with control tokens and with `words` as one token each.
 
-    If `trained`, its merges come from sentences.txt, which takes half a second. Otherwise it has none: every byte is a
-    token, and the control tokens start at 256.
+    If `trained`, its merges are learned from sentences.txt, which takes half a second. Otherwise it has no merges:
+    every byte is a token, and the control tokens start at 256.
     """
     made = given
     if made is None:
@@ -128,7 +129,7 @@ def made_tokenizer(
 
 
 def write_tokenizer(words: Tokenizer, folder: Path, end: str) -> None:
-    """Write a tokenizer to a folder in the format of `transformers`. `end` is the control token that ends a turn."""
+    """Write a tokenizer to a folder in the format of `transformers`. The control token `end` ends a turn."""
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token=end).save_pretrained(folder)
 
 
@@ -151,7 +152,7 @@ def language_model(size: str, device: str, dtype: torch.dtype) -> Any:
 
 
 def transcriber(size: str, options: EngineModelOptions, words: Tokenizer | None = None) -> Qwen3Asr:
-    """Return Qwen3-ASR: "tiny", "0.6B" or "1.7B". `words` is a tokenizer of its family."""
+    """Return Qwen3-ASR: "tiny", "0.6B" or "1.7B". `words` is a tokenizer of the Qwen family."""
     where, dtype = kind(options)
     if size == "tiny":
         given = tiny_qwen3_asr.CONFIG["thinker_config"]
@@ -173,9 +174,9 @@ def transcriber(size: str, options: EngineModelOptions, words: Tokenizer | None 
 
 
 def synthesizer(size: str, options: EngineModelOptions, words: Tokenizer | None = None) -> Qwen3Tts:
-    """Return Qwen3-TTS with its own voices: "tiny", "0.6B" or "1.7B". `words` is a tokenizer of its family.
+    """Return Qwen3-TTS with its own voices: "tiny", "0.6B" or "1.7B". `words` is a tokenizer of the Qwen family.
 
-    The vocoder has the defaults of the published package (qwen-tts 0.1.1).
+    The vocoder has the default shape of the published package (qwen-tts 0.1.1).
     """
     where, dtype = kind(options)
     given, vocoder, samples = (
@@ -187,7 +188,7 @@ def synthesizer(size: str, options: EngineModelOptions, words: Tokenizer | None 
         given, vocoder, samples = given | SHAPES["Qwen3-TTS-0.6B"], SHAPES["Qwen3-TTS-vocoder"], 1920
     if size == "1.7B":
         given["talker_config"] = given["talker_config"] | {"hidden_size": 2048, "intermediate_size": 6144}
-    # A given tokenizer already has the words.
+    # A tokenizer that was given has the words already.
     own = () if words else tiny_qwen3_tts.WORDS
     known = vocabulary(made_tokenizer(tiny_qwen3_tts.SPECIAL, own, words, trained=size != "tiny"), TTS_END)
     speech = {"decoder_config": vocoder, "decode_upsample_rate": samples, "output_sample_rate": 24000}
@@ -200,7 +201,7 @@ def synthesizer(size: str, options: EngineModelOptions, words: Tokenizer | None 
 
 
 class Silent:
-    """Replaces token2wav: its codes are generated, but no audio."""
+    """Stands in for token2wav: codes are generated, but no audio."""
 
     lookahead = 3
 
@@ -212,7 +213,7 @@ class Silent:
 
 
 def native_model(size: str, options: EngineModelOptions) -> MiniCpmO:
-    """Return MiniCPM-o: "tiny" or "4.5", without token2wav: it generates codes of speech, but no audio."""
+    """Return MiniCPM-o without token2wav, "tiny" or "4.5": it generates the codes of speech, but no audio."""
     where, dtype = kind(options)
     config = dict(tiny_minicpmo.CONFIG)
     if size != "tiny":
@@ -228,7 +229,7 @@ def native_model(size: str, options: EngineModelOptions) -> MiniCpmO:
 
 
 def omni_config(ids: dict[str, int]) -> Any:
-    """Return the configuration of Qwen3-Omni-30B-A3B, with the `ids` of the tokenizer's control tokens."""
+    """Return the configuration of Qwen3-Omni-30B-A3B. `ids` are the ids of the tokenizer's control tokens."""
     shape = SHAPES["Qwen3-Omni-30B-A3B"]
     places = {n: ids[f"<|{n[:5]}_pad|>"] for n in ("audio_token_id", "image_token_id", "video_token_id")}
     places |= {"vision_start_token_id": ids["<|vision_start|>"], "audio_start_token_id": ids["<|audio_start|>"]}
@@ -243,10 +244,10 @@ def omni_config(ids: dict[str, int]) -> Any:
 
 
 def conversation_model(size: str, options: EngineModelOptions, words: Tokenizer | None = None) -> Qwen3Omni:
-    """Return Qwen3-Omni: "tiny" or "30B-A3B". `words` is a tokenizer of its family.
+    """Return Qwen3-Omni: "tiny" or "30B-A3B". `words` is a tokenizer of the Qwen family.
 
-    Its 35 billion parameters do not fit into the memory of a CPU machine. There, all layers of a decoder share one
-    layer's experts. A step reads and multiplies the same amount.
+    Its 35 billion parameters do not fit into the memory of a machine without a GPU. There, all layers of a decoder
+    share the experts of one layer. A step still reads and multiplies the same amount.
     """
     tiny = tiny_qwen3_omni
     where, dtype = kind(options, mixture=True)
@@ -263,7 +264,7 @@ def conversation_model(size: str, options: EngineModelOptions, words: Tokenizer 
                 layer.mlp.experts = shared
     filled(whole, where, dtype)
     with torch.no_grad():
-        # A trained model generates no control tokens between words; one with random weights would.
+        # A trained model generates no control tokens between words, but one with random weights would.
         whole.thinker.lm_head.weight[[ids[text] for text in tiny.SPECIAL]] = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -279,7 +280,10 @@ def conversation_model(size: str, options: EngineModelOptions, words: Tokenizer 
 
 @contextmanager
 def vision_model(size: str, options: EngineModelOptions) -> Iterator[VisionLanguageModel]:
-    """Yield SMOL, QWEN or a tiny one, and close it at the end. They load from a folder, which is written first."""
+    """Yield SMOL, QWEN or a tiny vision model, and close it at the end.
+
+    Each is first written to a folder, then loaded.
+    """
     where = FOLDER_IN_MEMORY if shutil.disk_usage(FOLDER_IN_MEMORY).free > FOLDER_BYTES else None
     with tempfile.TemporaryDirectory(dir=where) as name:
         _write_vision(size, Path(name), options)

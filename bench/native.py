@@ -1,12 +1,13 @@
-"""A model that takes turns by itself: a session of hours, and the tests' tiny model in a real server.
+"""A model that takes turns by itself: a session of hours, and clients of a server with the tests' tiny model.
 
     antiphon bench native [--sections hours,answers,worker] [--units N] [--clients N] [--seconds N]
 
 `hours` runs one session of the tiny random model at full speed, while its window drops the oldest units. It checks that
-late steps take as long as early ones, and that memory stays constant. In `answers` and `worker` the model speaks a tone
-for each of its codes (tests/adapters/stand_in). A unit then takes no time, so only the server is measured: push-to-talk
-clients that send nothing after their commit, AT_ONCE at a time, and the MiniCPM-o demo's scheduled player.
-`bench/gpu.sh --only minicpmo` measures a unit with the released dimensions on a GPU.
+late steps take no longer than early ones, and that memory stays constant. In `answers` and `worker`, the model speaks a
+tone for each of its codes (tests/adapters/stand_in). A unit then takes almost no time, so only the server is measured.
+`answers` has push-to-talk clients, AT_ONCE at a time, which send nothing after their commit. `worker` has the player of
+the MiniCPM-o demo, which schedules its audio. `bench/gpu.sh --only minicpmo` measures a unit with the released
+dimensions on a GPU.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from antiphon.contracts import NativeOptions, Unit
 from antiphon.events.duplex import NativeSampling
 
 RATE_HZ, AT_ONCE, LIMIT_S = 24_000, 10, 60
-# A player waits this long after the first result of a turn, as a reserve for network and model.
+# Seconds for which a player waits after the first result of a turn, as a reserve for delays of network and model.
 PLAYER_DELAY_S = 0.2
-# The tiny model would never stop speaking, so it has to listen once in TURN_S units.
+# The tiny model would speak without end, so it has to listen once in TURN_S units.
 TURN_S = 15
 
 
 async def hours(count: int) -> dict[str, Any]:
-    """Run `count` units of one session, with the default window scaled to the tiny model's 4,096 rows."""
+    """Run `count` units of one session. The default window is scaled to the tiny model's 4,096 rows."""
     sounds, process = [tiny.sound(i) for i in range(64)], psutil.Process()
     took, rss, rows = list[float](), list[float](), list[int]()
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +78,7 @@ async def hours(count: int) -> dict[str, Any]:
 
 @contextmanager
 def speaking() -> Iterator[Server]:
-    """Run a server with the tiny model, which speaks."""
+    """Run a server with the tiny model, which always speaks."""
     path = os.pathsep.join(filter(None, (str(tiny.STAND_IN), os.environ.get("PYTHONPATH"))))
     with patch.dict(os.environ, {"PYTHONPATH": path}), tempfile.TemporaryDirectory() as folder:
         model = str(tiny.write(Path(folder), voice=True))
@@ -86,7 +87,7 @@ def speaking() -> Iterator[Server]:
 
 
 async def push_to_talk(srv: Server, seed: int, *, asks: bool) -> float:
-    """Say two units, commit, and send nothing more. Returns seconds to the first sound; infinite without an answer."""
+    """Say two units, commit, and send nothing more. Return seconds to the first sound; infinite if no answer comes."""
     session = {"temperature": 0.7, "turn_detection": None, "extra_body": {"seed": seed}}
     async with Client(srv.url) as client, client.conversation(instructions=tiny.PROMPT, session=session) as talk:
         for unit in range(2):
@@ -127,13 +128,13 @@ async def answers(srv: Server, count: int) -> dict[str, Any]:
 
 
 async def worker(srv: Server, seconds: int) -> dict[str, Any]:
-    """Play the results of `/ws/duplex` as its front end does, each at the end of the previous one."""
+    """Play the results of `/ws/duplex` as that dialect's front end does: each when the one before has been played."""
     drifts, lengths, late, turns, spoken = list[float](), set[int](), 0, 0, 0
     async with websockets.connect(f"{srv.ws}/ws/duplex", max_size=None) as socket:
         await socket.send(json.dumps({"type": "prepare", "system_prompt": tiny.PROMPT}))
         await socket.recv()
         begun_s = time.perf_counter()
-        # When the player will have played everything; None before a turn's first result.
+        # The time at which everything will have been played; None before a turn's first result.
         until_s: float | None = None
         scheduled_s = 0.0
         for second in range(seconds):
@@ -151,7 +152,7 @@ async def worker(srv: Server, seconds: int) -> dict[str, Any]:
             spoken += not result["is_listen"]
             until_s, scheduled_s = start_s + samples / RATE_HZ, scheduled_s + 1.0
             if result["end_of_turn"]:
-                # The tail is shorter, and the schedule restarts after it.
+                # The last result is shorter. After it, the schedule starts over.
                 turns, until_s = turns + 1, None
             else:
                 lengths.add(samples)

@@ -1,10 +1,10 @@
 """Size of each extra, and time to its first answer: `python -m bench.packages [--python python3.12 ...] [--cold]`.
 
-A wheel is built from this checkout. Each of the Pythons installs it with the lock's versions into a new environment for
-each extra. Its server then starts (`--profile light`) and gets one request: without extras it transcribes a recording,
-with `speech` it speaks a sentence, and with the others it answers a typed sentence by voice. The time to the answer
-counts from the start of `pip install`. Models are cached, unless `--cold` is set: then each server fetches its own.
-Sizes are those of the files in the environment's site-packages.
+A wheel is built from this checkout. Each of the Pythons installs it, with the versions of the lock file, into a new
+environment for each extra. The environment's server starts (`--profile light`) and gets one request. Without extras, it
+transcribes a recording. With `speech`, it speaks a sentence. With any other extra, it answers a typed sentence by
+voice. The time to the answer counts from the start of `pip install`. Models are cached; with `--cold`, each server
+fetches them again. Sizes are those of the files in the environment's site-packages.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ EXTRAS = ("", "speech", "talk", "all")
 def wheel() -> Path:
     """Build the wheel of the checkout."""
     shutil.rmtree(BUILD, ignore_errors=True)
-    # Removes setuptools' build output next to the source, which it would package again.
+    # Removes the build output that setuptools leaves next to the source, because it would be packaged again.
     shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", BUILD, ROOT], check=True)
     return next(BUILD.glob("antiphon-*.whl"))
 
 
 def installed(python: str, extra: str, package: Path) -> tuple[Path, float]:
-    """Install the wheel with an extra. Returns the environment, and the size of its packages in MB."""
+    """Install the wheel with an extra. Return its environment, and the size of its packages in MB."""
     place = BUILD / f"{Path(python).name}-{extra or 'base'}"
     subprocess.run([python, "-m", "venv", str(place)], check=True)
     inside = str(place / "bin" / "python")
@@ -50,7 +50,7 @@ def installed(python: str, extra: str, package: Path) -> tuple[Path, float]:
 
 
 def first_answer(place: Path, extra: str, home: str) -> tuple[float, str]:
-    """Start the environment's server and send one request. Returns the seconds until it was ready, and the answer."""
+    """Start the environment's server, and send one request. Return the seconds until it was ready, and its answer."""
     begun = time.monotonic()
     flags = ["--port", "0", "--home", home, *(["--profile", "light"] if extra in ("talk", "all") else [])]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ANTIPHON_") and k != "PYTHONPATH"}
@@ -83,7 +83,7 @@ async def _asked(url: str, extra: str) -> str:
 
 
 def measured(python: str, extra: str, package: Path, home: str) -> dict[str, Any]:
-    """Return the figures of one extra, installed and queried."""
+    """Install one extra, send its server a request, and return the figures."""
     begun = time.monotonic()
     place, size_mb = installed(python, extra, package)
     install_s = time.monotonic() - begun

@@ -2,15 +2,15 @@
 
     antiphon bench qwen3 [--sections asr,tts,omni] [--device cpu|cuda] [--weights auto|int8|bf16] [--streams 1,2,3,4]
 
-`asr` is Qwen3-ASR-0.6B. Streams grow by a second per step, as in a session: five tokens are rolled back, 3.5 tokens per
-second of speech are generated again, and Qwen's own tokenizer splits the prompt. It measures a single step, a final,
-and steps of several streams at once.
+`asr` is Qwen3-ASR-0.6B. Streams grow by a second per step, as in a session. At each step the newest five tokens are
+rolled back and generated again, and 3.5 tokens are added for the new second of speech. Qwen's own tokenizer splits the
+prompt. It measures a single step, a final, and steps of several streams at once.
 
-`tts` is Qwen3-TTS-0.6B: first sound, and frames per second (12.5 are real time), of one and several texts at once.
+`tts` is Qwen3-TTS-0.6B: first sound, and frames per second (12.5 are real time), of one text and of several at once.
 
 `omni` is Qwen3-Omni-30B-A3B: first text and first sound after a spoken question, and tokens and frames per second, of
-one and several at once. It also measures the first text after turns of 2, 10 and 30 s, with prefill at the end of the
-turn, and with prefill during the turn, window by window.
+one question and of several at once. It also measures the time from the end of turns of 2, 10 and 30 s to the first
+text: with the whole turn prefilled at its end, and with each window prefilled as soon as it has been heard.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from antiphon.settings import EngineOptions, Settings
 TEXT = "Good morning, and welcome back: here is the news of the day, as far as we know it."
 TTS_FRAMES = 40
 TOKENS_A_S, ROLLED_BACK, STEPS = 3.5, 5, 12
-# For Qwen3-Omni: seconds of the question, and frames of the answer.
+# For Qwen3-Omni: seconds of the question, and number of frames of the answer.
 HEARD_S, OMNI_FRAMES, FRAME_SAMPLES = 3, 40, 1920
-# Seconds of the turns after which the first text is timed, and the number of repetitions.
+# For Qwen3-Omni: seconds of the turns after which the first text is timed, and the number of repetitions.
 TURNS_S, TURN_REPEATS = (2, 10, 30), 5
 
 
 def qwen_tokenizer() -> Tokenizer:
-    """Return the default language model's tokenizer, which is of the same family."""
+    """Return the default language model's tokenizer, which is of the Qwen family."""
     settings = Settings(engine=EngineOptions(language_model="qwen2.5-coder-0.5b-instruct"))
     folder = prepare(settings, store_of(settings.models), selected_models(settings, ("language",))[0])
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -71,7 +71,7 @@ async def asr(chosen: EngineModelOptions, streams: list[int]) -> dict[str, Any]:
 
 
 async def _grown(model: Qwen3Asr, pcm: np.ndarray, count: int) -> list[list[float]]:
-    """Grow streams together, second by second up to STEPS, and end them. Returns the seconds of each step."""
+    """Let streams grow together, second by second, up to STEPS, then end them. Return the seconds of each step."""
     opened = [(model.open(), np.random.default_rng(0)) for _ in range(count)]
 
     async def decode(number: int, seconds: float) -> float:
@@ -135,13 +135,13 @@ async def omni(chosen: EngineModelOptions, talks: list[int]) -> dict[str, Any]:
 
 
 async def _turns(model: Qwen3Omni, seconds: int) -> dict[str, float]:
-    """Return the seconds to the first text after a turn of this length: prefill at its end, and during the turn."""
+    """Return the seconds from turns of this length to the first text: prefilled at the end, and during the turn."""
     reply, window = ReplyOptions(max_tokens=1, temperature=0.0), model.profile.audio_window_ms * SAMPLE_RATE_HZ // 1000
 
     async def first_text_s(*, grows: bool) -> float:
         pcm, turn = sound(seconds), object()
         stream = await model.open()
-        # Prefills like a session: when a window has ended, and a little more audio has arrived.
+        # Prefills as a session does: after a window has ended and a little more audio has arrived.
         for end in range(window + SAMPLE_RATE_HZ // 10, len(pcm) if grows else 0, window):
             await stream.prefill([Message("user", "", parts=(AudioPart(pcm[:end], turn, grows=True),))])
             await stream.chat._session.settle(include_newest=True)

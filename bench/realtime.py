@@ -1,4 +1,4 @@
-"""A client of a conversation over /v1/realtime that uses only the protocol."""
+"""A client of a conversation over /v1/realtime. It uses only the wire protocol, no code of antiphon's client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Talk:
         await self._socket.send(json.dumps({"type": type} | fields))
 
     async def event(self) -> dict[str, Any]:
-        """Return the next event. Raises RuntimeError for an error of the server."""
+        """Return the next event. Raises RuntimeError if it is an error."""
         event: dict[str, Any] = json.loads(await self._socket.recv())
         if event["type"] == "error":
             raise RuntimeError(event)
@@ -51,7 +51,7 @@ class Talk:
 
 @asynccontextmanager
 async def talking(ws: str, session: dict[str, Any]) -> AsyncIterator[Talk]:
-    """Open a conversation with a session at a ws:// address."""
+    """Open a conversation at a server's ws:// address, and configure its session."""
     async with websockets.connect(f"{ws}/v1/realtime?model=gpt-realtime", max_size=None, compression=None) as socket:
         talk = Talk(socket)
         await talk.send("session.update", session=session)

@@ -1,13 +1,16 @@
 """Simulates a thousand hosts: `python -m bench.simulate [--hosts 1000] [--places 64] [--parts placement,...]`.
 
-Unless stated otherwise, nothing here is measured. Hosts run the real code for decisions (headroom, doors, autoscaling,
-claims); callers and the clock are simulated. Parts:
+Nothing here is measured, unless stated otherwise. Hosts make decisions with the real code (headroom, doors,
+autoscaling, claims). Callers and the clock are simulated. Parts:
 
-- placement: how evenly callers are placed, and who is refused while there is room, by the choice of hosts;
+- placement: how evenly callers are placed, and how many are refused although there is room, by the policy that chooses
+  hosts;
 - scaling: a tenfold peak within half an hour, with the autoscaler;
-- zone: a third of the hosts fails at once; the time until all sessions are back, including the work of taking them up;
+- zone: a third of the hosts fails at once; measures the time until all sessions are back, including the work to take
+  them up;
 - leases: hosts that hang for up to three times the lifetime of their keys, with the real store;
-- two: two real hosts behind a real door, and the same simulated, which validates the rest (--seconds of real time).
+- two: two real hosts behind a real door, and a simulation of the same, which validates the other parts (--seconds of
+  real time).
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ from antiphon.cluster.autoscaling import Autoscaler, ScalingRules
 
 PARTS = ("placement", "scaling", "zone", "leases", "two")
 TALK_S = 300.0
-# For two real hosts: places of each, callers per second, and their mean stay.
+# For two real hosts: places of each host, callers per second, and mean seconds that a caller stays.
 TWO_PLACES, TWO_RATE, TWO_TALK_S, TWO_WARM_S = 6, 5.0, 2.4, 10.0
 
 
 def summary(counts: Counts) -> dict[str, Any]:
-    """Return counts for a table and a file."""
+    """Return the counts in the form for a table and a file."""
     late = [spread for *_, spread in counts.trace[len(counts.trace) // 2 :]]
     return {
         "callers": counts.came,
@@ -49,11 +52,11 @@ def summary(counts: Counts) -> dict[str, Any]:
 
 
 def placement(hosts: int, places: int) -> dict[str, Any]:
-    """Simulate a service at a load of 0.9, by the choice of hosts and the number of hosts asked before a refusal."""
+    """Simulate a service at a load of 0.9, by policy and by the number of hosts that are asked before a refusal."""
     out = {}
     rate = 0.9 * hosts * places / TALK_S
     for policy, tries in (("random", 1), ("random", 3), ("two", 1), ("two", 3), ("least", 1), ("doors", 3)):
-        # Doors sort all hosts for each caller, which is slow.
+        # Doors are slow to simulate, because they sort all hosts for each caller.
         few = max(20, hosts // 10) if policy == "doors" else hosts
         service = Service(few, places, lambda _, r=rate * few / hosts: r, policy=policy, tries=tries, talk_s=TALK_S)
         out[f"{policy}, {tries} asked"] = {"hosts": few, **summary(service.run(5 * TALK_S))}
@@ -61,7 +64,7 @@ def placement(hosts: int, places: int) -> dict[str, Any]:
 
 
 def peak(low: float, high: float, begins_s: float, rises_s: float, stays_s: float) -> Callable[[float], float]:
-    """Return a rate that rises tenfold, stays, and falls as quickly."""
+    """Return a rate of callers over time: it rises tenfold, stays high, and falls as quickly."""
 
     def rate(at_s: float) -> float:
         up = min(1.0, max(0.0, (at_s - begins_s) / rises_s))
@@ -72,7 +75,7 @@ def peak(low: float, high: float, begins_s: float, rises_s: float, stays_s: floa
 
 
 def scaling(hosts: int, places: int) -> dict[str, Any]:
-    """Simulate a tenfold peak: the number of hosts, refused callers, and whether the number of hosts oscillates."""
+    """Simulate a tenfold peak. Counts hosts, refused callers, and changes of direction in the number of hosts."""
     high = 0.75 * hosts * places / TALK_S
     rate = peak(high / 10, high, 1200.0, 1800.0, 1800.0)
     out = {}
@@ -98,7 +101,10 @@ def scaling(hosts: int, places: int) -> dict[str, Any]:
 
 
 def zone(hosts: int, places: int) -> dict[str, Any]:
-    """Simulate the loss of a third of the hosts, at two loads, with work for each session that is taken up."""
+    """Simulate the loss of a third of the hosts, at two loads.
+
+    Each session that is taken up costs its new host work.
+    """
     out = {}
     for load in (0.6, 0.7):
         for prefill_s in (0.1, 0.64):
@@ -122,13 +128,13 @@ def zone(hosts: int, places: int) -> dict[str, Any]:
 
 
 def leases(hosts: int) -> dict[str, Any]:
-    """Simulate hosts that hang, with the real store."""
+    """Simulate hosts that hang, with the real session store."""
     with tempfile.TemporaryDirectory() as folder:
         return dict(pauses(Path(folder), min(20, hosts), 200, 300.0, 1))
 
 
 async def callers(url: str, seconds: float) -> dict[str, Any]:
-    """Run real callers at a door, at random like the simulated ones. Each stays, leaves, and does not return."""
+    """Run real callers of a door, who arrive at random like the simulated ones. Each stays for a time, and leaves."""
     drawn, came, refused, held = random.Random(3), 0, 0, list[int]()
     inside = 0
     tasks = list[asyncio.Task[None]]()
@@ -154,7 +160,7 @@ async def callers(url: str, seconds: float) -> dict[str, Any]:
         counts = due_s > begun + TWO_WARM_S
         if counts:
             held.append(inside)
-        # Errors of callers are raised below.
+        # Errors of callers are raised by the caller's task, below.
         tasks.append(asyncio.create_task(call(drawn.expovariate(1 / TWO_TALK_S), counts)))
     await asyncio.gather(*tasks)
     return {
@@ -165,7 +171,7 @@ async def callers(url: str, seconds: float) -> dict[str, Any]:
 
 
 def two(seconds: float) -> dict[str, Any]:
-    """Compare two hosts with certificates behind a door with their simulation, and with Erlang's formula."""
+    """Compare two hosts behind a door, both with certificates, with their simulation and with Erlang's formula."""
     from tests.cluster.processes import cluster
 
     with tempfile.TemporaryDirectory() as folder:

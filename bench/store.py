@@ -1,11 +1,11 @@
-"""The session store: the time of a fenced write of a conversation, and of a claim, in each backend.
+"""The session store: the time of a fenced write of a conversation and of a claim, for each backend.
 
     antiphon bench store [--writes 1000] [--kb 12]
 
-A write is what a session waits for before it sends an item to its client: it is passed to the writing thread, fenced,
-and acknowledged by the backend. Redis writes to its disk at each command (`appendfsync always`) or each second
-(`everysec`); Postgres commits each write. Both are Debian's packages on this machine. A backend that is not installed
-is skipped.
+A session waits for such a write before it sends an item to its client. The item is passed to the writing thread,
+written with its fence, and acknowledged by the backend. Redis writes to its disk at each command (`appendfsync always`)
+or each second (`everysec`). Postgres commits each write. Both are Debian's packages on this machine. A backend that is
+not installed is skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.store.servers import PostgresServer, RedisServer
 from antiphon.store.sessions import SessionStore, StoredSession, open_store
 
 WAIT_S = 30.0
-# Number of sessions that write at the same moment.
+# Number of sessions that write at once.
 AT_ONCE = 40
 
 
@@ -37,7 +37,7 @@ def timed_ms(work: Callable[[], Any]) -> float:
 
 
 def measure(store: SessionStore, writes: int, num_bytes: int) -> dict[str, float]:
-    """Return milliseconds of one session's writes, of concurrent writes of AT_ONCE sessions, and of claims."""
+    """Return the milliseconds of one session's writes, of writes of AT_ONCE sessions at once, and of claims."""
     snapshots = [bytes([65 + n % 26]) * num_bytes for n in range(26)]
     for n in range(50):
         store.put(row("alone", snapshots[n % 26])).result(WAIT_S)
@@ -54,7 +54,7 @@ def measure(store: SessionStore, writes: int, num_bytes: int) -> dict[str, float
 
 
 def of_server(server: PostgresServer | RedisServer, writes: int, num_bytes: int, appendfsync: str = "") -> Any:
-    """Start a server, measure it, and delete it. `appendfsync` is a setting of Redis."""
+    """Start the server of a backend, measure it, and delete it. `appendfsync` is a setting of Redis."""
     server.start()
     with closing(server):
         if isinstance(server, RedisServer):

@@ -43,7 +43,7 @@ TOPICS = ["a king", "the sea", "a cat", "old trains", "winter", "bread", "a ligh
 
 @dataclass(slots=True)
 class Turn:
-    """One turn: seconds from the true end of the user's speech to each stage of the answer."""
+    """One turn. `stages` has the seconds from the true end of the user's speech to each stage of the answer."""
 
     clip: str
     stages: dict[str, float] = field(default_factory=dict)
@@ -55,14 +55,14 @@ async def one_turn(caller: Caller, clip: Clip) -> Turn:
     since = len(caller.events)
     end = await caller.say(clip.pcm) + clip.speech_end
     turn = Turn(clip.id)
-    # A pause inside the recording may be taken for its end. The answer that counts is the one after the last speech.
+    # A pause inside the recording may be taken for its end. Only the answer to the last part of the speech counts.
     await asyncio.sleep(clip.speech_end + 0.9)
     while True:
         events = caller.events[since:]
         if events and events[-1][1]["type"] == "rate_limits.updated" and time.monotonic() > end + 1.5:
             break
         if time.monotonic() > end + 8:
-            # Nothing was understood, so there is no answer.
+            # The server understood nothing, so it does not answer.
             return turn
         await asyncio.sleep(0.05)
     stopped = [k for k, (_, e) in enumerate(events) if e["type"] == "input_audio_buffer.speech_stopped"]
@@ -111,14 +111,14 @@ async def latency(
 
 
 def p_ms(name: str, seconds: list[float], *percents: int) -> dict[str, float]:
-    """Return percentiles in milliseconds, with the names of the results."""
+    """Return percentiles in milliseconds, by their names in the results."""
     return spread([1000 * second for second in seconds], name, "ms", percents)
 
 
 async def cut(caller: Caller, clip: Clip) -> dict[str, Any] | None:
-    """Speak over a story, and return seconds from the onset of speech.
+    """Speak over a story. Return the seconds from the onset of speech to each of its effects.
 
-    Returns None without a story, and an empty result if the story continues.
+    Returns None if there was no story, and an empty result if the story continues.
     """
     since = await caller.ask(STORY, 600)
     if not await caller.sounds(since):
@@ -144,7 +144,7 @@ async def cut(caller: Caller, clip: Clip) -> dict[str, Any] | None:
         found |= {"last": max(0.0, sounds[-1] - onset), "done": ended - onset}
     ducked = [at for at, e in caller.events[since:] if e["type"].endswith(".ducked") and at < heard]
     found["silent"] = (ducked[0] if ducked else heard) - onset
-    # Waits for the answer, and for silence.
+    # Waits until the answer to the speech has ended, and nothing plays.
     await asyncio.sleep(clip.seconds + 1.0)
     await caller.quiet()
     return found
@@ -153,8 +153,8 @@ async def cut(caller: Caller, clip: Clip) -> dict[str, Any] | None:
 async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]:
     """Interrupt a long answer by speech.
 
-    Measures the time from the onset of speech to the last sent sound, to the client's silence (it pauses when asked to
-    duck), to the report of speech and to response.done.
+    Measures the time from the onset of speech to the last sound that is sent, to silence at the client (which pauses
+    when it is asked to duck), to the report of speech, and to response.done.
     """
     out: dict[str, Any] = {}
     for name, vad in (("server_vad", server_vad(500)), ("semantic_vad medium", MEDIUM)):
@@ -176,7 +176,7 @@ async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, An
 
 
 async def cancel(srv: Server, trials: int) -> dict[str, Any]:
-    """Send response.cancel during an answer. Measures the time to the last frame of sound, and to response.done."""
+    """Send response.cancel during an answer. Measures the time to the last frame of sound and to response.done."""
     last, done, stale = [], [], 0
     async with Caller(srv.url, server_vad(500)) as caller:
         for k in range(trials):
@@ -200,19 +200,19 @@ async def cancel(srv: Server, trials: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Hesitation:
-    """A turn with a pause inside: its row of the manifest, and the events after its start, in seconds from there."""
+    """A turn with a pause inside: its row of the manifest, and its events with their seconds from its start."""
 
     row: dict[str, Any]
     events: list[tuple[float, dict[str, Any]]]
 
     def is_early(self, at: float) -> bool:
-        """Return whether anything of an answer arrived in the pause."""
-        # The bounds of the pause are those of the source's own pause, into which the silence was inserted.
+        """Return whether an event at second `at` is in the pause. An answer must not begin there."""
+        # The bounds are those of the pause that the source had already; silence was inserted into it.
         return bool(self.row["pause"][0] < at < self.row["pause"][1] + 0.1)
 
 
 async def hesitations(srv: Server, vad: dict[str, Any] | None, data: Path) -> list[Hesitation]:
-    """Say turns with a pause of 0.6, 1.2 or 2 s (tools/evalmix.py pause), in four concurrent conversations."""
+    """Say turns with a pause of 0.6, 1.2 or 2 s (tools/evalmix.py pause) in four conversations at once."""
 
     async def play(share: Sequence[tuple[dict[str, Any], Clip]]) -> list[Hesitation]:
         results = []
@@ -229,7 +229,7 @@ async def hesitations(srv: Server, vad: dict[str, Any] | None, data: Path) -> li
 
 
 async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
-    """Measure how often pauses inside a turn end it, and the delay after its true end.
+    """Measure how often a pause inside a turn ends it, and the delay of the answer after the turn's true end.
 
     Returns None if no recordings with pauses can be made.
     """
@@ -249,9 +249,9 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
 
 
 async def acknowledged(srv: Server, vad: dict[str, Any] | None, data: Path) -> list[tuple[str, set[str], bool]]:
-    """Say real acknowledgements, four times each, over a story that is the first answer of a conversation.
+    """Play real acknowledgements, four times each, over a story that is the first answer of a conversation.
 
-    Returns the recording, what the client was asked to do, and whether another answer began.
+    Return for each the recording, what the client was asked to do, and whether another answer began.
     """
     clips = loaded(c for c in read_manifest(data) if c.kind == "backchannel")
 
@@ -277,7 +277,7 @@ async def acknowledged(srv: Server, vad: dict[str, Any] | None, data: Path) -> l
 
 
 async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
-    """Measure how often real acknowledgements stop a long answer."""
+    """Measure how often a real acknowledgement stops a long answer."""
     out: dict[str, Any] = {}
     for name, vad in (("semantic_vad medium", MEDIUM), ("server_vad 500 ms", server_vad(500))):
         results = await acknowledged(srv, vad, data)
@@ -288,7 +288,7 @@ async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
 
 
 async def loopback(srv: Server, seconds: float) -> dict[str, Any]:
-    """Measure how often the server interrupts itself when the microphone hears the loudspeaker, 10 dB lower."""
+    """Measure how often the server interrupts itself. The microphone hears the loudspeaker 10 dB lower."""
 
     async def play(share: Sequence[float]) -> list[tuple[float, int]]:
         results = []
@@ -317,7 +317,8 @@ async def loopback(srv: Server, seconds: float) -> dict[str, Any]:
 async def heard(srv: Server, count: int) -> dict[str, Any]:
     """Interrupt answers at random.
 
-    Compares the kept text with the words whose sound ended before the interruption, by a forced alignment of the sound.
+    Compares the text that the history keeps with the words whose sound ended before the interruption. A forced
+    alignment of the sound gives the times of words.
     """
     aligner = load(Settings(), store_of(Settings().models), None, ("transcriber",))
     chance, off = random.Random(7), []

@@ -1,10 +1,13 @@
-"""The cost of tracing and exporting every turn, and the difference of traces and recordings: `python -m bench.tracing`.
+"""The cost of tracing and exporting every turn, and the difference between traces and recordings.
+
+    python -m bench.tracing
 
 Turns with as many events as in a conversation (50 audio chunks per second, 60 deltas of an answer) are traced and sent
-to an exporter that drops them. The share is that of one core while one session takes a turn every six seconds.
+to an exporter that drops them. The result is the share of one core that a session uses if it takes a turn every six
+seconds.
 
-Then a real server that records its sessions and traces every turn holds a conversation of real recordings (--turns).
-For each turn, the time from its end to the first word of its answer is read from both.
+Then a real server that traces every turn and records its sessions holds a conversation of real recordings (--turns).
+For each turn, the time from its end to the first word of its answer is read from the traces and from the recording.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class Dropped(SpanExporter):
 
 
 def measure(exporter: TurnExporter | None) -> float:
-    """Return the CPU seconds of the process for one turn, including its threads."""
+    """Return the CPU seconds that the process and its threads use for one turn."""
     tracer, sound = TurnTracer(), np.zeros(480, np.float32)
     began, at_s = time.process_time(), 0.0
     for turn in range(TURNS):
@@ -76,7 +79,7 @@ def measure(exporter: TurnExporter | None) -> float:
 
 
 def recorded(folder: Path) -> list[float]:
-    """Return for each answered turn of the recordings the milliseconds from its reported end to the first word."""
+    """Return for each answered turn the milliseconds from its reported end to the first word, by the recordings."""
     found, stopped_s = list[float](), None
     for file in folder.glob("*/events.jsonl"):
         for line in map(json.loads, file.read_text().splitlines()):
@@ -90,7 +93,7 @@ def recorded(folder: Path) -> list[float]:
 
 
 def agreement(turns: int) -> dict[str, Any]:
-    """Return the differences between the traces and the recording of a conversation, in milliseconds."""
+    """Return the differences between the traces and the recording of the same conversation, in milliseconds."""
     with tempfile.TemporaryDirectory() as folder, collector() as (url, spans):
         flags = ("--otel-endpoint", url, "--otel-sample", "1", "--record", folder)
         with server(*flags) as srv:
@@ -102,7 +105,7 @@ def agreement(turns: int) -> dict[str, Any]:
         received = [own for own in ends.values() if "antiphon.first_token" in own]
         received.sort(key=lambda own: own["antiphon.endpoint"])
         traced = [(own["antiphon.first_token"] - own["antiphon.endpoint"]) / 1e6 for own in received]
-        # A turn in progress at the end may be in only one of them.
+        # A turn that is in progress at the end may be in only one of the two.
         both = list(zip(traced, recorded(Path(folder)), strict=False))
     apart = [abs(a - b) for a, b in both]
     if not apart:

@@ -1,11 +1,11 @@
-"""Compares how speech reaches a client: connection set-up and first sound over each transport.
+"""How speech reaches a client: connection set-up and first sound, for each transport.
 
     antiphon bench tts --transports [--trials N]
 
-Each trial opens a new connection. First sound is what a listener hears. The voice begins with silence, which a player
-that starts with the first received audio plays first. The sound of a call is the decoded audio of its peer, after the
-jitter buffer. The conversations speak the same sentence as the requests. Their language model is a process of this
-benchmark that answers at once, and their figures include the request to it.
+Each trial opens a new connection. First sound is the time at which a listener hears sound. The voice begins with
+silence, and a player that starts with the first received audio plays that silence first. In a call, the sound is the
+decoded audio of the peer, after its jitter buffer. The conversations speak the same sentence as the requests. Their
+language model is a process of this benchmark that answers at once. The request to it is part of their figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.realtime import talking
 
 SENTENCE = "The weather will be mild tomorrow with some rain late in the evening."
 WARM_UP, LIMIT_S = 3, 30
-# 16-bit samples from this value on are sound in a call. Comfort noise and codec ripple stay below.
+# 16-bit samples of at least this value count as sound in a call. Comfort noise and codec ripple are below it.
 LOUD, RATE_HZ = 200, 24_000
 SESSION = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 ASK = (
@@ -41,14 +41,14 @@ ASK = (
 
 
 class Player:
-    """Plays 24 kHz PCM from its first arrival on, and records when the first sound is heard."""
+    """Plays 24 kHz PCM from the moment at which it first arrives, and records when the first sound is heard."""
 
     def __init__(self) -> None:
         self._begun_s: float | None = None
         self._played = 0
 
     def sound_at_s(self, data: bytes) -> float | None:
-        """Return when the first sound in newly received audio is heard; None if it is silent."""
+        """Return when the first sound of newly received audio is heard; None if all of it is silent."""
         now_s = time.perf_counter()
         if self._begun_s is None:
             self._begun_s = now_s
@@ -58,12 +58,12 @@ class Player:
         return max(now_s, self._begun_s + at / RATE_HZ) if len(loud) else None
 
 
-# One trial: seconds of connection set-up, and from the request on the open connection to the first sound.
+# One trial. It returns the seconds to set up the connection, and the seconds from the request to the first sound.
 Trial = Callable[[Server], Awaitable[tuple[float, float]]]
 
 
 async def over_http(srv: Server, **fields: Any) -> tuple[float, float]:
-    """Request speech as PCM; with `stream_format` `sse`, as server-sent events."""
+    """Request speech as PCM, or as server-sent events with `stream_format` `sse`."""
     connected_s, player = 0.0, Player()
 
     async def trace(event: str, _: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ async def over_sse(srv: Server) -> tuple[float, float]:
 
 
 async def over_websocket(srv: Server) -> tuple[float, float]:
-    """Use the speech stream."""
+    """Request speech over the speech stream."""
     begun_s = time.perf_counter()
     async with websockets.connect(f"{srv.ws}/v1/audio/speech/stream", compression=None) as socket:
         opened_s = time.perf_counter()
@@ -121,7 +121,7 @@ async def talk_over_websocket(srv: Server) -> tuple[float, float]:
 
 
 async def talk_over_webrtc(srv: Server) -> tuple[float, float]:
-    """Hold a call. Its set-up ends when its data channel is open. First sound is the decoded audio of the peer."""
+    """Hold a call. Its set-up ends when its data channel opens. Its first sound is in the decoded audio of the peer."""
     begun_s = time.perf_counter()
     peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     peer.addTrack(AudioStreamTrack())
@@ -131,7 +131,7 @@ async def talk_over_webrtc(srv: Server) -> tuple[float, float]:
 
     @channel.on("message")
     def message(text: str) -> None:
-        # The first event confirms the session.
+        # The first event confirms that the session is configured.
         if json.loads(text)["type"] == "session.created" and not opened.is_set():
             times["opened"] = time.perf_counter()
             opened.set()
@@ -176,7 +176,7 @@ TRIALS: dict[str, Trial] = {
 
 async def _trials(srv: Server, trials: int) -> dict[str, Any]:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in TRIALS}
-    # Alternates the transports, so that other load on the machine affects all of them.
+    # Takes the transports in turn, so that other load on the machine affects all of them.
     for round in range(trials + WARM_UP):
         for name, trial in TRIALS.items():
             times = await trial(srv)

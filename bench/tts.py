@@ -2,9 +2,9 @@
 
     antiphon bench tts [--data DIR] [--sections first,clients,gaps,cancel,quality,words,peers] [--clients N,N…]
 
-It uses a real server process and real sockets; clients and server share the machine's cores. A client plays the audio
-in real time, and requests its next sentence when the last has been played. `words` and `peers` need `make peers`
-(PocketSphinx aligns, Piper is compared). `--transports` measures connections instead; see transports.py.
+It uses a real server process and real sockets. Clients and server share the machine's cores. A client plays the audio
+in real time, and requests its next sentence when the last one has been played. `words` and `peers` need `make peers`:
+PocketSphinx aligns words, and Piper is the peer. `--transports` measures connections instead; see transports.py.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def sentences(data: Path, count: int) -> list[str]:
 class Heard:
     """What one client received for one utterance, by its own clock.
 
-    `late_s` is how long the player had nothing to play, by chunk. `slack_s` is how much of a sentence was still to be
-    played when the first chunk of the next sentence arrived.
+    `late_s` has, for each chunk, the seconds during which the player had nothing to play. `slack_s` has the seconds of
+    a sentence that were still to be played when the first chunk of the next sentence arrived.
     """
 
     first_s: float = 0.0
@@ -115,7 +115,7 @@ async def utter(speech: ClientSpeech, text: str, *, by_word: bool = False) -> He
 
 
 async def speak_on(client: Client, index: int, until: float, out: list[Heard]) -> None:
-    """Speak one sentence after another in real time, after a delay of its own."""
+    """Speak one sentence after another in real time, beginning after a delay."""
     chance = random.Random(index)
     await asyncio.sleep(chance.random() * 4.0)
     async with client.speech() as speech:
@@ -126,7 +126,7 @@ async def speak_on(client: Client, index: int, until: float, out: list[Heard]) -
 
 
 async def first(client: Client, trials: int) -> dict[str, Any]:
-    """Measure one client alone, then 32 clients that ask at the same moment."""
+    """Measure one client alone, then 32 clients that send their requests at the same moment."""
     alone, burst = list[float](), list[float]()
     async with client.speech() as speech:
         for k in range(trials):
@@ -160,7 +160,7 @@ async def clients(srv: Server, client: Client, counts: list[int], seconds: float
 
 
 async def gaps(client: Client, counts: list[int]) -> dict[str, Any]:
-    """Send five sentences word by word; the least time left to play of a sentence when the next began to arrive."""
+    """Send five sentences word by word. Measures the least time left to play when the next sentence began to arrive."""
     out: dict[str, Any] = {}
     text = "Yes. " + " ".join(TWELVE) + " Good. Come in. " + TWELVE[0]
 
@@ -183,7 +183,7 @@ async def gaps(client: Client, counts: list[int]) -> dict[str, Any]:
 
 
 async def cancel(client: Client, trials: int) -> dict[str, Any]:
-    """Measure from `input.cancel` to the last sound, and to `session.done`, alone and next to 32 clients."""
+    """Measure from `input.cancel` to the last sound, and to `session.done`: alone, and next to 32 clients."""
     out: dict[str, Any] = {}
 
     async def once(delay: float) -> tuple[float, float]:
@@ -260,7 +260,10 @@ async def quality(client: Client, texts: list[str]) -> dict[str, Any]:
 
 
 async def word_times(texts: list[str], folder: Path) -> dict[str, Any] | None:
-    """Compare word times with PocketSphinx, and the alignment by Whisper, which serves voices without word times."""
+    """Compare the voice's word times, and those of Whisper's alignment, with those of PocketSphinx.
+
+    Whisper's alignment is for voices without word times.
+    """
     settings = load_settings({}, os.environ)
     models = load(settings, store_of(settings.models), roles=(*TRANSCRIPTION_ROLES, *SPEECH_ROLES))
     voice = VoiceOptions(models.required_synthesizer.profile.voices[0], 1.0, 0)
@@ -294,7 +297,7 @@ async def word_times(texts: list[str], folder: Path) -> dict[str, Any] | None:
 
 
 async def peers(client: Client, texts: list[str], folder: Path) -> dict[str, Any] | None:
-    """Measure Piper in a separate process, without a socket and on one thread; and ours over the socket, one client."""
+    """Measure Piper in its own process, on one thread and without a socket; and antiphon, with a client on a socket."""
     if (found := peer("piper", folder, sentences=texts)) is None:
         return None
     theirs = found["results"]
@@ -322,7 +325,7 @@ def measure(srv: Server, args: Any, folder: Path) -> None:
     texts = sentences(args.data, SENTENCES)
 
     def asked(work: Callable[[Client], Any]) -> Any:
-        """Return the result of `work` with a client of the server."""
+        """Run `work` with a client of the server, and return its result."""
 
         async def main() -> Any:
             async with Client(srv.url) as client:

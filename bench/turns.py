@@ -1,19 +1,21 @@
-"""Turn-taking: the ends of turns, the time until an answer falls silent for a speaker, and sounds that do not end it.
+"""Turn-taking: ends of turns, the time until an answer falls silent for a speaker, and sounds that do not end it.
 
     antiphon bench turns [--data DIR] [--sections curve,barge-in,sounds,voices]
     antiphon bench turns --data DIR --sections full-duplex-bench --items FOLDER
 
-- `curve`: Smart Turn alone, and the end-of-turn model by eagerness, over the pauses of bench/results/
-turns-pauses.json, of speakers that the model was not fitted to. It needs no server and no audio.
-bench/turn_taking/pauses.py creates that file, and bench/turn_taking/fit.py fits the model to it. - `barge-in`: from the
-onset of a voice over an answer to the client's silence, and to the decision that it interrupts. - `sounds`:
-acknowledgements, sneezes, music, noise, and the answer's own echo, over an answer. - `voices`: turns of another voice
-with `primary_speaker` `auto`. Needs the default speaker encoder in the model folder. - `full-duplex-bench`:
-conversations for that benchmark's scorers (bench/full_duplex_bench.py); runs only if named.
+- `curve`: Smart Turn alone and the end-of-turn model, by eagerness, over the pauses of bench/results/turns-pauses.json,
+  of speakers that the model was not fitted to. It needs no server and no audio. bench/turn_taking/pauses.py creates
+  that file, and bench/turn_taking/fit.py fits the model to it.
+- `barge-in`: the time from the onset of a voice over an answer to the client's silence, and to the decision that the
+  voice interrupts.
+- `sounds`: acknowledgements, sneezes, music, noise and the answer's own echo, over an answer.
+- `voices`: turns of another voice with `primary_speaker` `auto`. Needs the default speaker encoder in the model folder.
+- `full-duplex-bench`: conversations for the scorers of that benchmark (bench/full_duplex_bench.py). Runs only if it is
+  named.
 
-All sections except `curve` play real recordings in real time to a real server with the default models, at the defaults
-of each mode of turn-taking. Intervals are 95 % intervals: Wilson's for shares, a bootstrap over trials for percentiles,
-Poisson's for rates.
+All sections except `curve` play real recordings in real time to a real server with the default models, with the
+defaults of each mode of turn-taking. Intervals are 95 % intervals: Wilson's for shares, from a bootstrap over trials
+for percentiles, Poisson's for rates.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def live(section: Callable[[Server, argparse.Namespace], Awaitable[dict[str, Any
 
 
 def earlier(name: str) -> dict[str, Any]:
-    """Return earlier results of a section by mode; empty if it was never measured."""
+    """Return the last results of a section by mode; empty if it was never measured."""
     path = RESULTS / f"turns-{name}.json"
     found: dict[str, Any] = json.loads(path.read_text())[name] if path.is_file() else {}
     return found
@@ -65,7 +67,7 @@ SECTIONS: dict[str, Section] = {
     "voices": lambda args: voices(args.data, args.sessions),
     "full-duplex-bench": live(lambda srv, args: full_duplex_bench(srv, args.data, args.items, 20)),
 }
-# This section writes a folder, and measures nothing by itself.
+# This section writes a folder of files, and has no figures of its own.
 DEFAULT = tuple(name for name in SECTIONS if name != "full-duplex-bench")
 
 

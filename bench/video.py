@@ -1,4 +1,4 @@
-"""Video sessions without a vision model: reading and answering, delays, frame filters, and half an hour of frames.
+"""Video sessions without a vision model: reading text and answering, delays, frame filters, a long session.
 
     antiphon bench video [--data DIR] [--sections filters,seeing,answers,intake,long] [--minutes N]
 
@@ -46,7 +46,7 @@ CONFIG = {"frame_filter": "blocks"}
 
 @dataclass
 class Clip:
-    """The facts of a clip, and its frames at FRAMES_A_S: seconds, pixels."""
+    """The facts of a clip, and its frames (FRAMES_A_S per second) as (seconds, pixels)."""
 
     facts: dict[str, Any]
     frames: list[tuple[float, np.ndarray]]
@@ -78,7 +78,7 @@ def jpeg(pixels: np.ndarray) -> bytes:
 
 
 async def shown(video: ClientVideo, frames: Iterable[tuple[float, bytes]]) -> int:
-    """Show frames, each with its second, and wait until all are taken or dropped. Returns how many were taken."""
+    """Show frames, each with its second. Wait until all are taken or dropped, and return how many were taken."""
     count = taken = 0
     for at_s, image in frames:
         await video.show(image, at_s)
@@ -93,7 +93,7 @@ async def shown(video: ClientVideo, frames: Iterable[tuple[float, bytes]]) -> in
 
 
 async def asked(video: ClientVideo, text: str) -> tuple[str, float]:
-    """Ask, and return the answer and the seconds to its first text."""
+    """Ask a question. Return the answer, and the seconds to its first text."""
     began, first_s, words = time.perf_counter(), 0.0, ""
     async for word in video.stream(text):
         first_s = first_s or time.perf_counter() - began
@@ -102,9 +102,9 @@ async def asked(video: ClientVideo, text: str) -> tuple[str, float]:
 
 
 def filters(all_clips: list[Clip]) -> list[dict[str, Any]]:
-    """Measure the share of kept frames, and the missed events.
+    """Measure the share of frames that are kept, and the events that are missed.
 
-    An event or cut counts as seen if a frame other than the first is kept within its tolerance.
+    An event or cut counts as seen if a frame within its tolerance is kept. The clip's first frame does not count.
     """
     rows = []
     for name, kind, threshold in (
@@ -128,7 +128,7 @@ def filters(all_clips: list[Clip]) -> list[dict[str, Any]]:
 
 
 async def answers(srv: Server, all_clips: list[Clip]) -> dict[str, Any]:
-    """Ask about on-screen text, and about what cannot be seen; delays with all frames read."""
+    """Ask about text on the screen, and about what cannot be seen. Delays are measured after all frames were read."""
     right = read = honest = unseen = 0
     first_s: list[float] = []
     every = []
@@ -163,7 +163,7 @@ async def answers(srv: Server, all_clips: list[Clip]) -> dict[str, Any]:
 
 
 async def intake(srv: Server, all_clips: list[Clip]) -> dict[str, Any]:
-    """Measure the frames per second that the machine takes: all of a clip, at full speed, 640 pixels wide."""
+    """Measure the frames per second that the machine takes from one clip of 640 pixels' width, at full speed."""
     clip = next(c for c in all_clips if c.facts["id"] == "vid-bottles")
     data = [jpeg(pixels) for _, pixels in clip.frames]
     async with Client(srv.url) as client, client.video(config=CONFIG | {"max_frames": 64}) as video:
@@ -176,7 +176,7 @@ async def intake(srv: Server, all_clips: list[Clip]) -> dict[str, Any]:
 
 
 async def long(srv: Server, all_clips: list[Clip], minutes: float) -> dict[str, Any]:
-    """Send frames at 2 a second for some minutes of video, with a question per minute, at full speed."""
+    """Send some minutes of video at full speed: 2 frames per second of video, and a question per minute of it."""
     frames = [jpeg(p) for c in all_clips for _, p in c.frames]
     rss, first_s = list[float](), list[float]()
     async with Client(srv.url) as client, client.video(config=CONFIG | {"max_memory_s": 120}) as video:
@@ -198,9 +198,9 @@ async def long(srv: Server, all_clips: list[Clip], minutes: float) -> dict[str, 
 async def seeing(questions: int = 20) -> dict[str, Any]:
     """Measure the first token of each question with SmolVLM-256M's dimensions and random weights.
 
-    Two frames arrive between questions. Compares prefill at their arrival with prefill of everything at the question.
+    Two frames arrive between questions. Frames are prefilled when they arrive, or all rows when the question is asked.
     """
-    # SmolVLM uses SmolLM2's tokenizer. The time of a question depends on its number of tokens.
+    # SmolVLM uses SmolLM2's tokenizer, and the time of a question depends on its number of tokens.
     settings = Settings(engine=EngineOptions(language_model="smollm2-135m-instruct"))
     weights = prepare(settings, store_of(settings.models), selected_models(settings, ("language",))[0])
     words, shape = Tokenizer.from_file(str(weights / "tokenizer.json")), SHAPES["SmolVLM-256M"]
@@ -212,7 +212,7 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
     reply, ever, stats = ReplyOptions(max_tokens=1), tuple(range(2 * questions)), model.engine.runner.stats
 
     async def watch(watching: Any, first: int, stop: int) -> float:
-        """Show frames; return the seconds per frame."""
+        """Show frames. Return the seconds per frame."""
         began = time.perf_counter()
         for k in range(first, stop):
             await watching.append_frame(VideoFrame(k, k / 2, EncodedImage(frames[k % 8])))
@@ -233,8 +233,8 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
         frame_s.append(await watch(watching, 2 * number, 2 * number + 2))
         before = stats.rows
         took_s.append(await first_s(watching))
-        # Only new rows were computed, and the one row that a generation had left; for the first question, also the
-        # system turn.
+        # Only new rows were computed, and the one row that the last generation left uncomputed. The first question also
+        # computes the system turn.
         new = watching.session.length - (length if number else 0)
         assert stats.rows - began <= new + 1, (stats.rows - began, new)
         rows.append(stats.rows - before)

@@ -1,7 +1,7 @@
-"""Word error rate (character error rate in scripts without spaces) with a light, documented normalizer.
+"""Word error rate, or character error rate in scripts without spaces, after a light normalization.
 
-It lowercases, spells out digits (English), folds a few abbreviations and British spellings, and drops punctuation
-except apostrophes inside words.
+Normalization makes text lowercase, spells out digits (English), expands a few abbreviations, unifies British and
+American spellings, and drops punctuation except apostrophes inside words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNSPACED = ("zh", "ja", "ko", "yue")
 
 
 def spelled(n: int) -> str:
-    """Return an English number in words; from a million on, digit by digit."""
+    """Return an English number in words. From a million on, each digit is a word."""
     if n < 20:
         return ONES[n]
     if n < 100:
@@ -39,7 +39,7 @@ def spelled(n: int) -> str:
 
 
 def norm(text: str, language: str = "en", *, digit_by_digit: bool = False) -> list[str]:
-    """Return the words (or characters) to compare. A numeral is read as a number, or digit by digit."""
+    """Return the words (or characters) to compare. A numeral becomes the words of the number, or of its digits."""
     text = unicodedata.normalize("NFKC", text).lower().replace("’", "'").replace("‘", "'")
     if language == "en":
         text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
@@ -55,7 +55,10 @@ def norm(text: str, language: str = "en", *, digit_by_digit: bool = False) -> li
 
 
 def score(reference: str, heard: str, language: str = "en") -> tuple[int, int]:
-    """Return (errors, words of the reference). Numerals of `heard` are read as numbers or digits, whichever fits."""
+    """Return (errors, words of the reference).
+
+    Numerals in `heard` are read in whichever of the two ways fits better.
+    """
     a = norm(reference, language)
     readings = (norm(heard, language, digit_by_digit=one_by_one) for one_by_one in (False, True))
     return min(num_word_errors(a, b) for b in readings), len(a)

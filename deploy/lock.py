@@ -4,12 +4,14 @@
     python deploy/lock.py install EXTRAS [--torch-index URL]       into the environment of this Python
     python deploy/lock.py compare FOLDER                           with the packages of an environment
 
-The lock has one version of each package for all platforms (PLATFORMS), with the SHA-256 of each of its files. pip
-accepts no other file. EXTRAS are extras of `pyproject.toml`, separated by commas; "" is the package without extras.
+The lock has one version of each package for all platforms (PLATFORMS), with the SHA-256 of each of the package's files.
+pip accepts no other file. EXTRAS are extras of `pyproject.toml`, separated by commas; "" stands for the package without
+extras.
 
-torch has several builds of one version. The lock has the hashes of the builds on the package index, which need the CUDA
-packages. It also has hashes of CPU builds: the build that pip selects on the machine that writes the lock, and with
-`--torch-index` the builds of that index. `install` installs the CUDA packages only if the selected build needs them.
+One version of torch has several builds. The lock has the hashes of the builds on the package index, which need the CUDA
+packages. It also has hashes of CPU builds: of the build that pip selects on the machine that writes the lock and, with
+`--torch-index`, of the builds on that index. `install` installs the CUDA packages only if the selected build needs
+them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCK, PROJECT = ROOT / "requirements.lock", ROOT / "pyproject.toml"
 OLDEST, BEFORE, MACHINES = "3.11", "3.15", ("aarch64", "x86_64")
 PLATFORMS = [f"sys_platform == 'linux' and platform_machine == '{m}' and python_version < '{BEFORE}'" for m in MACHINES]
-# uv's environment markers for PLATFORMS, which it writes on each line.
+# The environment markers for PLATFORMS, which uv writes on each line.
 _EVERYWHERE = f"python_full_version < '{BEFORE}' and ({{}})".format(
     " or ".join(f"(platform_machine == '{m}' and sys_platform == 'linux')" for m in MACHINES)
 )
@@ -47,7 +49,7 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """One package of the lock: its `lines`, and the `extras` that need it; BASE means all installations."""
+    """One package of the lock: its `lines`, and the `extras` that need it. BASE stands for all installations."""
 
     name: str
     version: str
@@ -56,12 +58,12 @@ class Locked:
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """The SHA-256 sums of its files, in hex."""
+        """The SHA-256 of each of its files, in hex."""
         return tuple(found for line in self.lines for found in re.findall(r"--hash=sha256:([0-9a-f]{64})(?!\S)", line))
 
 
 def read(text: str) -> dict[str, Locked]:
-    """Return the packages of a lock by name. Raises ValueError for a line that does not belong into a lock."""
+    """Return the packages of a lock by name. Raises ValueError for a line that a lock cannot have."""
     found: dict[str, Locked] = {}
     lines: list[str] = []
     for line in [*text.splitlines(), "end==0"]:
@@ -89,12 +91,12 @@ def _locked(lines: list[str]) -> Locked:
 
 
 def normalized(name: str) -> str:
-    """Return a package's name as the lock spells it."""
+    """Return a package's name in the spelling of the lock."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def digest(project: Mapping[str, Any]) -> str:
-    """Return the hash of everything that determines the content of the project's lock."""
+    """Return the hash of everything in the project that determines the content of the lock."""
     own = project["project"]
     said = [own["requires-python"], own["dependencies"], own["optional-dependencies"], project["build-system"]]
     return hashlib.sha256(json.dumps([*said, PLATFORMS]).encode()).hexdigest()
@@ -107,7 +109,10 @@ def selected(lock: Mapping[str, Locked], extras: Iterable[str]) -> list[Locked]:
 
 
 def install(extras: list[str], torch_index: str) -> None:
-    """Install the packages that the extras need, with each file checked and no build scripts. Omits antiphon itself."""
+    """Install the packages that the extras need, without antiphon itself.
+
+    Checks each file, and runs no build scripts.
+    """
     everything = read(LOCK.read_text())
     if unknown := set(extras) - {extra for package in everything.values() for extra in package.extras}:
         sys.exit(f"no such extra: {', '.join(sorted(unknown))}")
@@ -135,7 +140,7 @@ def _pip_install(packages: list[Locked], *options: str) -> None:
 
 
 def compare(folder: Path) -> list[str]:
-    """Report packages of an environment that are not in the lock, or in another version; antiphon itself is ignored."""
+    """Report the packages of an environment that the lock lacks, or has in another version. Ignores antiphon itself."""
     lock = read(LOCK.read_text())
     paths = [str(path) for path in folder.glob("lib/python3*/site-packages")]
     found = {normalized(one.name): one.version for one in metadata.distributions(path=paths)}
@@ -148,7 +153,7 @@ def compare(folder: Path) -> list[str]:
 
 
 def write(upgrade: bool, torch_index: str) -> None:
-    """Resolve the project again. Keeps versions where possible; with an upgrade, takes the newest ones."""
+    """Resolve the project again. Versions are kept where possible; an upgrade takes the newest ones."""
     project = tomllib.loads(PROJECT.read_text())
     before = {} if upgrade or not LOCK.exists() else read(LOCK.read_text())
     everything = [*project["project"]["optional-dependencies"]]
@@ -176,7 +181,7 @@ def write(upgrade: bool, torch_index: str) -> None:
 
 
 def _resolved(project: Mapping[str, Any], extras: list[str], versions: str) -> str:
-    """Return uv's resolution of the project, these extras and its build requirements; keeps `versions` that fit."""
+    """Return uv's resolution of the project, these extras and the build requirements. Keeps the `versions` that fit."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "build.in").write_text("\n".join(project["build-system"]["requires"]) + "\n")
         (Path(folder) / "pyproject.toml").write_text(
@@ -192,12 +197,12 @@ def _resolved(project: Mapping[str, Any], extras: list[str], versions: str) -> s
 
 
 def index_options(index: str) -> list[str]:
-    """Return pip's options for an index; "" is pip's default index."""
+    """Return pip's options for an index; "" stands for pip's default index."""
     return ["--index-url", index] if index else []
 
 
 def found_build(version: str, index: str) -> tuple[str, str]:
-    """Return the version, including the build tag, and the hash of the torch that pip would select."""
+    """Return the version, with its build tag, and the hash of the torch that pip would select."""
     pip = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--ignore-installed"]
     pip += ["--only-binary", ":all:", *index_options(index), "--report", "-", f"torch=={version}"]
     (one,) = json.loads(subprocess.run(pip, stdout=subprocess.PIPE, text=True, check=True).stdout)["install"]
@@ -205,15 +210,18 @@ def found_build(version: str, index: str) -> tuple[str, str]:
 
 
 def sum_of(archive: dict[str, Any]) -> str:
-    """Return the SHA-256 of a file in pip's report. pip before 23.1 (Debian 12) writes it as a single string."""
+    """Return the SHA-256 of a file in pip's report.
+
+    Before version 23.1 (Debian 12), pip writes it as a single string.
+    """
     found: str = archive["hashes"]["sha256"] if "hashes" in archive else archive["hash"].removeprefix("sha256=")
     return found
 
 
 def chosen_build(torch: Locked, index: str) -> Locked:
-    """Return the build of torch that pip would select without hashes. Exits if the lock does not have it.
+    """Return the build of torch that pip would select without hashes. Exits if the lock does not have that build.
 
-    With hashes, pip would select a build of its index that the lock has, and ignore a folder's CPU build.
+    With hashes, pip would ignore the CPU build in a folder, and select a build of its index that the lock has.
     """
     version, found = found_build(torch.version, index)
     if found not in torch.hashes:
@@ -224,7 +232,7 @@ def chosen_build(torch: Locked, index: str) -> Locked:
 
 
 def cpu_builds(version: str, index: str) -> set[str]:
-    """Return the hashes of torch's CPU builds: the one that pip selects here, and those of an index ("": none)."""
+    """Return the hashes of torch's CPU builds: the build that pip selects here, and those on an index, if given."""
     found = {found_build(version, "")[1]}
     if index:
         uv = ["uv", "pip", "compile", "-q", "-", "--universal", "--no-deps", "--no-header", "--generate-hashes"]

@@ -1,6 +1,6 @@
 """Writes the Grafana dashboard: `python deploy/make_dashboard.py > deploy/grafana-dashboard.json`.
 
-Each panel is a line of PANELS. A test checks that the file is up to date, and that every metric exists.
+Each panel is a line of PANELS. A test checks that the file is up to date, and that the metrics in it exist.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ WIDTH, HEIGHT, A_ROW = 6, 8, 4
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard as Grafana imports it. Grafana asks for the data source."""
+    """Return the dashboard in the form that Grafana imports. Grafana asks for the data source."""
     panels: list[dict[str, Any]] = []
     y, row = 0, ""
     for number, (of_row, title, unit, queries) in enumerate(PANELS):

@@ -2,10 +2,11 @@
 
     python deploy/release.py [--check] [--extras speech,talk] [--allow-changes]
 
-It refuses a working tree with changes, files that disagree about the version, and a changelog without a section for it
-(`--check` stops there). Then it builds the sdist, the wheel, the npm package, the image recipe, the bill of materials
-(SBOM) and the notes, all of the committed files, and writes SHA256SUMS. Last, it installs the wheel with each extra
-into an empty environment, from requirements.lock, and starts it. `--extras`: only these; "": none.
+It refuses a working tree with changes, files that disagree about the version, and a changelog without a section for the
+version (`--check` stops there). Then it builds the sdist, the wheel, the npm package, the image recipe, the bill of
+materials (SBOM) and the notes, all from the committed files, and writes SHA256SUMS. At the end, it installs the wheel
+with each extra from requirements.lock into an empty environment, and starts it. `--extras` limits this to some extras;
+"" skips it.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Extras whose packages are not in the lock, or that bring only what tests need.
+# Extras whose packages the lock does not have, or that only tests need.
 NOT_INSTALLED = ("dev", "ray")
-# The image recipe: what `deploy/build.sh` and the compose file read, besides the wheel's sources.
+# The image recipe: the files that `deploy/build.sh` and the compose file read, in addition to the wheel's sources.
 RECIPE = ("deploy", "requirements.lock", "pyproject.toml", "LICENSE", "README.md")
 
 
 def versions(root: Path) -> dict[str, str]:
-    """Return the version that each file names, by the file's path."""
+    """Return the version that each file states, by the file's path."""
     texts = {
         "src/antiphon/__init__.py": r'^__version__ = "([^"]+)"',
         "src/antiphon/web/client/package.json": r'"version": "([^"]+)"',
@@ -47,7 +48,7 @@ def versions(root: Path) -> dict[str, str]:
 
 
 def notes(changelog: str, version: str) -> str:
-    """Return the section of a changelog for a version. Raises ValueError if there is none, or it is empty."""
+    """Return the section of a changelog for a version. Raises ValueError if the section is missing or empty."""
     match = re.search(rf"^## \[{re.escape(version)}\].*?\n(.*?)(?=^## \[|\Z)", changelog, re.MULTILINE | re.DOTALL)
     if match is None or not match[1].strip():
         raise ValueError(f"CHANGELOG.md has no section for {version}")
@@ -55,7 +56,7 @@ def notes(changelog: str, version: str) -> str:
 
 
 def problems(root: Path, *, allow_changes: bool = False) -> list[str]:
-    """Return why no release can be made of a checkout, a line each."""
+    """Return the reasons why a checkout cannot be released, one per line."""
     found, named = list[str](), versions(root)
     version = named["pyproject.toml"]
     found += [f"{path} names version {other}, not {version}" for path, other in named.items() if other != version]
@@ -69,7 +70,7 @@ def problems(root: Path, *, allow_changes: bool = False) -> list[str]:
 
 
 def build(root: Path, out: Path, version: str) -> None:
-    """Build everything of a release into the folder `out`, from the committed files."""
+    """Build all files of a release from the committed files, into the folder `out`."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -95,14 +96,15 @@ def build(root: Path, out: Path, version: str) -> None:
 
 
 def extras(root: Path) -> list[str]:
-    """Return the extras that an installation is checked with; "" is the package alone."""
+    """Return the extras with which an installation is checked; "" is the package alone."""
     named = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     return ["", *(extra for extra in named if extra not in NOT_INSTALLED)]
 
 
 def try_install(root: Path, wheel: Path, extra: str, expected: str) -> None:
-    """Install a wheel with one extra into an empty environment, and start it. Raises RuntimeError if it says other
-    than `expected` for its version, or lacks a package of the extra.
+    """Install a wheel with one extra into an empty environment, and start it.
+
+    Raises RuntimeError if its version is not `expected`, or if a package of the extra is missing.
     """
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder) / "bin" / "python"

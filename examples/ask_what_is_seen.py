@@ -4,8 +4,8 @@
     python examples/ask_what_is_seen.py clip.mp4 --ask "What does the sign say?" --ask "And five seconds ago?"
     python examples/ask_what_is_seen.py /dev/video0          # then type questions
 
-Frames are sent at --fps; those of a camera in real time, those of a file at once. Ask a question at any time; it
-interrupts the previous answer.
+Frames are sent at --fps: those of a camera in real time, those of a file as fast as possible. You can ask a question at
+any time. It interrupts the answer to the one before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def frames(source: str, fps: float) -> Iterator[tuple[float, bytes]]:
 
 
 async def show(socket: websockets.ClientConnection, source: str, fps: float, begun: asyncio.Event) -> None:
-    """Send all frames, and set `begun` after the first. Waits while the server does not read."""
+    """Send all frames, and set `begun` after the first. Waits when the server does not read."""
     stream = frames(source, fps)
     while (frame := await asyncio.to_thread(next, stream, None)) is not None:
         seconds, image = frame
@@ -46,7 +46,7 @@ async def show(socket: websockets.ClientConnection, source: str, fps: float, beg
 
 
 async def answers(socket: websockets.ClientConnection, answered: asyncio.Queue[None]) -> None:
-    """Print answers while they arrive, and put one entry into `answered` for each complete answer."""
+    """Print answers as they arrive. Puts one entry into `answered` for each complete answer."""
     has_deltas = False
     async for message in socket:
         event = json.loads(message)

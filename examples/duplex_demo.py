@@ -1,13 +1,13 @@
-"""Holds a full-duplex conversation: a recording plays the user in real time, and the answer is saved.
+"""Holds a full-duplex conversation: a recording is played as the user's speech, and the answer is saved.
 
     pip install websockets
     python examples/duplex_demo.py question.wav
     python examples/duplex_demo.py question.wav --push-to-talk --url ws://HOST:8091/v1/realtime?duplex=1 --model MODEL
 
-It runs against vLLM-Omni and antiphon, with a native model or a cascade. The recording is 16-bit PCM, mono, 16 kHz:
-`ffmpeg -i FILE -ac 1 -ar 16000 question.wav` makes one. After the recording it sends silence, as a microphone does,
-until the answer is over. With --push-to-talk it commits the recording, and sends no silence. It plays the answer in
-real time, and acknowledges the played part.
+It runs against vLLM-Omni and antiphon, with a native model or a cascade. The recording is 16-bit PCM, mono, 16 kHz;
+`ffmpeg -i FILE -ac 1 -ar 16000 question.wav` makes one. After the recording, the script sends silence until the answer
+is over, as a microphone would. With --push-to-talk, it commits the recording and sends no silence. It plays the answer
+in real time, and acknowledges the part that was played.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SESSION = {
 
 
 class Player:
-    """Simulates playback in real time: audio plays from its arrival, or from the end of the audio before it."""
+    """Simulates playback in real time. Audio plays when it arrives, or after the audio that arrived before it."""
 
     def __init__(self, out: str) -> None:
         self._file = wave.open(out, "wb")  # noqa: SIM115
         self._file.setparams((1, 2, OUT_HZ, 0, "NONE", ""))
-        # The current response, its seconds of audio, and when the last of them will have been played.
+        # The current response, the seconds of its audio, and the time at which all of it will have been played.
         self.response = ""
         self.audio_s, self.until_s = 0.0, 0.0
 
@@ -52,7 +52,7 @@ class Player:
 
     @property
     def heard_ms(self) -> int:
-        """Return the milliseconds of the response that were played."""
+        """Return how many milliseconds of the response were played."""
         return round(1000 * (self.audio_s - max(0.0, self.until_s - time.monotonic())))
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ async def acknowledge(socket: websockets.ClientConnection, player: Player) -> No
 
 
 async def listen(socket: websockets.ClientConnection, player: Player, begun_s: float) -> None:
-    """Print the texts, and play the audio. Returns at the end of the first answer."""
+    """Print the texts and play the audio. Returns at the end of the first answer."""
     answered = False
     async for message in socket:
         event = json.loads(message)
@@ -133,7 +133,7 @@ async def main() -> None:
         await listen(socket, player, begun_s)
         for task in tasks:
             task.cancel()
-        # Plays the rest before the conversation ends.
+        # Plays the rest of the answer before the conversation ends.
         await asyncio.sleep(max(0.0, player.until_s - time.monotonic()))
         ack = {"played_ms": player.heard_ms, "committed_ms": player.heard_ms, "response_id": player.response}
         await socket.send(json.dumps({"type": "playback.ack"} | ack))

@@ -4,7 +4,7 @@
     python examples/realtime_audio.py speech.wav
     python examples/realtime_audio.py speech.wav --speed 15 --url ws://HOST:8091/v1/realtime --model MODEL
 
-It speaks vLLM's dialect, so it runs against vLLM, vLLM-Omni and antiphon. The recording is 16-bit PCM, mono, 16 kHz:
+It uses vLLM's dialect, so it runs against vLLM, vLLM-Omni and antiphon. The recording is 16-bit PCM, mono, 16 kHz;
 `ffmpeg -i FILE -ac 1 -ar 16000 speech.wav` makes one.
 """
 
@@ -79,7 +79,7 @@ async def main() -> None:
     pcm = recording(args.file)
     async with websockets.connect(args.url, max_size=None) as socket:
         await socket.send(json.dumps({"type": "session.update", "model": args.model}))
-        # The first commit is not final; it starts the request.
+        # The first commit is not final. It starts the request.
         await socket.send(json.dumps({"type": "input_audio_buffer.commit", "final": False}))
         sending = asyncio.create_task(send(socket, pcm, args.speed))
         await receive(socket, args.out)

@@ -18,12 +18,12 @@ import wave
 
 import websockets
 
-# The sample rate if the server does not report one.
+# The sample rate in Hz if the server does not report one.
 RATE_HZ = 24_000
 
 
 async def write(socket: websockets.ClientConnection) -> None:
-    """Send the input piece by piece as it arrives, and then its end."""
+    """Send the input piece by piece as it arrives. At its end, send the end of the input."""
     lines = sys.stdin.isatty()
     while text := await asyncio.to_thread(sys.stdin.readline):
         await socket.send(json.dumps({"type": "input.text", "text": text}))
@@ -34,7 +34,7 @@ async def write(socket: websockets.ClientConnection) -> None:
 
 
 async def listen(socket: websockets.ClientConnection, out: str, writing: asyncio.Task[None]) -> None:
-    """Save the audio as it arrives, and print each sentence. Returns when the whole input has been spoken."""
+    """Save the audio as it arrives, and print each sentence. Returns after the whole input has been spoken."""
     begun_s, first, file = time.monotonic(), True, None
     async for message in socket:
         if isinstance(message, bytes):

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# The rules of the whole tree, for any change; the rules of pages, for a page.
+# Tests of the rules for the whole tree and for its pages. They run for any change.
 RULES = ("tests/test_layout.py", "tests/test_names.py", "tests/test_docs.py")
 LEFT_OUT = "not server and not slow and not heavy"
 HOW = ("-n", "2", "--dist", "loadfile")
@@ -36,7 +36,7 @@ def module_name(path: str) -> str:
 
 
 def imported(source: str) -> set[str]:
-    """Return the dotted names that a module may import: modules, and names within modules."""
+    """Return the dotted names that a module may import: of modules, and of things in modules."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether the file is outside the virtual environments that tests create."""
+    """Return whether the file is outside of the virtual environments that tests create."""
     return not any(part.startswith(".") or part == "node_modules" for part in path.relative_to(ROOT).parts)
 
 

@@ -24,11 +24,11 @@ hypothesis_settings.register_profile(
 )
 hypothesis_settings.load_profile("antiphon")
 
-# The tests' servers load the same models on every machine.
+# With this, the tests' servers load the same models on every machine.
 os.environ.setdefault("ANTIPHON_PROFILE", "default")
-# The tests' servers have the same voices on every machine.
+# With this, the tests' servers have the same voices on every machine.
 os.environ.setdefault("ANTIPHON_FALLBACK_VOICE", "off")
-# Tests open sessions in quick succession, on busy machines. Tests about headroom turn it on.
+# No limit by headroom, because tests open sessions in quick succession on busy machines. Tests of headroom turn it on.
 os.environ.setdefault("ANTIPHON_HEADROOM", "false")
 
 SMALL, VOICE = "smollm2-135m-instruct", "hibari-heart"
@@ -43,7 +43,7 @@ class Recording:
     path: Path
     # The spoken text.
     text: str
-    # Its length.
+    # Its length in seconds.
     seconds: float
     # The manifest's kind of recording.
     kind: str
@@ -73,7 +73,7 @@ class Process:
     url: str
     popen: ForkedProcess
     log: Path
-    # A second SIGTERM ends a drain, or a process that already removed its handler.
+    # True after the first SIGTERM. A second one would end the drain, or a process that has removed its handler.
     is_leaving: bool = False
 
     @property
@@ -91,8 +91,8 @@ Serve = Callable[..., Process]
 class Servers:
     """Starts and stops server processes.
 
-    Each takes up to 1.4 GB, so most stop at the end of the module that started them. Servers that several modules share
-    (`keep`) stop at the end of all tests.
+    Each server takes up to 1.4 GB, so most servers stop at the end of the module that started them. Servers that
+    several modules share (`keep`) stop at the end of all tests.
     """
 
     def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -103,7 +103,7 @@ class Servers:
     def start(self, *flags: str, clean: bool = True, keep: bool = False) -> Process:
         """Start a server with these flags and wait until it is ready.
 
-        With `clean`, the server must not have logged an error or a traceback when `stop` ends it.
+        With `clean`, `stop` fails if the server has logged an error or a traceback.
         """
         log = self._paths.mktemp("serve") / "log.txt"
         if "--language-model" not in flags:
@@ -121,7 +121,7 @@ class Servers:
         raise AssertionError(f"the server did not start: {log.read_text()}")
 
     def stop(self, *, kept: bool) -> None:
-        """Stop all servers, then check each, so that a failed check does not leave others running."""
+        """Stop all servers, then check each, so that a failed check leaves no server running."""
         processes = [*self._started, *(self._kept if kept else ())]
         self._started.clear()
         for process in processes:
@@ -140,7 +140,7 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def started_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """The starter of server processes that all tests share."""
+    """Return the starter of server processes, which all tests share."""
     servers = Servers(tmp_path_factory)
     yield servers
     servers.stop(kept=True)
@@ -148,20 +148,20 @@ def started_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 
 @pytest.fixture(scope="module", autouse=True)
 def stop_processes(started_processes: Servers) -> Iterator[None]:
-    """Stop the servers that a module's tests started after the last of these tests."""
+    """Stop the servers that a module's tests started, after the module's last test."""
     yield
     started_processes.stop(kept=False)
 
 
 @pytest.fixture(scope="session")
 def serve(started_processes: Servers) -> Serve:
-    """Start servers with any flags; see `Servers.start`."""
+    """Return a function that starts a server with any flags; see `Servers.start`."""
     return started_processes.start
 
 
 @pytest.fixture(scope="session")
 def talker(serve: Serve) -> Process:
-    """A server with the small language model, which vLLM computes in `make engines`."""
+    """Return a server with the small language model. In `make engines`, vLLM computes that model."""
     if url := os.environ.get("ANTIPHON_TEST_VLLM"):
         return serve("--engine", f"vllm:{url}", "--language-model", os.environ["ANTIPHON_TEST_VLLM_FOLDER"], keep=True)
     return serve("--language-model", SMALL, keep=True)
@@ -169,21 +169,21 @@ def talker(serve: Serve) -> Process:
 
 @pytest.fixture(scope="session")
 def speaker(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
-    """A server with the speech synthesizer. Its timeouts are short, since tests wait for them."""
+    """Return a server with the speech synthesizer. Its timeouts are short, because tests wait for them."""
     flags = ("--config-timeout-s", "2", "--idle-timeout-s", "2", "--sessions-per-key", "250")
     return serve("--synthesizer", VOICE, *flags, keep=True)
 
 
 @pytest.fixture(scope="session")
 def server(serve: Serve) -> Process:
-    """The default server, which most tests use."""
+    """Return the default server, which most tests use."""
     return serve(keep=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start a server, which `make quick` excludes.
+    """Mark the tests that start a server, which `make quick` excludes, and run their modules first.
 
-    Their modules run first, so that both workers have short tests left at the end.
+    Short tests then come last, so that both workers finish at about the same time.
     """
     for item in items:
         if "serve" in getattr(item, "fixturenames", ()):

@@ -1,8 +1,8 @@
-"""Starts server processes by forking. Imports take 5 s of CPU time per process, and the tests start a hundred.
+"""Starts server processes by forking, because imports take 5 s of CPU time per process and the tests start a hundred.
 
-A process that has imported the servers' modules and has no threads forks each server. The fork gets its own arguments,
-environment and files, and runs the module like `python -m`; from then on it is an ordinary server. Tests of the command
-line itself start `python -m antiphon`.
+The forking process has imported the servers' modules and has no threads. Each server is a fork of it. The fork gets its
+own arguments, environment and files, and runs the module as `python -m` would. From then on it is an ordinary server.
+Tests of the command line itself start `python -m antiphon`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import IO
 
-# The imports of the tests' servers. The order matters: the command line sets variables that OpenMP reads when it loads.
+# What the tests' servers import. The order matters, because OpenMP reads variables when it loads, and the command line
+# sets them.
 PRELOADED = (
     "antiphon.cli.main",
     "antiphon.server.run",
@@ -37,7 +38,7 @@ MAX_REQUEST_BYTES = 1 << 20
 
 
 class ForkedProcess:
-    """A process that the forker started, with the methods of subprocess.Popen that tests use."""
+    """A forked process, with those methods of subprocess.Popen that tests use."""
 
     def __init__(self, pid: int, stdout: IO[str]) -> None:
         self.pid, self.stdout = pid, stdout
@@ -73,7 +74,7 @@ class ForkedProcess:
 
 
 class Forker:
-    """A handle of the process that forks."""
+    """A handle of the forking process."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -118,7 +119,7 @@ class Forker:
 
 @cache
 def forker() -> Forker:
-    """Return the forker of this process, which ends with this process."""
+    """Return this process's forker. It ends when this process ends."""
     return Forker()
 
 
@@ -126,7 +127,10 @@ def forker() -> Forker:
 
 
 def _serve(control: socket.socket) -> list[str] | None:
-    """Fork for each request. Returns the arguments in a fork, and None after the last request."""
+    """Fork for each request.
+
+    Returns the arguments in each fork, and None in the forking process after the last request.
+    """
     ends, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -170,7 +174,7 @@ def _become(request: dict[str, object], stdout: int, stderr: int) -> list[str]:
     os.environ.clear()
     os.environ.update(request["env"])  # type: ignore[call-overload]
     os.chdir(str(request["cwd"]))
-    # Applies code that hides or adds packages, as the interpreter would at its start.
+    # Runs the code that hides or adds packages, as the interpreter does when it starts.
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
     return list(request["arguments"])  # type: ignore[call-overload]
 

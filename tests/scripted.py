@@ -1,7 +1,7 @@
-"""A scripted transcriber and detector, for real sessions without a model. They are deterministic to the sample.
+"""A scripted transcriber and a scripted detector, for real sessions without a model. Both are exact to the sample.
 
-The audio itself carries the script. A sample's value is the number of the spoken word (x 0.001), or 0 in silence. The
-transcript is derived from the window, so lost, repeated or misplaced audio shows as wrong words.
+The audio itself carries the script. A sample's value is the number of the spoken word times 0.001, or 0 in silence. The
+transcript is derived from the window's audio, so lost, repeated or misplaced audio becomes wrong words.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORD_SAMPLES = 10 * FRAME
 
 
 def speech(first: int, count: int, silence_frames: int = 0) -> Pcm:
-    """Words number `first` on, 320 ms each, then silence."""
+    """Return words from number `first` on, 320 ms each, then silence."""
     words = np.repeat(np.arange(first, first + count), WORD_SAMPLES).astype(np.float32) * 0.001
     return np.concatenate((words, np.zeros(silence_frames * FRAME, np.float32)))
 
@@ -54,8 +54,8 @@ def heard(pcm: Pcm) -> list[tuple[int, int, int]]:
 class ScriptedTranscriber:
     """Transcribes the words that the audio encodes.
 
-    It raises for windows that contain the word `fail`, and awaits `gate` before each decode. `limits` are the limits of
-    its tuning.
+    It raises an error for a window that contains the word `fail`. If `gate` is set, it awaits the gate before each
+    decode. `limits` are the limits of its tuning.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ScriptedTranscriber:
         spans = heard(window.pcm)
         if self.fail in [n for n, *_ in spans]:
             raise ModelError("scripted failure")
-        # Like a real model, it does not recognize a word of which less than half is in the window.
+        # As with a real model, a word is not recognized if less than half of it is in the window.
         whole = [s for s in spans if s[2] - s[1] >= WORD_SAMPLES // 2]
         new = [s for s in whole if s[0] not in window.prefix]
         pieces = tuple(HypothesisWord(f" w{n}", (n,), 1.0) for n, *_ in new)
@@ -153,12 +153,12 @@ class ScriptedDetector:
         return ScriptedStream()
 
 
-# Words below OTHERS belong to one voice, the others to another.
+# Words with numbers below OTHERS belong to one voice, all others to another voice.
 OTHERS = 200
 
 
 class ScriptedVoices:
-    """Recognizes speakers by the numbers of their words, or raises if `fails` is set."""
+    """Recognizes speakers by the numbers of their words. It raises an error if `fails` is set."""
 
     profile = SpeakerProfile("scripted", 2, 0.5, (VoiceThreshold(0.1, 0.4, 0.6),))
 

@@ -1,6 +1,7 @@
-"""The example of docs/add-a-dialect.md works as written, in a copy of the package that is served.
+"""The example of docs/add-a-dialect.md works as written: a server runs a copy of the package with it.
 
-A block of the page that begins with `# path` is that file. The block for the table of dialects is a line of the table.
+A block of the page whose first line is `# path` is the content of that file. The block for the table of dialects is a
+line of the table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The examples of docs/add-a-model.md work as written, each in a copy of the package.
 
-A block of the page that begins with `# path` is that file. A block for the table of adapters is a line of the table.
+A block of the page whose first line is `# path` is the content of that file. A block for the table of adapters is a
+line of the table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ EXAMPLES = ("keypad", "base_lm")
 
 
 def blocks(name: str) -> tuple[dict[str, str], list[str]]:
-    """Return the files of an example by path, and its lines of the table of adapters."""
+    """Return the files of an example by their paths, and its lines of the table of adapters."""
     found = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     files = {path: text for path, text in found if f"/{name}/" in path or path.endswith(f"/test_{name}.py")}
     return files, [text for path, text in found if path == TABLE and f'"{name}"' in text]

@@ -1,4 +1,4 @@
-"""The paths, functions and classes that the pages about the code name exist, and the map is complete."""
+"""Paths, functions and classes that the pages about the code mention exist, and the map of the folders is complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LINES, MAX_COLUMNS = 250, 120
 
 CODE = re.compile(r"`([^`\n]+)`")
 FOLDER_OR_MODULE = re.compile(r"[\w./-]*(?:/|\.py|\.md)")
-# A module followed by names in brackets: `path.py` (`name`, `Class.name`).
+# A path with names in brackets after it: `path.py` (`name`, `Class.name`).
 NAMES_OF = re.compile(r"`([\w./-]+\.py)`\s+\(((?:`[\w.]+`(?:,\s+)?)+)\)")
 CLASS = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z][A-Za-z0-9]*)+(?:\.\w+)*")
 

@@ -1,4 +1,4 @@
-"""Shared parts of benchmarks: percentiles, tables, sections that are written one by one, helper processes."""
+"""Shared parts of benchmarks: percentiles, tables, sections that are saved one by one, helper processes."""
 
 from __future__ import annotations
 

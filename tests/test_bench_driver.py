@@ -21,7 +21,7 @@ VAD = {"type": "server_vad"}
 
 
 def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Decorate a test to run in a new event loop."""
+    """Decorate a test so that it runs in a new event loop."""
 
     @functools.wraps(test)
     def run() -> None:
@@ -31,14 +31,14 @@ def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 class Wire:
-    """A link that yields the test's events and records the messages that are sent."""
+    """A link that yields the test's events, and records what is sent over it."""
 
     def __init__(self) -> None:
         self.sent: list[Mapping[str, Any]] = []
         self.given: asyncio.Queue[dict[str, Any] | SessionEnded] = asyncio.Queue()
 
     def start(self) -> None:
-        """Do nothing, since there is no connection."""
+        """Do nothing, because there is no connection."""
 
     async def send(self, message: Mapping[str, Any]) -> None:
         self.sent.append(message)
@@ -50,11 +50,11 @@ class Wire:
         return found
 
     async def close(self) -> None:
-        """Do nothing, since nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 def wired(session: Session, *events: dict[str, Any] | SessionEnded) -> Wire:
-    """Replace the session's link by a wire whose events arrive at once."""
+    """Replace the session's link by a Wire whose events arrive at once."""
     session.link = wire = Wire()  # type: ignore[assignment]
     for event in events:
         wire.given.put_nowait(event)

@@ -1,4 +1,4 @@
-"""How benchmarks judge answers to questions, tool calls, and answers that begin in a pause."""
+"""How benchmarks judge answers to questions, function calls, and answers that begin in a pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures that `make compare` compares: the better direction of each, and regressions."""
+"""The figures that `make compare` compares: which direction of each is better, and what counts as a regression."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "antiphon"
 RECORDED = ROOT / "tests" / "traces" / "recorded"
 
-# Folder or module below src/antiphon -> the pages that describe it together.
+# Each folder or module below src/antiphon, with the pages that together describe it.
 SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/negotiation.py": ("index",),
     "protocols/resume.py": ("index",),
@@ -62,7 +62,7 @@ INTERNAL = {
     # Internal choices for a request during a response, which are not sent.
     *("wait", "cut"),
 }
-# Prefixes of an error's `param`, which are not names by themselves: `session.audio.input`.
+# Prefixes of an error's `param`, which are not fields by themselves, as in `session.audio.input`.
 OLDER_PARAMS = "session.input_audio_", "session.turn_detection", "session.type", "session.include"
 NAME = re.compile(r"[a-z][a-z0-9]*(?:[._][a-z0-9]+)*")
 
@@ -91,7 +91,7 @@ def says(text: str, name: str) -> bool:
 
 
 def names(tree: ast.Module) -> dict[str, int]:
-    """Names that the module's strings and messages have, and where: lower-case words, joined by `_` or `.`."""
+    """Return the names (lower-case words joined by `_` or `.`) in strings and messages, each with its line."""
     found: dict[str, int] = {}
     ignored = {id(node) for node in _not_names(tree)}
     for node in ast.walk(tree):
@@ -107,7 +107,7 @@ def names(tree: ast.Module) -> dict[str, int]:
 
 
 def _not_names(tree: ast.Module) -> Iterator[ast.AST]:
-    """Docstrings, parts of longer strings, and what an error's `param` is."""
+    """Return the strings that are not names: docstrings, parts of longer strings, and an error's `param`."""
     for node in ast.walk(tree):
         match node:
             case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -126,7 +126,10 @@ def _is_path(node: ast.AST) -> bool:
 
 
 def _makes_message(call: ast.Call) -> bool:
-    """A call with a message's type, as its `type` or its first argument: its keywords are the message's fields."""
+    """Return whether a call makes a message, with its type as `type` or as first argument.
+
+    Its keywords are then fields.
+    """
     first = call.args[0] if call.args else None
     return any(k.arg == "type" for k in call.keywords) or isinstance(first, ast.JoinedStr) or _is_path(first or call)
 
@@ -151,7 +154,7 @@ def test_every_dialect_has_a_page() -> None:
     assert {name for names in SOURCES.values() for name in names} == {p.stem for p in PAGES.glob("*.md")}
 
 
-# Messages that a client may send, with the page that documents them.
+# Messages that a client may send, each with the page that documents it.
 MESSAGES: dict[str, Any] = {
     "vllm-realtime": VllmMessage,
     "openai-transcription": TranscriptionMessage,
@@ -175,7 +178,7 @@ def test_every_event_of_a_client_is_documented(name: str, event: str) -> None:
 
 # --- recorded traces
 
-# Objects that clients and models fill in. Their keys are not the server's.
+# Objects whose keys clients or models choose, not the server.
 FREE = {"parameters", "metadata", "payload", "arguments", "sha256"}
 SHARED = ("index",)
 REALTIME = ("openai-realtime", "openai-transcription", "vllm-realtime")
@@ -204,7 +207,7 @@ def pages_of(url: str) -> tuple[str, ...]:
         path = "/v1/duplex"
     if path == "/v1/realtime" and "mode" in query:
         path = "/v1/omni"
-    # Any session can be resumed at /v1/realtime.
+    # A session of any kind can be resumed at /v1/realtime.
     more = BY_PATH["/v1/duplex"] if "resume" in query else ()
     return (*SHARED, *more, *(REALTIME if path == "/v1/realtime" else BY_PATH.get(path, ())))
 
@@ -223,7 +226,7 @@ def keys(value: Any) -> Iterator[str]:
 
 def sent(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Return the server's JSON messages in a trace, each with its URL."""
-    # URLs by socket. Requests and the first socket have no number.
+    # URLs by the number of the socket. Requests and the first socket have no number.
     urls: dict[int | None, str] = {}
     asked = ""
     for line in lines:
@@ -241,7 +244,7 @@ def sent(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any
 @pytest.mark.parametrize("trace", sorted(file.stem for file in RECORDED.glob("*.jsonl")))
 def test_every_frame_of_the_traces_is_documented(trace: str) -> None:
     lines = [json.loads(line) for line in (RECORDED / f"{trace}.jsonl").read_text(encoding="utf-8").splitlines()]
-    # Traces contain the same frames many times.
+    # Skips repeated frames, because traces contain the same frames many times.
     names = {(url, frame.get("type"), key) for url, frame in sent(lines) for key in (None, *keys(frame))}
     for url, kind, key in names:
         text = "\n".join(page(name) for name in pages_of(url))
@@ -263,7 +266,7 @@ def headings(text: str) -> list[str]:
 @pytest.mark.parametrize("name", sorted(p.stem for p in PAGES.glob("*.md") if p.stem != "index"))
 def test_the_pages_have_one_shape(name: str) -> None:
     parts = [part for h in headings(page(name)) for part in SHAPE if h.startswith(part)]
-    # If several dialects share a page, each has these parts.
+    # The parts that each dialect has on a page that several dialects share.
     assert parts == list(SHAPE) * (len(parts) // len(SHAPE))
     assert parts
 

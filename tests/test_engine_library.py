@@ -1,4 +1,4 @@
-"""The example of docs/engine-library.md runs as written, and each request continues the previous one."""
+"""The example of docs/engine-library.md runs as written, and each of its requests continues the one before."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.engine.local import tiny
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "engine-library.md"
-# In 32 bits, so that the most likely tokens equal those of full forward passes.
+# In float32, so that the most likely tokens equal those of full forward passes.
 LOAD, FP32 = 'load_model(Path("checkpoint"))', 'load_model(Path("checkpoint"), weights="fp32")'
 PROMPTS = ([1, 2, 3], [4, 5], [6, 7, 8])
 
 
 def likeliest(rows: list[int], count: int) -> list[int]:
-    """Return the tokens that follow these, computed by full forward passes of the model."""
+    """Return the most likely tokens after these, computed by full forward passes of the model."""
     model, found = tiny.model("qwen3"), list[int]()
     with torch.inference_mode():
         for _ in range(count):

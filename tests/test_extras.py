@@ -1,6 +1,6 @@
-"""Without its extras, the package transcribes, and its errors name what to install for other features.
+"""Without its extras, the package transcribes, and for other features its errors name what to install.
 
-These tests hide the packages from the interpreter. `make packages` tests environments without the packages.
+These tests hide packages from the interpreter. `make packages` uses environments that do not have them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.conftest import DATA, SMALL
 
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "docs" / "packages.md"
-# A program that hides the packages of some extras, and runs the command with its arguments.
+# A program that hides the packages of some extras, and then runs the command with its arguments.
 COMMAND = """
 import sys
 
@@ -98,7 +98,7 @@ def test_nothing_says_to_install_a_package_that_is_not_published() -> None:
 
 
 def test_the_client_alone_needs_what_its_page_says() -> None:
-    """Hides every other package of the base installation, and those of the extras."""
+    """All packages of the extras are hidden, and all packages of the base installation that the page does not name."""
     (needed,) = re.findall(r"^pip install ([a-z ]+) && pip install --no-deps \.$", CLIENT.read_text(), re.MULTILINE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     base = {re.split(r"[\[<>=]", line)[0] for line in project["dependencies"]}

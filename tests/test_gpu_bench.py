@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def measure(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run bench/gpu.sh as a user does, with results in a folder."""
+    """Run bench/gpu.sh as a user does, with its results in a folder."""
     command = [str(ROOT / "bench" / "gpu.sh"), "--dry-run", "--out", str(folder), *flags]
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""The tables of docs/gpu.md equal the output of bench/gpu_memory.py, which counts KV like the engine."""
+"""docs/gpu.md has the tables that bench/gpu_memory.py prints, and the script counts KV as the engine does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A PyTorch image with bench/gpu-requirements.txt is enough for the engine, the torch models and the server.
 
-The test imports all modules with the oldest supported `transformers`, and without the dependencies that neither the
-image nor the file has. NEED_MORE lists the modules that need one of these. Other modules import them only when needed.
+All modules are imported with the oldest supported `transformers`, and without the dependencies that neither the image
+nor the file has. NEED_MORE lists the modules that cannot be imported this way. Other modules import these dependencies
+only when they use them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OLDEST = ROOT / "build" / "oldest-transformers"
-# The dependencies in an image with PyTorch, transformers and ONNX Runtime.
+# Dependencies that an image with PyTorch, transformers and ONNX Runtime already has.
 IMAGE = {
     "accelerate",
     "anyio",
@@ -37,7 +38,7 @@ IMAGE = {
     "torch",
     "transformers",
 }
-# The other dependencies, with the names under which they are imported.
+# All other dependencies, under the names by which they are imported.
 MISSING = {
     "aiortc": "aiortc",
     "av": "av",
@@ -60,7 +61,7 @@ NEED_MORE = {
     "antiphon.cli.watch",
     # Ray is an extra.
     "antiphon.cluster.ray_app",
-    # Only CUDA builds of torch include Triton.
+    # Triton is only in CUDA builds of torch.
     "antiphon.engine.local.kernels.paged",
     "antiphon.transports.webrtc",
 }
@@ -81,7 +82,7 @@ for module in pkgutil.walk_packages(antiphon.__path__, "antiphon."):
 
 
 def _names(lines: list[str]) -> set[str]:
-    """Return the distributions that requirement lines name."""
+    """Return the names of the distributions in requirement lines."""
     found = (re.match(r"[A-Za-z0-9-]+", line) for line in lines)
     return {match[0] for match in found if match}
 
@@ -89,7 +90,7 @@ def _names(lines: list[str]) -> set[str]:
 def test_the_image_and_the_file_have_all_dependencies_but_these() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     carried = (ROOT / "bench" / "gpu-requirements.txt").read_text(encoding="utf-8").splitlines()
-    # A GPU machine needs no packages for terminals.
+    # A GPU machine does not need the packages for terminals.
     extras = project["optional-dependencies"]
     everything = [
         *project["dependencies"],

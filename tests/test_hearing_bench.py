@@ -24,7 +24,7 @@ def final(*turns: str) -> Heard:
 
 
 def test_difference_is_paired():
-    # Two systems with errors on the same clips differ in only one clip, although the clips vary widely.
+    # Two systems make errors on the same clips and differ on only one clip, although the clips themselves vary widely.
     found = difference([(9, 9), (0, 0), (5, 5), (1, 0)], [10, 10, 10, 10])
     assert found.points == pytest.approx(2.5)
     assert found.low == 0.0

@@ -1,4 +1,4 @@
-"""Limits for the host's cost per additional session in a step, which `antiphon bench host` counts on tiny models."""
+"""Limits of what a further session in a step costs the host, which `antiphon bench host` counts with tiny models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout: which rooms may import which, which rooms are pure, and the size limits of files and folders."""
+"""The layout: which rooms may import which, which rooms are pure, and how large files and folders may be."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BELOW_SERVER = BELOW_MODELS | {
     "store",
     "turns",
 }
-# Room -> the rooms that it may import in addition to itself. A room is a folder of the package, or a module in its
+# Each room, with the other rooms that it may import. A room is a folder of the package, or a module in the package's
 # root.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -72,11 +72,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "admission": {"errors"},
     "certify": {"admission", "audio", "errors"},
 }
-# The package itself and `python -m antiphon` only delegate to rooms.
+# The package itself and `python -m antiphon`, which only call rooms.
 UNRULED = {"__init__", "__main__"}
-# Rooms whose folders must not import each other, with the shared folders that all of them may import.
+# Rooms whose folders must not import each other. The value has the shared folders that all of them may import.
 SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime"}}
-# Rooms without I/O, clocks or an event loop.
+# Rooms that do no I/O, and use neither a clock nor an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "state_machine", "text", "turns", "vision"}
 PURE_FILES = (
     {"engine/api.py", "engine/generation.py", "engine/rows.py"}
@@ -84,8 +84,8 @@ PURE_FILES = (
     | {f"transports/{name}.py" for name in ("journal", "lifecycle")}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
-# Code that may use anyio's threads and the event loop's default executor. They are for the server's own work, so that
-# no client can fill them. Work for clients runs in threads that each API key has to itself.
+# Code that may use anyio's threads and the event loop's default executor. These threads are for the server's own work,
+# so that no client can occupy them all. Work for clients runs in threads that belong to one API key.
 OWN_THREADS = (
     "cli/",
     "client/",
@@ -141,7 +141,7 @@ def own_imports(path: Path) -> list[tuple[str, ...]]:
 
 
 def named_imports(path: Path) -> list[tuple[str, ...]]:
-    """The names that it imports from this package's modules, each as a path of its module and the name."""
+    """Return the names that it imports from modules of this package, each as the module's path and the name."""
     nodes = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.ImportFrom)]
     found = [(*(n.module or "").split("."), a.name) for n in nodes for a in n.names]
     return [parts[1:] for parts in found if parts[0] == "antiphon"]
@@ -177,7 +177,7 @@ def test_loading_knows_no_adapter_by_name(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_models_know_engines_by_the_contract(path: Path) -> None:
-    """Only modules that create a local engine name its class, and no module names its sessions."""
+    """Only modules that create a local engine name its class. No module of a model names the engine's sessions."""
     if room(path.relative_to(SRC).parts) == "engine":
         return
     named = {theirs[3] for theirs in named_imports(path) if theirs[:3] == ("engine", "local", "engine")}
@@ -196,7 +196,7 @@ def test_pure_rooms_do_no_io(path: Path) -> None:
 def test_the_work_of_clients_is_done_in_threads_that_keys_share(path: Path) -> None:
     if not relative(path).startswith(OWN_THREADS):
         assert "anyio.to_thread" not in imports(path)
-        # Nor the event loop's default executor.
+        # The same for the event loop's default executor.
         assert "asyncio.to_thread(" not in path.read_text(encoding="utf-8")
 
 
@@ -221,7 +221,7 @@ def test_a_folder_holds_at_most_sixteen_modules() -> None:
     assert {relative(folder): count for folder, count in folders.items() if count > MAX_MODULES} == {}
 
 
-# Limits at the current values of figures that should not grow. Limits are only ever lowered.
+# Limits for figures that should not grow, at their current values. They are lowered, never raised.
 MAX_OF = {
     "dict[str, Any]": 11,
     "untyped maps": 168,
@@ -243,7 +243,7 @@ def is_untyped_map(node: ast.AST) -> bool:
 
 
 def map_names(tree: ast.Module) -> set[str]:
-    """Return the names that a module gives to untyped maps, or to unions and containers of them."""
+    """Return the names that a module gives to untyped maps, and to unions and containers of them."""
     given = [n for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign) and n.value]
     types = [n for n in given if isinstance(n.value, ast.Subscript | ast.BinOp)]
     named = [n for n in types if any(map(is_untyped_map, ast.walk(n.value)))]
@@ -251,7 +251,7 @@ def map_names(tree: ast.Module) -> set[str]:
 
 
 def untyped_maps(tree: ast.Module, names: set[str]) -> list[str]:
-    """Maps whose values may be anything: as types, as maps without types, and by `names` that modules gave them."""
+    """Return the maps whose values may be anything: written as types, as maps without types, or by one of `names`."""
     annotations = [getattr(n, name, None) for n in ast.walk(tree) for name in ("annotation", "returns")]
     parts = [part for a in annotations if isinstance(a, ast.AST) for part in ast.walk(a)]
     typed = {id(part.value) for part in parts if isinstance(part, ast.Subscript)}
@@ -263,7 +263,7 @@ def untyped_maps(tree: ast.Module, names: set[str]) -> list[str]:
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
-    """Return the fields of a class that has methods, and the attributes of `self` that these set."""
+    """Return the fields of a class that has methods, and the attributes of `self` that its methods set."""
     if not any(isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) for n in node.body):
         return set()
     fields = {n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}

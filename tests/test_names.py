@@ -20,7 +20,7 @@ from antiphon.events.video import VideoCommand, VideoEvent
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "antiphon"
 SOURCES = sorted(SRC.rglob("*.py"))
-# Virtual environments of third-party clients are inside the tests' folders.
+# Folders of tests that contain virtual environments of third-party clients.
 TESTS = sorted(p for p in (ROOT / "tests").rglob("*.py") if not any(part.startswith(".") for part in p.parts))
 COMMANDS = (TranscriptionCommand, SpeechCommand, ConversationCommand, DuplexCommand, VideoCommand)
 EVENTS = (TranscriptionEvent, SpeechEvent, ConversationEvent, DuplexEvent, VideoEvent)
@@ -28,7 +28,7 @@ VERBS = (
     *("Acknowledge", "Append", "Ask", "BargeIn", "Cancel", "Clear", "Commit", "Configure", "Create", "Delete"),
     *("Finish", "Flush", "Hold", "Retrieve", "Signal", "Skip", "Truncate"),
 )
-# An event reports what happened, or is a piece of an output.
+# Endings of an event's name. An event reports what happened, or is a piece of an output.
 PAST = ("ed", "Began", "Done", "Taken", "Ending")
 PIECES = ("Delta", "Partial", "Audio")
 
@@ -83,7 +83,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
 
 
 def foreign_private_accesses(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and name of each `thing._name` where `thing` is not the object or class itself."""
+    """Yield the line and the name of each `thing._name` in which `thing` is not `self` or `cls`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")

@@ -1,4 +1,4 @@
-"""The pictures of the pages, which are text (Mermaid): what they name and draw is what the code has."""
+"""The pictures of the pages (Mermaid text) name and draw only what is in the code."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PICTURE = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PICTURES = [(page, text) for page in PAGES for text in PICTURE.findall(page.read_text(encoding="utf-8"))]
 CLASS = re.compile(r"\b[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+\b")
-# Words of the drawing language, and names of the outside world.
+# Words of Mermaid itself, and names of things outside of the code.
 NOT_OURS = {"WebSocket"}
-# Rooms that nearly all others import: their arrows would hide the rest.
+# Rooms that nearly all others import. They are not drawn, because their arrows would hide the rest.
 NOT_DRAWN = {"shares", "settings", "web"}
 
 
 def picture(page: str, kind: str) -> str:
-    """The first picture of a kind on a page."""
+    """Return the first picture of this kind on a page."""
     return next(text for path, text in PICTURES if path == ROOT / page and text.startswith(kind))
 
 
 def arrows(text: str) -> set[tuple[str, str]]:
-    """The arrows of a flowchart: `a & b --> c & d` are four."""
+    """Return the arrows of a flowchart. `a & b --> c & d` stands for four."""
     found = set[tuple[str, str]]()
     for line in text.splitlines():
         if "-->" in line:

@@ -1,6 +1,6 @@
 """The examples of README.md and of the pages for users run as written, against a real server.
 
-The tests replace only the server's address. The examples of a page run in order in one folder, because later examples
+The tests change only the server's address. The examples of a page run in order in one folder, because later examples
 use files of earlier ones.
 """
 
@@ -30,7 +30,7 @@ LANGUAGE_MODEL = "qwen2.5-coder-0.5b-instruct"
 PAGES = ("README.md", "docs/use.md", "docs/client.md", "docs/coming-from.md")
 ALL_PAGES = (*PAGES, "CONTRIBUTING.md", "docs/index.md", "docs/measured.md")
 CLIENTS = ROOT / "tests" / "clients"
-# A call in a page -> the driver of `make clients` in which an unmodified client makes the same call.
+# Each call in a page, with the driver of `make clients` that makes the same call with an unmodified client.
 PROVEN = {
     "OpenAIRealtimeLLMService": "drive_pipecat.py",
     "RealtimeModel": "drive_livekit.py",
@@ -58,13 +58,13 @@ WRITTEN = {
     "docs/client.md": ("story.wav", "answer.wav"),
     "docs/coming-from.md": (),
 }
-# The commands that the tests run. Others wait for a camera, a terminal or the end of the server.
+# The commands that the tests run. All others wait for a camera, for a terminal, or for the end of the server.
 RUN = ("say", "transcribe", "chat", "talk")
 CURL = shutil.which("curl")
 SHELL = (
     f'antiphon() {{ {shlex.quote(sys.executable)} -m antiphon "$@"; }}; curl() {{ command curl -sS --fail "$@"; }}\n'
 )
-# Ends an example that hangs. All examples take far less time.
+# Seconds after which an example is ended. No example takes nearly as long unless it hangs.
 LIMIT_S = 300
 
 
@@ -79,26 +79,26 @@ def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
 
 
 def commands(code: str) -> list[str]:
-    """Return the command lines of a shell block, with continued lines joined."""
+    """Return the command lines of a shell block. Continued lines are joined."""
     return [line for line in code.replace("\\\n", " ").splitlines() if line.strip()]
 
 
 @pytest.fixture(scope="module")
 def everything(serve: Serve) -> Process:
-    """A server with the default models."""
+    """Return a server with the default models."""
     return serve("--language-model", LANGUAGE_MODEL, "--synthesizer", VOICE)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that looks like the repository's root to the examples."""
+    """Return a folder that looks to the examples like the root of the repository."""
     for name in ("docs", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
 def run(command: list[str], code: str, server: Process, folder: Path) -> str:
-    """Return the output of an example that runs with the server's address instead of the written one."""
+    """Run an example with the server's address instead of the written one. Return its output."""
     done = done_with(command, code, server, folder)
     assert done.returncode == 0, f"{code}\n{done.stderr}"
     return done.stdout
@@ -199,7 +199,7 @@ def test_what_is_to_be_changed_is_what_the_drivers_do(diff: str) -> None:
 
 
 def mentions(page: str, program: str) -> list[list[str]]:
-    """The words of every `program …` in the page's code, inline and fenced."""
+    """Return the words of every `program …` in the page's code, both inline and in fenced blocks."""
     text = text_of(page)
     inline = re.findall(rf"`({program} [^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
     fenced = [

@@ -1,4 +1,4 @@
-"""Roles have names for the program, names for users, and accepted aliases."""
+"""Each role has a name for the program, a name for users, and aliases that are accepted."""
 
 from __future__ import annotations
 

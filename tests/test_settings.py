@@ -1,4 +1,4 @@
-"""Settings: the precedence of their sources, their validation, and their page in the docs."""
+"""Settings: which source wins, how values are checked, and the page that lists them."""
 
 from __future__ import annotations
 

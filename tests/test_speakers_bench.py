@@ -46,7 +46,7 @@ def test_turns_share_no_sample_and_there_are_as_many_of_each_length() -> None:
     assert {length_s: counted.count(length_s) for length_s in LENGTHS_S} == dict.fromkeys(LENGTHS_S, MOST_TURNS)
     for turn, following in pairwise(turns):
         assert turn.pcm[-1] < following.pcm[0]
-    # A short recording yields shorter turns.
+    # A short recording yields turns that are shorter.
     assert [turn.length_s for turn in cut([speech[: 5 * SAMPLE_RATE_HZ]])] == [2.0, 1.0, 2.0]
 
 
@@ -78,7 +78,7 @@ def test_a_user_is_enrolled_with_other_speech_than_is_judged() -> None:
         assert apart == is_apart
         assert len(enrolled) == most
         assert enrolled.max() < min(pcm.min() for pcm in rest)
-    # If there is too little of the voice, all of it counts as another voice.
+    # With too little speech of the voice, all of it counts as another voice.
     enrolled, rest, _ = asyncio.run(parted([speech[: 6 * SAMPLE_RATE_HZ]], ScriptedDetector()))
     assert (len(enrolled), sum(map(len, rest))) == (0, 6 * SAMPLE_RATE_HZ)
 

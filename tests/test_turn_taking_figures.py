@@ -40,7 +40,7 @@ def test_a_voice_begins_behind_a_breath_and_a_click():
     breath, click = tone(0.3, -50), tone(0.03, -20)
     pcm = np.concatenate([quiet(0.2), breath, quiet(0.1), click, quiet(0.2), tone(1.0, -26)])
     assert voice_onset_s(pcm) == pytest.approx(0.83, abs=0.011)
-    # With the low threshold of the data's manifest, the breath would count as speech.
+    # The low threshold of the data's manifest would take the breath for speech.
     assert voice_onset_s(pcm, 35) == pytest.approx(0.2, abs=0.011)
 
 
@@ -81,7 +81,7 @@ def test_ducks_that_end_in_an_interruption_are_not_counted():
 
 
 def test_intervals_of_shares_are_wilsons():
-    # Newcombe 1998, table I: the intervals of 81 of 263, and of 0 of 20.
+    # Table I of Newcombe 1998: the intervals of 81 of 263, and of 0 of 20.
     assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
     assert wilson(0, 0) == (0.0, 1.0)
@@ -89,7 +89,7 @@ def test_intervals_of_shares_are_wilsons():
 
 
 def test_intervals_of_rates_are_poissons():
-    # The exact interval for 10 events is 4.80 to 18.39, and for none 0 to 3.69.
+    # The exact intervals are 4.80 to 18.39 for 10 events, and 0 to 3.69 for none.
     assert rate_interval(10, 1.0) == pytest.approx((4.80, 18.39), abs=0.03)
     assert rate_interval(0, 2.0) == pytest.approx((0.0, 3.69 / 2), abs=0.03)
     assert rate_interval(0, 0.0)[1] == math.inf

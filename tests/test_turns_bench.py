@@ -1,4 +1,4 @@
-"""The fit of the end-of-turn model: fitted and tested speakers are disjoint, and its table can be reproduced."""
+"""The fit of the end-of-turn model: no speaker is both fitted and tested, and the table can be computed again."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def pause(length_s: float | None, complete: float = 0.5, text: str = "Yes.", spe
 
 
 def test_no_speaker_is_on_both_sides(pauses):
-    # All pauses of a speaker are on the same side, also in recordings with an inserted pause. A corpus that does not
-    # distinguish its speakers is wholly on one side.
+    # All pauses of a speaker are on the same side, including those in recordings with an inserted pause. So are all
+    # pauses of a corpus that does not tell its speakers apart.
     sides = {}
     for p in pauses:
         recording = p.recording.removesuffix("+pause")

@@ -43,7 +43,7 @@ def main() -> int:
         report = Report(args.out, dry=args.dry_run, engine=({} if args.dry_run else GPU_STEPS) | args.engine)
     except ValueError as error:
         parser.error(str(error))
-    # On SIGTERM, ends the current section with all its processes before this one.
+    # Handles SIGTERM, so that the current section and all of its processes end before this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not args.only:
         names = [name for name in names if not report.measured(name)]
@@ -51,7 +51,10 @@ def main() -> int:
 
 
 def _fields(text: str) -> dict[str, int | str]:
-    """Parse fields of EngineSettings: `kv_layout=paged,prefill_rows=512`. Raises ArgumentTypeError for other fields."""
+    """Parse fields of EngineSettings: `kv_layout=paged,prefill_rows=512`.
+
+    Raises ArgumentTypeError for unknown fields.
+    """
     found: dict[str, int | str] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

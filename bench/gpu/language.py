@@ -1,8 +1,8 @@
-"""A language model with Qwen3-8B's dimensions: on the engine, with each of its settings, and in vLLM.
+"""A language model with Qwen3-8B's dimensions: on the engine, with each of the engine's settings, and in vLLM.
 
-A turn is TURN_ROWS rows after a long conversation that is already in the KV, as at a conversation's 150th turn. `first
+A turn adds TURN_ROWS rows to a long conversation that is already in the KV, as at a conversation's 150th turn. `first
 token` is the time from the turn's arrival to its first token. `tokens a second` is the rate of all sessions together
-after that. `agreement` is whether the engine generates the same tokens on the GPU as on the CPU, with each of its
+from then on. `agreement` tells whether the engine generates the same tokens on the GPU as on the CPU, for each of its
 settings.
 """
 
@@ -28,12 +28,12 @@ from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 
 TURN_ROWS = 64
-# Device memory reserved for activations and logits.
+# Bytes of device memory reserved for activations and logits.
 SPARE_BYTES = 10 << 30
-# The model's recommended sampling without thinking (generation_config.json).
+# The sampling that Qwen recommends for the model without thinking (generation_config.json).
 SAMPLING = Sampling(temperature=0.7, top_k=20, top_p=0.8, seed=1)
-# For `agreement`: the rows of each session, which also identify it; the tokens of each turn; and the rows to which the
-# KV is rolled back before the second turn.
+# For `agreement`: the number of rows of each session, which also identifies it; the number of tokens of each turn; and
+# the number of rows to which the KV is rolled back before the second turn.
 LENGTHS, TOKENS, KEPT = (3, 17, 64, 200, 511, 1025), 48, 3
 
 
@@ -43,14 +43,14 @@ def name(plan: Plan) -> str:
 
 
 def loads(plan: Plan) -> list[tuple[int, int, int]]:
-    """Return (rows, sessions, tokens of each) of the measured loads, the most significant first."""
+    """Return (rows, sessions, tokens of each session) for every load to measure, the most important load first."""
     if plan.dry:
         return [(192, 1, 4), (64, 2, 4)]
     return [(45_000, 1, 64), (2000, 64, 64), (2000, 1, 64), (2000, 16, 64), (45_000, 16, 64)]
 
 
 def engine_settings(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the engine settings to compare by name: all that the engine has, or only the plan's."""
+    """Return the engine settings to compare, by name: those of the plan, or else every setting that the engine has."""
     known = {f.name for f in dataclasses.fields(EngineSettings)}
     if "kv_layout" not in known or "kv_layout" in plan.engine:
         shapes = plan.engine.get("decode_shapes", "")
@@ -66,14 +66,14 @@ def engine_settings(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def engine(plan: Plan, recorder: Recorder) -> None:
-    """The section `lm`: each of the engine settings under each load."""
+    """The section `lm`: each of the engine settings, under each load."""
     for label, settings in engine_settings(plan).items():
         with recorder.part(label):
             asyncio.run(_measure_engine(plan, recorder, label, settings))
 
 
 def new_engine(plan: Plan, **settings: Any) -> LocalEngine:
-    """Return an engine with the model, with the remaining memory as KV."""
+    """Return an engine with the model. Its KV takes the memory that remains."""
     size, dtype, device = *plan.pick(("tiny", torch.float32), ("8B", torch.bfloat16)), torch.device(plan.device)
     model = language_model(size, plan.device, dtype)
     room = 64 << 20 if plan.dry else torch.cuda.mem_get_info()[0] - SPARE_BYTES
@@ -85,7 +85,7 @@ async def _measure_engine(plan: Plan, recorder: Recorder, label: str, settings: 
     with closing(new_engine(plan, **settings)) as model:
         row_bytes = model.scheduler.cache.storage.row_bytes
         for rows, sessions, num_tokens in loads(plan):
-            # The conversation from which the sessions are forked holds its rows, too.
+            # One more session, because the conversation from which the others are forked keeps its rows.
             room = model.settings.kv_bytes // ((rows + 2 * TURN_ROWS + num_tokens + 64) * row_bytes) - 1
             count = min(sessions, room)
             if count < 1 or (count < sessions and (rows, count) in {(r, s) for r, s, _ in loads(plan)}):
@@ -107,7 +107,7 @@ async def _measure_load(
     sessions = [await base.fork() for _ in range(count)]
     base.close()
     for number, session in enumerate(sessions):
-        # The first row of its own gives a session its own KV.
+        # A session gets a KV of its own with the first row that it does not share.
         session.append(tokens(model, TURN_ROWS, 1 + number))
     await asyncio.gather(*(session.settle() for session in sessions))
     began = time.perf_counter()
@@ -122,7 +122,7 @@ async def _measure_load(
 
 
 async def turn(session: Session, ids: list[int], num_tokens: int) -> tuple[float, float]:
-    """Take a turn. Returns the times of its first and its last token."""
+    """Take a turn. Return the times of its first and last token."""
     first = 0.0
     session.append(ids)
     async with aclosing(session.generate(dataclasses.replace(SAMPLING, max_tokens=num_tokens))) as made:
@@ -132,24 +132,24 @@ async def turn(session: Session, ids: list[int], num_tokens: int) -> tuple[float
 
 
 def tokens(model: LocalEngine, count: int, seed: int) -> list[int]:
-    """Return tokens that differ for each seed, since sessions with equal tokens would share KV."""
+    """Return tokens that differ from seed to seed, because sessions with equal tokens would share KV."""
     return [i % model.vocabulary_size for i in drawn(count, seed)]
 
 
 def drawn(count: int, seed: int) -> list[int]:
-    """Return random numbers below 250."""
+    """Return random numbers from 0 to 249."""
     return [int(i) for i in torch.randint(0, 250, (count,), generator=torch.Generator().manual_seed(seed))]
 
 
 def short(rows: int) -> str:
-    """Format a number of rows for the loads of the table."""
+    """Return a number of rows in the short form of the table's loads."""
     return f"{rows // 1000}k" if rows >= 1000 else str(rows)
 
 
 def vllm(plan: Plan, recorder: Recorder) -> None:
     """The section `vllm`: the same dimensions and loads in vLLM's offline interface, with its dummy weights.
 
-    The first token is that of a request whose conversation is in vLLM's prefix cache.
+    The first token is measured for a request whose conversation is already in vLLM's prefix cache.
     """
     if importlib.util.find_spec("vllm") is None:
         recorder.note("vLLM is not installed")
@@ -194,8 +194,8 @@ def _measure_vllm(plan: Plan, served: Any, params: Any, recorder: Recorder, size
 def agreement(plan: Plan, recorder: Recorder) -> None:
     """The section `agreement`: tokens that differ from the CPU's, in two turns of several sessions.
 
-    Between the turns, each session's KV is rolled back, and new rows are appended. The model is tiny, with weights and
-    KV in float32, so that the most likely token is the same on every device.
+    Between the turns, each session's KV is rolled back and new rows are appended. The model is tiny, and its weights
+    and KV are float32, so that the most likely token is the same on every device.
     """
     expected = asyncio.run(_said("cpu", {}))
     total = sum(len(said) for said in expected)
@@ -210,7 +210,7 @@ def agreement(plan: Plan, recorder: Recorder) -> None:
 
 
 async def _said(device: str, settings: dict[str, Any]) -> list[list[int]]:
-    """Return the tokens of every session's two turns, with all sessions at once."""
+    """Run two turns of all sessions at once. Return the tokens of each session."""
     model = language_model("tiny", "cpu", torch.float32).to(device)
     runner = Runner(model, torch.device(device), torch.float32, torch.float32, rotate_half=True)
     with closing(LocalEngine(runner, EngineSettings(kv_bytes=64 << 20, **settings))) as engine:

@@ -1,4 +1,4 @@
-"""Models for audio and images: MiniCPM-o, Qwen3-Omni, and the vision-language models."""
+"""Models for audio and images: MiniCPM-o, Qwen3-Omni and vision-language models."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from antiphon.contracts import (
 from antiphon.events.duplex import NativeSampling
 from antiphon.vision.images import EncodedImage
 
-# Units of each session, of which the first are not counted.
+# Number of units of each session, and the number of first units that are not counted.
 UNITS, UNCOUNTED = 12, 2
-# A session that is this number of units behind stops; all its remaining units are missed.
+# Number of units after which a session that lags behind is stopped. All of its remaining units count as missed.
 FAR_BEHIND = 8
 # Maximum number of tokens of an answer to speech.
 ANSWER_TOKENS = 24
@@ -47,14 +47,14 @@ FRAMES, WIDTH, HEIGHT = 16, 640, 480
 def native(plan: Plan, recorder: Recorder) -> None:
     """The section `minicpmo`: sessions that get a unit every second, and speak in every unit to its last token.
 
-    This is the largest cost of a unit. The codes are generated, but no audio. A unit is missed if its step is not done
-    when the next unit arrives.
+    Speaking in every unit is the most expensive case. The codes of speech are generated, but no audio. A unit is missed
+    if its step is not done when the next unit arrives.
     """
     _measure_natives(plan, recorder, plan.pick([2], [32, 8, 1]))
 
 
 def room(plan: Plan, recorder: Recorder) -> None:
-    """The section `room`: more texts and sessions than the goals require."""
+    """The section `room`: numbers of texts and sessions beyond the goals."""
     for count in plan.pick([3], [128, 256]):
         with recorder.part(f"{count} texts"):
             asyncio.run(speech.measure_tts(plan, recorder, plan.pick("tiny", "0.6B"), [count]))
@@ -102,7 +102,7 @@ async def speaking(model: MiniCpmO, seed: int) -> MiniCpmOStream:
 
 
 def omni(plan: Plan, recorder: Recorder) -> None:
-    """The section `omni`: first text and first sound of the answer to a spoken question."""
+    """The section `omni`: the times to the first text and the first sound of the answer to a spoken question."""
     size = plan.pick("tiny", "30B-A3B")
     with closing(models.conversation_model(size, plan.options(24))) as model:
         asyncio.run(_measure_omni(plan, recorder, model, f"Qwen3-Omni {size}"))
@@ -119,7 +119,7 @@ async def _measure_omni(plan: Plan, recorder: Recorder, model: Qwen3Omni, name: 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of an answer: seconds to its first text and its first sound, and the rates of the rest."""
+    """The measurements of an answer: seconds to its first text and first sound, and the rates of what follows."""
 
     text_s: float
     sound_s: float
@@ -128,9 +128,9 @@ class Answer:
 
 
 async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
-    """Ask with `heard_s` seconds of speech, and wait for text and for more than `samples` samples of audio.
+    """Ask with `heard_s` seconds of speech. Wait for text, and for more than `samples` samples of audio.
 
-    Raises RuntimeError for an answer without text or audio.
+    Raises RuntimeError if the answer has no text or no audio.
     """
     talk, began = await model.open(), time.perf_counter()
     asked = [Message("user", "", parts=(AudioPart(models.sound(heard_s)), "What was that?"))]
@@ -153,7 +153,7 @@ async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
 
 
 def video(plan: Plan, recorder: Recorder) -> None:
-    """The section `vision`: frames per second into the KV, from JPEG on, as from a live camera before a question."""
+    """The section `vision`: frames per second from JPEG into the KV, as from a live camera before a question."""
     for size in plan.pick([models.TINY_SMOL, models.TINY_QWEN], [models.SMOL, models.QWEN]):
         with recorder.part(size), models.vision_model(size, plan.options(32)) as model:
             asyncio.run(_measure_video(plan, recorder, model, size))
@@ -170,7 +170,7 @@ async def _measure_video(plan: Plan, recorder: Recorder, model: VisionLanguageMo
 
 
 async def watch(model: VisionLanguageModel, number: int, frames: int) -> None:
-    """Show frames to a new session one after another, and wait until they are in the KV."""
+    """Show frames to a new session one after another, and wait until all are in the KV."""
     stream = await model.open("Say what you see.")
     for frame in range(frames):
         await stream.append_frame(VideoFrame(frame, float(frame), EncodedImage(picture(number * frames + frame))))
@@ -180,7 +180,7 @@ async def watch(model: VisionLanguageModel, number: int, frames: int) -> None:
 
 
 def picture(number: int) -> bytes:
-    """Return a JPEG of noise over a gradient with the size of a camera's frame; different for each number."""
+    """Return a JPEG of the size of a camera's frame, with noise over a gradient. Each number gives another image."""
     noise = torch.randint(0, 40, (HEIGHT // 8, WIDTH // 8, 3), generator=torch.Generator().manual_seed(number))
     smooth = np.linspace(0, 200, WIDTH, dtype=np.uint8)[None, :, None]
     pixels = noise.numpy().astype(np.uint8).repeat(8, 0).repeat(8, 1) + smooth

@@ -37,7 +37,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A published figure, and our goal, for figures whose model starts with this, with this measure and load."""
+    """A published figure and our goal.
+
+    It applies to figures with this measure and load whose model starts with `model`.
+    """
 
     model: str
     measure: str
@@ -59,7 +62,10 @@ PUBLISHED = (
 
 
 def beside(figure: Figure) -> str:
-    """Return the published figure for a figure, or "". Its load may have an addition after a comma."""
+    """Return the published figure for this figure; "" if there is none.
+
+    The load of this figure may have details after a comma.
+    """
     for known in PUBLISHED:
         same = figure.model.startswith(known.model) and figure.measure == known.measure
         if same and (figure.load == known.load or figure.load.startswith(known.load + ",")):
@@ -75,10 +81,10 @@ def row(figure: Figure) -> str:
 
 
 class Report:
-    """The results in a folder, which is created. Every figure is in both files as soon as it is added.
+    """The results, in a folder that is created. Every figure is written to both files as soon as it is added.
 
-    `dry` marks a dry run. `engine` has the fields of EngineSettings for all figures. Raises ValueError if the folder
-    has figures of another machine or other settings, which would be mixed with these.
+    `dry` marks a dry run. `engine` has the fields of EngineSettings that apply to all figures. Raises ValueError if the
+    folder has figures of another machine or of other settings, because both would be mixed.
     """
 
     def __init__(self, folder: Path, *, dry: bool, engine: dict[str, Any]) -> None:
@@ -97,12 +103,12 @@ class Report:
             self._document["sections"] = before["sections"]
 
     def measured(self, section: str) -> bool:
-        """Return whether a section was measured completely, in this run or before."""
+        """Return whether a section was measured completely, in this run or an earlier one."""
         found: bool = self._document["sections"].get(section, {}).get("status") == "measured"
         return found
 
     def begin(self, section: str) -> None:
-        """Start a section, and drop its figures of an earlier run."""
+        """Start a section, and drop its figures from an earlier run."""
         self._document["sections"][section] = {"status": "running", "date": time.strftime("%Y-%m-%d %H:%M:%S")}
         self._document["sections"][section]["figures"] = []
         if not self._headed:
@@ -147,7 +153,7 @@ class Report:
             file.write(line + "\n")
 
     def _write(self) -> None:
-        """Replace gpu.json atomically, so that it is always readable, even if the machine disappears."""
+        """Replace gpu.json atomically, so that it is readable even if the machine disappears."""
         new = self._json.with_suffix(".json.new")
         new.write_text(
             json.dumps(self._document, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
@@ -156,7 +162,7 @@ class Report:
 
 
 def accelerator() -> dict[str, Any]:
-    """Return the GPU's name, memory and driver, without using the GPU. If there is no GPU, `gpu` is None."""
+    """Return the GPU's name, memory and driver, without using the GPU. `gpu` is None if there is no GPU."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout

@@ -29,22 +29,22 @@ from antiphon.server.run import bind, http_server
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 
-# Frames of codes of each text (4 s of audio), and of texts of which only the first sound is measured.
+# Frames of codes of each text (4 s of audio), and of each text of which only the first sound is measured.
 TTS_FRAMES, FIRST_FRAMES = 50, 8
-# Duration of the test with texts at random times.
+# Seconds of the test in which texts arrive at random times.
 ARRIVALS_S = 5
-# A live stream is held if its partials arrive within this time after their audio.
+# Seconds after its audio within which a partial has to arrive, for a live stream to count as held.
 HELD_S = 1.5
-# Tokens of Qwen per second of speech, and the number that the next partial generates again.
+# Tokens of Qwen per second of speech, and the number of tokens that the next partial generates again.
 TOKENS_A_S, ROLLED_BACK = 3.5, 5
-# Length to which a stream's window grows before the next one begins.
+# Seconds to which a stream's window grows before the next window begins.
 WINDOW_S = 12
 
 
 def tts(plan: Plan, recorder: Recorder) -> None:
     """The section `tts`: first sound, and speed relative to real time, by the number of concurrent texts.
 
-    The server is antiphon's own with only the synthesizer loaded, on a socket. The client is another process.
+    The server is antiphon's own, on a socket, with only the synthesizer loaded. The client is another process.
     """
     for size in plan.pick(["tiny"], ["0.6B", "1.7B"]):
         with recorder.part(size):
@@ -55,7 +55,7 @@ def tts(plan: Plan, recorder: Recorder) -> None:
 async def measure_tts(
     plan: Plan, recorder: Recorder, size: str, counts: Sequence[int], rates: Sequence[int] = ()
 ) -> None:
-    """Measure one size, with a number of concurrent texts, and with texts that arrive at random at a given rate."""
+    """Measure one model size: with some numbers of concurrent texts, then with texts at random times."""
     name, whole = f"Qwen3-TTS {size}", plan.pick(8, TTS_FRAMES)
     with closing(models.synthesizer(size, plan.options(16))) as model:
         async with serving(model) as url:
@@ -77,9 +77,9 @@ async def measure_tts(
 
 
 def check(plan: Plan, recorder: Recorder) -> None:
-    """The section `check`: whether the parts that are replayed as graphs give the same results as without.
+    """The section `check`: whether parts that are replayed as graphs compute the same as without graphs.
 
-    A part that cannot be captured, or that gives other numbers immediately, is logged and not replayed.
+    If a part cannot be captured, or computes other numbers at once, this is logged, and the part is not replayed.
     """
     size = plan.pick("tiny", "0.6B")
     with recorder.part(size):
@@ -92,7 +92,7 @@ async def _check(plan: Plan, recorder: Recorder, size: str) -> None:
         options = plan.options(4)
         options = replace(options, settings=replace(options.settings, graphs=graphs))
         with closing(models.synthesizer(size, options)) as model:
-            # Chooses the most likely codes, so that rounding seldom changes them.
+            # Takes the most likely codes, which rounding seldom changes.
             greedy = {"temperature": 0.0, "subtalker_temperature": 0.0}
             voice = VoiceOptions(model.profile.voices[0], max_frames=FIRST_FRAMES, parameters=greedy)
 
@@ -109,7 +109,7 @@ async def _check(plan: Plan, recorder: Recorder, size: str) -> None:
 
 @asynccontextmanager
 async def serving(synthesizer: Synthesizer) -> AsyncIterator[str]:
-    """Serve a synthesizer on a free port like `antiphon serve`, and yield the server's ws:// URL."""
+    """Serve a synthesizer on a free port, as `antiphon serve` does, and yield the server's ws:// URL."""
     loaded = LoadedModels(
         transcriber=None,
         vad=None,
@@ -138,7 +138,7 @@ async def serving(synthesizer: Synthesizer) -> AsyncIterator[str]:
 
 
 async def _client(url: str, texts: int, rate: int, *rounds: int) -> list[dict[str, float]]:
-    """Run the client of speech_client.py to its end, and return its figures for each text."""
+    """Run the client of speech_client.py to its end. Return its figures for each text."""
     command = ["-m", "bench.gpu.speech_client", url, *map(str, (texts, rate, *rounds))]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()
@@ -149,9 +149,9 @@ async def _client(url: str, texts: int, rate: int, *rounds: int) -> list[dict[st
 
 
 def asr(plan: Plan, recorder: Recorder) -> None:
-    """The section `asr`: the number of streams, each growing by a second of audio per second, that are held.
+    """The section `asr`: the number of streams that are held. Each grows by a second of audio per second.
 
-    The transcriber gets a stream's audio as from a session, but without the protocol and the VAD.
+    The transcriber gets a stream's audio as it does in a session, but without the protocol and the VAD.
     """
     sizes = plan.pick(["tiny"], ["0.6B", "1.7B"])
     until = time.monotonic() + 0.9 * plan.seconds
@@ -164,7 +164,7 @@ def asr(plan: Plan, recorder: Recorder) -> None:
 
 
 async def _search(plan: Plan, recorder: Recorder, name: str, model: Qwen3Asr, seconds: float) -> None:
-    """Double the number of streams until it is not held, then bisect while time remains."""
+    """Double the number of streams until they are not held, then bisect while time remains."""
     first, most = plan.pick((2, 4), (512, 2048))
     trial = Trial(pace_s=0.05, steps=4, unmeasured=1) if plan.dry else Trial(pace_s=1.0, steps=6, unmeasured=2)
     until, held, failed, count = time.monotonic() + seconds, 0, most + 1, first
@@ -177,9 +177,9 @@ async def _search(plan: Plan, recorder: Recorder, name: str, model: Qwen3Asr, se
 
 
 class Trial:
-    """One number of streams for `steps` steps of `pace_s` each, of which the first `unmeasured` do not count.
+    """A trial of one number of streams, for `steps` steps of `pace_s` each. The first `unmeasured` do not count.
 
-    On a GPU a step is a second, the length of audio by which a stream grows.
+    On a GPU, a step is one second, in which a stream grows by a second of audio.
     """
 
     def __init__(self, *, pace_s: float, steps: int, unmeasured: int) -> None:
@@ -188,13 +188,13 @@ class Trial:
 
     @property
     def most_s(self) -> float:
-        """The time limit. Streams that are further behind are not held, and are not waited for."""
+        """The time limit of the trial. A stream that is later than this is not held, and is not waited for."""
         return self._pace_s * self._steps + 2 * HELD_S
 
     async def p95_s(self, model: Qwen3Asr, count: int) -> float:
         """Return the 95th percentile of the seconds from the arrival of audio to the partial that includes it.
 
-        Infinite if the streams do not end within `most_s`, or if the engine has no room for them.
+        It is infinite if the streams do not end within `most_s`, or if the engine has no room for them.
         """
         took: list[float] = []
         began = time.perf_counter()
@@ -211,7 +211,7 @@ class Trial:
         return percentile(took, 95)
 
     async def _stream(self, model: Qwen3Asr, number: int, count: int, began: float, took: list[float]) -> None:
-        """Run one stream. A step that is due during another one is decoded with the next, as in sessions."""
+        """Run one stream. If a step becomes due while another is decoded, both are decoded together, as in sessions."""
         stream, drawn = model.open(), np.random.default_rng(number)
         due, step, first = began + self._pace_s * number / count, 0, 1 + number % WINDOW_S
         try:
@@ -227,7 +227,7 @@ class Trial:
             stream.close()
 
     def _window(self, number: int, seconds: int, drawn: np.random.Generator) -> Window:
-        """Return the stream's window with this number, after `seconds` of it."""
+        """Return `seconds` of the stream's window with this number."""
         fresh = ROLLED_BACK + int(TOKENS_A_S)
         prefix = tuple(int(i) for i in drawn.integers(0, 250, max(0, int(seconds * TOKENS_A_S) - fresh)))
         return Window(

@@ -2,9 +2,10 @@
 
     python -m bench.gpu.speech_client URL TEXTS RATE FRAMES...
 
-It speaks the texts once for each FRAMES, the limit of code frames of a text. With RATE 0, all start at the same moment;
-otherwise RATE texts per second start at random times (Poisson). It prints a line of JSON with, for each text and round,
-the seconds to its first and last sound, and its seconds of audio. It uses only the protocol of the server.
+It speaks the texts once for each of FRAMES, which limits the code frames of a text. With RATE 0, all texts start at
+once; otherwise RATE texts per second start at random times (Poisson). It prints one line of JSON. For each text and
+round, this has the seconds to the first and the last sound, and the seconds of audio. The client uses only the server's
+protocol.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import websockets
 TEXT = "Good morning, and welcome back: here is the news of the day, as far as we know it."
 CONFIG = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
 RATE_HZ, SAMPLE_BYTES = 24_000, 2
-# Frames of the text with which each connection is warmed up.
+# Number of frames of the text that warms up each connection.
 WARM_FRAMES = 4
 
 
 async def say(socket: Any, frames: int) -> dict[str, float]:
     """Speak one text, with at most `frames` frames of codes, and wait for all of its audio.
 
-    Raises RuntimeError for an error of the server.
+    Raises RuntimeError if the server sends an error.
     """
     await socket.send(json.dumps(CONFIG | {"max_new_tokens": frames}))
     first_s, num_bytes, began = 0.0, 0, time.perf_counter()
@@ -50,7 +51,7 @@ async def say(socket: Any, frames: int) -> dict[str, float]:
 
 
 async def main(url: str, texts: int, rate: float, *rounds: int) -> list[dict[str, float]]:
-    """Open and warm up connections, and speak all texts once for each of `rounds`, `rate` per second (0: at once)."""
+    """Open and warm up connections. Then speak all texts once per round, `rate` per second (0: all at once)."""
     drawn = random.Random(1)
     begins_s = [0.0, *itertools.accumulate(drawn.expovariate(rate) if rate else 0.0 for _ in range(texts - 1))]
 

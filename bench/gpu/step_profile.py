@@ -1,8 +1,9 @@
 """One step of each model under torch.profiler, and the data that it has to move, compared with the memory's bandwidth.
 
-A step is the model's unit of work for all sessions at once: a token, a frame of codes, a partial transcript, a unit of
-audio, an image. Its host time is the wall-clock time without the profiler. The data to move is computed: the weights of
-its decoders for each run of them, and the KV of the language model. Encoders, vocoders and shorter KV are not included.
+A step is one unit of the model's work for all sessions at once: a token, a frame of codes, a partial transcript, a unit
+of audio, an image. Its host time is the wall-clock time without the profiler. The data to move is computed: the weights
+of the model's decoders, counted for each run of a decoder, and the KV of the language model. It does not include
+encoders, vocoders and shorter KV.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from antiphon.contracts import Message, ReplyOptions, Unit, Urgency, VoiceOption
 
 # Calls of the CUDA runtime that wait for the device.
 SYNCHRONISATIONS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
-# Bytes of one direction of a copy, more than any cache holds.
+# Number of bytes that a copy moves in one direction; more than any cache holds.
 COPY_BYTES = 2 << 30
-# Memory for the KV of each model, in GB.
+# GB of memory for the KV of each model.
 ROOM_GB = 16
 
 
@@ -41,22 +42,23 @@ class Profiled:
 
     # The model's name.
     model: str
-    # Its sessions and rows, for the table.
+    # Its sessions and rows, as the table shows them.
     load: str
-    # The name of a step.
+    # What one step is, such as a token.
     step: str
-    # Number of steps; the profiler needs 50 us for each operator in them.
+    # Number of steps to profile. The profiler takes 50 us for each operator in them.
     steps: int
-    # Takes this number of steps.
+    # Runs this number of steps.
     run: Callable[[int], Awaitable[None]]
-    # The data that a step has to read.
+    # Bytes that a step has to read.
     moved_bytes: int
 
 
 def weight_bytes(module: torch.nn.Module) -> int:
-    """Return the bytes of a module's weights that one row needs.
+    """Return the bytes of a module's weights that a step of one row reads.
 
-    This excludes embedding tables, of which only a row is read, and experts to which the row is not routed.
+    Embedding tables are left out, because only a row of them is read, and so are experts to which the row is not
+    routed.
     """
     tables = {id(m.weight) for m in module.modules() if isinstance(m, torch.nn.Embedding)}
     config = getattr(module, "config", None)
@@ -66,7 +68,7 @@ def weight_bytes(module: torch.nn.Module) -> int:
 
 
 def profile(plan: Plan, recorder: Recorder) -> None:
-    """The section `profile`: each model by itself, one after another."""
+    """The section `profile`: the models one after another, each alone."""
     bandwidth = measured_bandwidth(plan)
     recorder.figure("memory", "copy, read and written", f"{plan.device}", bandwidth / 1e9, "GB/s")
     settings = language.engine_settings(plan).items()
@@ -77,7 +79,7 @@ def profile(plan: Plan, recorder: Recorder) -> None:
 
 
 def measured_bandwidth(plan: Plan) -> float:
-    """Return the bytes per second, read and written, of a copy within the device's memory: the median of five."""
+    """Return the bytes per second that a copy within device memory reads and writes: the median of five copies."""
     size = plan.pick(16 << 20, COPY_BYTES)
     source = torch.zeros(size, dtype=torch.uint8, device=plan.device)
     target, took = torch.empty_like(source), []
@@ -115,9 +117,9 @@ async def _profile(
 
 
 async def counts_of(plan: Plan, profiled: Profiled, steps: int) -> dict[str, tuple[float, str]]:
-    """Return the profiler's counts for `steps` steps, by measure, with their units."""
+    """Return the profiler's counts for `steps` steps: by measure, with the unit of each."""
     activities = [ProfilerActivity.CPU] + ([] if plan.dry else [ProfilerActivity.CUDA])
-    # The engines' threads are other threads than this one.
+    # Counts all threads, because the engines run in threads of their own.
     all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(activities=activities, experimental_config=all_threads, acc_events=True) as found:
         await profiled.run(steps)
@@ -246,7 +248,7 @@ async def _video(plan: Plan) -> AsyncIterator[Profiled]:
         yield Profiled(size, "1 session", "picture", 4, run, weight_bytes(model.family.decoder))
 
 
-# By a name for notes: the function that opens a model and yields what to profile.
+# By the name that notes use: the function that opens a model and yields what to profile.
 MODELS: dict[str, Callable[[Plan], AbstractAsyncContextManager[Profiled]]] = {
     "tts": _tts,
     "minicpmo": _native,

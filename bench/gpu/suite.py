@@ -1,7 +1,7 @@
 """Runs the sections one after another, each in a separate process, and gives each its share of the time.
 
-A section's process ends with everything it holds on the GPU. If a section fails or exceeds its time, its figures so far
-are kept, and the next section begins.
+When a section's process ends, it frees everything that it holds on the GPU. If a section fails or exceeds its time, its
+figures so far are kept, and the next section begins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section: its function `run` ("module:function"), its `share` of the suite's time, and one line of `help`."""
+    """One section: its function (`run`, "module:function"), its share of the suite's time, and its line of help."""
 
     run: str
     share: float
@@ -59,8 +59,8 @@ SECTIONS: dict[str, Section] = {
 class Plan:
     """The parameters of a section.
 
-    With `dry`, models are tiny and figures meaningless. The section is killed after `seconds`. `engine` has keywords of
-    EngineSettings for all engines.
+    With `dry`, models are tiny and figures are meaningless. The section is killed after `seconds`. `engine` has fields
+    of EngineSettings that apply to all engines.
     """
 
     dry: bool
@@ -73,11 +73,11 @@ class Plan:
         return self.pick("cpu", "cuda")
 
     def pick(self, dry: T, real: T) -> T:
-        """Return the value for a dry run, or the value for a real one."""
+        """Return the first value for a dry run, the second for a real one."""
         return dry if self.dry else real
 
     def options(self, kv_gb: int) -> EngineModelOptions:
-        """Return the options of a model on the device, with `kv_gb` of memory for KV."""
+        """Return a model's options on this device, with `kv_gb` of memory for its KV."""
         if self.dry:
             steps = EngineSettings(**{"kv_bytes": 64 << 20} | self.engine)
             return EngineModelOptions(steps, weights="fp32", threads=1)
@@ -86,14 +86,14 @@ class Plan:
 
 
 class Recorder:
-    """Sends figures to the suite when they are measured. `failures` has the errors of parts."""
+    """Sends each figure to the suite as soon as it is measured. `failures` has the errors of failed parts."""
 
     def __init__(self, send: Callable[[Any], None]) -> None:
         self._send = send
         self.failures: list[str] = []
 
     def figure(self, model: str, measure: str, load: str, value: float, unit: str, **details: Any) -> None:
-        """Record one figure; see Figure. `details` are only in gpu.json."""
+        """Record one figure; see Figure. `details` are written only to gpu.json."""
         self._send(Figure(model, measure, load, float(value), unit, details))
 
     def note(self, text: str) -> None:
@@ -102,9 +102,9 @@ class Recorder:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Measure one part of a section. Its exception is noted, and fails the section when the other parts are done.
+        """Measure one part of a section. If it raises, the error is noted, and the section fails after its other parts.
 
-        Afterwards the device's memory is free for the next part.
+        At its end, the device's memory is freed for the next part.
         """
         try:
             yield
@@ -117,19 +117,19 @@ class Recorder:
 
 
 def counted(count: int, noun: str) -> str:
-    """Format a number of things for the loads of the table."""
+    """Return a number of things in the form of the table's loads."""
     return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def run(names: list[str], report: Report, *, minutes: float, sections: Mapping[str, Section]) -> bool:
     """Measure these sections, and return whether all were measured completely.
 
-    The remaining time is divided among the remaining sections by their shares, so unused time goes to the others. Waits
-    for all of them.
+    The remaining time is divided among the remaining sections by their shares, so time that a section does not use goes
+    to the later ones. Returns when all sections have ended.
     """
     context = multiprocessing.get_context("forkserver")
-    # Imported once, in the process from which the sections' processes are forked. An import error also appears in its
-    # section.
+    # Modules are imported once, in the process from which the sections' processes are forked. An import error occurs
+    # again in the section, which reports it.
     context.set_forkserver_preload(["torch", *{section.run.split(":")[0] for section in sections.values()}])
     until, whole = time.monotonic() + minutes * 60, True
     for number, name in enumerate(names):
@@ -179,7 +179,7 @@ def _measure(name: str, section: Section, report: Report, plan: Plan, context: A
 
 
 def _kill(process: Any) -> None:
-    """End a section's process and those that it started."""
+    """Kill a section's process, and all processes that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -188,9 +188,11 @@ def _kill(process: Any) -> None:
 
 
 def _child(target: str, plan: Plan, connection: Connection) -> None:
-    """Run a section in its process. Sends figures and notes over the connection, and last a tuple of the error or None.
+    """Run a section in its process.
 
-    The process leads its own process group, so that a server that it starts is ended with it.
+    Send figures and notes over the connection, and at the end a tuple: the error or None.
+
+    The process leads its own process group, so that a server that it starts is killed with it.
     """
     os.setsid()
     module, function = target.split(":")

@@ -1,1 +1,1 @@
-"""Sections of `antiphon bench asr`: clips, the client that plays them, the figures, and a module for each section."""
+"""Sections of `antiphon bench asr`, one module each, with their clips, the client that plays them and the figures."""

@@ -1,4 +1,4 @@
-"""Captions clip by clip, each in a new session, alone on the machine and next to a process that takes a core."""
+"""Captions clip by clip, each in a new session: on an idle machine, and next to a process that uses one core."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SESSION = english(STREAMS_ENDPOINT_MS)
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Run a process that computes without a pause next to the server."""
+    """Run a process that computes without a pause, next to the server."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -35,7 +35,7 @@ def busy() -> Iterator[None]:
 
 
 class Caller:
-    """Plays clips in its own order, with a new session for each. If refused, it returns as Retry-After asks."""
+    """Plays clips in its own order, each in a new session. If it is refused, it tries again after Retry-After."""
 
     def __init__(self, srv: Server, clips: Sequence[Clip], number: int) -> None:
         self._server = srv
@@ -60,7 +60,7 @@ class Caller:
 
 
 async def played(srv: Server, clips: Sequence[Clip], seconds: float) -> list[Caller]:
-    """Run CALLERS callers for `seconds`, or until each has played every clip once."""
+    """Run CALLERS callers for `seconds`, or until every caller has played each clip once."""
     callers = [Caller(srv, clips, number) for number in range(CALLERS)]
     until_s = time.monotonic() + seconds
     await asyncio.gather(*(caller.call(until_s) for caller in callers))
@@ -77,7 +77,7 @@ def figures(callers: Sequence[Caller], files: dict[str, FileText]) -> dict[str, 
 
 
 async def beside(srv: Server, clips: Sequence[Clip], seconds: float) -> dict[str, Any]:
-    """Measure alone and next to a busy process. The server has to admit by its headroom."""
+    """Measure on an idle machine, and next to a busy process. The server's headroom decides how many it admits."""
     runs = {"alone": await played(srv, clips, seconds)}
     with busy():
         runs["beside a busy process"] = await played(srv, clips, seconds)

@@ -24,13 +24,13 @@ from antiphon.audio.pcm import to_pcm16
 
 TRANSCRIPTION = "/v1/realtime?intent=transcription"
 CHUNK_S = 0.032
-# Silence after a clip. Text heard in it still belongs to the clip.
+# Seconds of silence after a clip. Text that is heard during it still belongs to the clip.
 TRAIL_S = 2.5
-# Text heard up to this time before a clip's first sample belongs to the clip, since padding extends into the silence.
+# Seconds before a clip's first sample from which text belongs to the clip, because padding extends into the silence.
 PADDING_MS = 500
-# Above real time, most audio that may wait in the server before more is sent, in seconds.
+# When sending faster than real time: seconds of audio that may wait in the server before the client pauses.
 MAX_BACKLOG_S = 1.0
-# Longest wait for the remaining transcripts after everything was sent, in seconds.
+# Seconds to wait for the remaining transcripts after all audio was sent.
 PATIENCE_S = 60.0
 FILES_AT_ONCE = 2
 FILE_TIMEOUT_S = 600.0
@@ -42,13 +42,13 @@ class Heard:
 
     # The monotonic time at which the first sample was sent.
     zero: float = 0.0
-    # The clip's place in the session's audio.
+    # Where the clip is in the session's audio.
     from_ms: float = 0.0
-    # Deltas with their times.
+    # Deltas, each with its time.
     deltas: list[tuple[float, str]] = field(default_factory=list)
-    # Finals with their times.
+    # Finals, each with its time.
     finals: list[tuple[float, str]] = field(default_factory=list)
-    # For each ended turn, its joined deltas and its final.
+    # For each turn that ended: its joined deltas, and its final.
     turns: list[tuple[str, str]] = field(default_factory=list)
     # Error events, and turns whose transcript failed.
     failures: list[str] = field(default_factory=list)
@@ -60,17 +60,17 @@ class Heard:
 
     @property
     def shown(self) -> str:
-        """The joined deltas: the text that a client which shows them has on its screen at the end."""
+        """The joined deltas: the text on the screen at the end, for a client that shows deltas."""
         return " ".join(joined for joined, _ in self.turns if joined)
 
 
 class Listener(Session):
-    """Plays audio to one live transcription of the OpenAI dialect.
+    """Plays audio to one live transcription session of the OpenAI dialect.
 
     - `session`: fields of `session.audio.input`.
-    - `speed`: sending speed relative to real time. Above 1, the client also waits whenever the server has more than a
-      second of audio waiting, so that nothing overflows. Times are then meaningless, and deltas come from fewer
-      partials than in real time.
+    - `speed`: sending speed relative to real time. Above 1, the client also pauses while more than a second of audio
+      waits in the server, so that nothing overflows. Times are then meaningless, and fewer partials are decoded than in
+      real time.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Listener(Session):
         self._of_item: dict[str, Heard] = {}
         self._open: set[str] = set()
         self._sent_s = 0.0
-        # Cleared while too much audio waits. A separate task watches it, because a session takes a gap of more than
-        # half a second in sending for the end of a turn.
+        # Cleared while too much audio waits in the server. A separate task checks that, because a session takes a gap
+        # of more than half a second between messages for the end of a turn.
         self._may_send = asyncio.Event()
         self._may_send.set()
 
@@ -98,7 +98,7 @@ class Listener(Session):
 
     async def _watch_backlog(self) -> None:
         while True:
-            # Tries again if the server does not reply in time.
+            # Tries again, because the server may not have replied in time.
             with suppress(OSError):
                 if await self._backlog_s() > MAX_BACKLOG_S:
                     self._may_send.clear()
@@ -110,13 +110,16 @@ class Listener(Session):
         return await asyncio.to_thread(self._server.metric, "antiphon_backlog_seconds")
 
     def begin(self) -> Heard:
-        """Start a new clip, to which transcripts of later audio belong. Returns its record."""
+        """Start a new clip, and return its record. Transcripts of audio that is sent from now on belong to it."""
         self.heard = Heard(zero=time.monotonic(), from_ms=self._sent_s * 1000)
         self._clips.append(self.heard)
         return self.heard
 
     async def play(self, pcm: Pcm, silence_s: float = 0.0) -> None:
-        """Send 16 kHz audio and silence at the client's speed, each chunk when its last sample has been recorded."""
+        """Send 16 kHz audio and silence at the client's speed.
+
+        A chunk is sent when its last sample would be recorded.
+        """
         wire = on_wire(np.concatenate((pcm, np.zeros(int(silence_s * SAMPLE_RATE_HZ), np.float32))))
         step = int(self._chunk_s * WIRE_HZ) * 2
         begun = time.monotonic()
@@ -128,12 +131,12 @@ class Listener(Session):
             await self.append(wire[at : at + step])
 
     async def caught_up(self) -> None:
-        """Wait until no session of the server has more than a second of audio waiting."""
+        """Wait until less than a second of audio waits in each session of the server."""
         while await self._backlog_s() > MAX_BACKLOG_S:
             await asyncio.sleep(0.02)
 
     async def drained(self) -> None:
-        """Wait until every turn that began has its transcript, for at most a minute."""
+        """Wait for the transcripts of all turns that began, for at most a minute."""
         end = time.monotonic() + PATIENCE_S
         await self.caught_up()
         await asyncio.sleep(0.5)
@@ -173,7 +176,7 @@ async def play_clips(srv: Server, clips: Sequence[Clip], **options: Any) -> dict
 
 
 async def play_shared(srv: Server, clips: Sequence[Clip], streams: int, **options: Any) -> dict[str, Heard]:
-    """Play clips over this number of concurrent sessions, each clip over one of them."""
+    """Divide the clips among this number of concurrent sessions, and play them."""
     parts = await asyncio.gather(*(play_clips(srv, clips[k::streams], **options) for k in range(streams)))
     return {name: heard for part in parts for name, heard in part.items()}
 
@@ -182,7 +185,7 @@ async def play_shared(srv: Server, clips: Sequence[Clip], streams: int, **option
 class FileText:
     """The transcript of a whole file.
 
-    `words` and `segments` have start and end in seconds, if they were requested.
+    If they were requested, `words` and `segments` have texts with their start and end in seconds.
     """
 
     text: str
@@ -224,7 +227,10 @@ async def transcribe_file(
 async def whole_files(
     srv: Server, clips: Sequence[Clip], *, tell_language: bool = True, word_times: bool = False
 ) -> dict[str, FileText]:
-    """Let the server transcribe each clip as a file, two at a time. `tell_language` passes the language."""
+    """Let the server transcribe each clip as a file, two at a time.
+
+    With `tell_language`, requests name the language.
+    """
     places = asyncio.Semaphore(FILES_AT_ONCE)
 
     async def one(clip: Clip) -> FileText:

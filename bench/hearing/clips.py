@@ -1,4 +1,4 @@
-"""The recordings of the benchmarks and facts about them: a folder with a manifest.jsonl, a row for each recording."""
+"""The recordings of the benchmarks: a folder with a manifest.jsonl, which has one row of facts for each recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.common import HERE
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
 
-# The kind of the clips that tools/evalmix.py makes from read sentences.
+# The kind of clips that the data's tools/evalmix.py makes from read sentences.
 PAUSE = "pause"
 QUIETEST_DBFS = -45.0
 DATA = HERE.parent / "tests" / "data"
@@ -33,9 +33,9 @@ class Clip:
     id: str
     # The audio file.
     path: Path
-    # Its length.
+    # Its length in seconds.
     seconds: float
-    # The spoken text; empty if it is unknown or nobody speaks.
+    # The spoken text; empty if it is unknown, or if nobody speaks.
     text: str
     # ISO 639-1.
     language: str
@@ -47,9 +47,9 @@ class Clip:
     speech_end: float
     # Level of the speech, in dB of full scale.
     active_dbfs: float = 0.0
-    # Words that are said, if the full text is unknown.
+    # Words that are certainly said, if the full text is unknown.
     terms: tuple[str, ...] = ()
-    # What a sound is.
+    # For a clip of a sound: what it is.
     label: str = ""
     # The voice's name within the set.
     speaker: str = ""
@@ -58,7 +58,7 @@ class Clip:
 
 
 def with_data(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Return the command line with the folder of recordings."""
+    """Return the command line with the option for the folder of recordings."""
     parser.add_argument("--data", type=Path, default=DATA, help="folder with a manifest.jsonl")
     return parser
 
@@ -69,7 +69,7 @@ def rows_of(data: Path) -> list[dict[str, Any]]:
 
 
 def clip_of(row: dict[str, Any], data: Path) -> Clip:
-    """Return the clip of a manifest's row, without its samples."""
+    """Return the clip that a row of the manifest describes, without its samples."""
     return Clip(
         row["id"],
         data / row["path"],
@@ -92,7 +92,7 @@ def read_manifest(data: Path) -> list[Clip]:
 
 
 def loaded(clips: Iterable[Clip]) -> list[Clip]:
-    """Read the samples of clips that have none yet, and return all clips."""
+    """Read the samples of the clips that have none. Return all clips."""
     out = list(clips)
     for clip in out:
         if not len(clip.pcm):
@@ -101,7 +101,7 @@ def loaded(clips: Iterable[Clip]) -> list[Clip]:
 
 
 def spread(clips: Sequence[Clip], most: int) -> list[Clip]:
-    """Return at most `most` clips, evenly spread over their ids; all of them if `most` is 0."""
+    """Return at most `most` clips, taken evenly from all in the order of their ids; all clips if `most` is 0."""
     ordered = sorted(clips, key=lambda c: c.id)
     if not most or len(ordered) <= most:
         return ordered
@@ -109,9 +109,11 @@ def spread(clips: Sequence[Clip], most: int) -> list[Clip]:
 
 
 def mixed(data: Path, kind: str, num_clips: int, *options: str) -> list[tuple[dict[str, Any], Clip]]:
-    """Let the data's tools/evalmix.py make clips out of this number of recordings, with the rows that describe them.
+    """Let the data's tools/evalmix.py make clips out of this number of recordings.
 
-    The tool needs ffmpeg. Without them, prints the reason and returns no clips.
+    Return them with their manifest rows.
+
+    Prints the reason and returns no clips if the tool or ffmpeg, which it needs, is missing.
     """
     tool = data / "tools" / "evalmix.py"
     if not tool.is_file() or not shutil.which("ffmpeg"):
@@ -125,12 +127,12 @@ def mixed(data: Path, kind: str, num_clips: int, *options: str) -> list[tuple[di
 
 
 def with_pauses(data: Path, num_clips: int) -> list[Clip]:
-    """Return sentences with a pause of 0.3, 0.5 or 0.8 s inserted between two words, three of each recording."""
+    """Return sentences with a pause of 0.3, 0.5 or 0.8 s between two words, three sentences for each recording."""
     return [clip for _, clip in mixed(data, PAUSE, num_clips, "--hold", "0.3,0.5,0.8")]
 
 
 def whole_turns(data: Path) -> list[Clip]:
-    """Return read and spoken English of 2 to 7 s with known bounds of speech; forty or more, evenly spread."""
+    """Return read and spoken English clips of 2 to 7 s with known bounds of speech: at least forty, evenly chosen."""
     clips = [
         c
         for c in read_manifest(data)
@@ -138,8 +140,8 @@ def whole_turns(data: Path) -> list[Clip]:
         and c.text
         and c.kind.startswith("asr_")
         and 2 < c.seconds < 7
-        # The bounds of speech are detected by energy, with a floor at -62 dBFS. For a recording near that level, they
-        # are off by half a second.
+        # The data's bounds of speech are detected by energy, with a floor of -62 dBFS. For a recording near that level
+        # they are off by half a second.
         and c.active_dbfs > QUIETEST_DBFS
     ]
     return loaded(sorted(clips, key=lambda c: c.id)[:: max(1, len(clips) // 40)])

@@ -1,4 +1,4 @@
-"""Figures of transcripts: word errors, paired differences, delays. Pure: uses no server and no files."""
+"""Figures of transcripts: word errors, paired differences, delays. Pure functions, without a server or files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bench.hearing.client import FileText, Heard
 from bench.hearing.clips import Clip
 
 RESAMPLES = 10_000
-# First words count as shown when one of the first FIRST_WORDS words of the clip is.
+# Number of words at a clip's start, one of which has to be shown for its first words to count as shown.
 FIRST_WORDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference of two error rates over the same clips, in points, with its 95 % interval."""
+    """The difference of two error rates over the same clips, in percentage points, with its 95 % interval."""
 
     points: float
     low: float
@@ -32,8 +32,8 @@ class Difference:
 def difference(errors: Sequence[tuple[int, int]], num_words: Sequence[int]) -> Difference:
     """Return the first error rate minus the second, in percent of all words.
 
-    `errors` has both counts of each clip. The interval comes from a bootstrap over clips, which draws both counts
-    together. For a single clip it has no width.
+    `errors` has both counts of each clip. The interval comes from a bootstrap over clips, so the counts of a clip stay
+    together. With a single clip, it has no width.
     """
     more = np.array([a - b for a, b in errors], np.float64)
     words = np.array(num_words, np.float64)
@@ -61,7 +61,7 @@ class Reading:
     failures: tuple[str, ...] = ()
 
     def errors(self, which: str) -> int:
-        """Return errors in words, or in characters if the language's script has no spaces."""
+        """Return errors in words; in characters if the script of the language has no spaces."""
         return wer.score(self.clip.text, getattr(self, which), self.clip.language)[0]
 
     @property
@@ -70,7 +70,7 @@ class Reading:
 
 
 def readings(clips: Sequence[Clip], heard: dict[str, Heard], files: dict[str, FileText]) -> list[Reading]:
-    """Combine the transcripts of each clip."""
+    """Return the readings of clips: each clip with all of its transcripts."""
     return [
         Reading(c, h.text, h.shown, files[c.id].text, len(h.finals), tuple(h.failures))
         for c in clips
@@ -79,7 +79,7 @@ def readings(clips: Sequence[Clip], heard: dict[str, Heard], files: dict[str, Fi
 
 
 def errors_row(found: Sequence[Reading]) -> dict[str, Any]:
-    """Return the error rates of clips in percent, and their paired differences as (points, low, high)."""
+    """Return error rates over the clips in percent, and their paired differences as (points, low, high)."""
     num_words = [r.num_words for r in found]
     errors = {which: [r.errors(which) for r in found] for which in ("live", "shown", "file")}
     row: dict[str, Any] = {"clips": len(found), "words": sum(num_words)}
@@ -107,20 +107,20 @@ def rate(pairs: Iterable[tuple[Clip, str]]) -> float:
 
 
 def shown_words(clip: Clip, heard: Heard) -> list[tuple[str, float]]:
-    """Return the normalized words of the deltas, with the time of each."""
+    """Return the normalized words of the deltas, each with its time."""
     return [(w, t) for t, text in heard.deltas for w in wer.norm(text, clip.language)]
 
 
 def matches(these: Sequence[str], those: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the positions of words that both have in common, in order."""
+    """Return the positions of the words that both lists have in common, in order."""
     match = difflib.SequenceMatcher(None, these, those, autojunk=False)
     return [(a + k, b + k) for a, b, size in match.get_matching_blocks() for k in range(size)]
 
 
 def first_words_s(clip: Clip, heard: Heard) -> float | None:
-    """Return the seconds from the true start of speech to the first delta with one of the clip's first three words.
+    """Return the seconds from the true start of speech to the first delta with one of the first FIRST_WORDS words.
 
-    None if none of them was shown. Words that were not said do not count.
+    None if none of these words was shown. Words that were not said do not count.
     """
     sent = shown_words(clip, heard)
     said = wer.norm(clip.text, clip.language)
@@ -131,7 +131,7 @@ def first_words_s(clip: Clip, heard: Heard) -> float | None:
 
 
 def word_delays(clip: Clip, heard: Heard, spoken: Sequence[tuple[str, float, float]]) -> list[float]:
-    """Return the seconds from the end of each word, by the whole file's transcript, to the delta that contains it."""
+    """Return for each word the seconds from its end, as timed in the whole file, to the delta that contains it."""
     sent = shown_words(clip, heard)
     theirs = [(w, end) for word, _, end in spoken for w in wer.norm(word, clip.language)]
     return [sent[b][1] - theirs[a][1] for a, b in matches([w for w, _ in theirs], [w for w, _ in sent])]

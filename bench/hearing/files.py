@@ -1,4 +1,4 @@
-"""Files as people upload them: quiet speech, cues after pauses, and the time to decode a second without speech."""
+"""Files as people upload them: quiet speech, times of cues after pauses, and the cost of audio without speech."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from antiphon.sessions.transcription.file_speech import MAX_PAUSE_S
 PAUSES_S = (0.2, 0.5, 1.0, 1.6, 3.0, 8.0, 20.0, 45.0)
 PEAKS_DB = (-3, -20, -30, -42)
 LANGUAGES = ("en", "de", "ja", "zh", "")
-# Number of sounds without speech of each kind.
+# Number of sounds of each kind without speech.
 SOUNDS, SOUND_S = 6, 1.0
 EDGE = 0.03
 
 
 def at_peak(clip: Clip, peak_db: float) -> Clip:
-    """Return the clip at this peak level in dBFS, in the 16-bit steps of a recorder."""
+    """Return the clip scaled to this peak level in dBFS, and rounded to 16 bits like a recorder's output."""
     pcm = clip.pcm / np.abs(clip.pcm).max() * 10 ** (peak_db / 20)
     return replace(clip, id=f"{clip.id} {peak_db}", pcm=np.round(pcm * 32768).astype(np.float32) / 32768)
 
@@ -51,9 +51,9 @@ async def levels(srv: Server, clips: Sequence[Clip], *, speed: float) -> dict[st
 
 
 def with_pauses(clips: Sequence[Pcm], minutes: float) -> tuple[Pcm, list[tuple[float, float]]]:
-    """Return `minutes` of clips with shuffled pauses of PAUSES_S between them, and each clip's place in seconds.
+    """Return `minutes` of clips with pauses of PAUSES_S between them in random order, and each clip's place in seconds.
 
-    The result is the same for the same clips.
+    The same clips always give the same result.
     """
     chooser, pieces, spans, end = random.Random(3), list[Pcm](), list[tuple[float, float]](), 0
     pauses: list[float] = []
@@ -69,9 +69,9 @@ def with_pauses(clips: Sequence[Pcm], minutes: float) -> tuple[Pcm, list[tuple[f
 
 
 def cues_off_s(cues_s: Sequence[float], spans: Sequence[tuple[float, float]]) -> list[float]:
-    """Return for each clip the seconds from its start to the start of the nearest cue, `cues_s`.
+    """Return for each clip the seconds from its start to the start of the nearest cue in `cues_s`.
 
-    Only clips after a pause of MAX_PAUSE_S count, because others may be part of the cue before.
+    Only clips after a pause of MAX_PAUSE_S count, because other clips may belong to the cue before.
     """
     ends = [0.0, *(end for _, end in spans)]
     starts = [start for (start, _), end in zip(spans, ends, strict=False) if start - end >= MAX_PAUSE_S]
@@ -79,7 +79,7 @@ def cues_off_s(cues_s: Sequence[float], spans: Sequence[tuple[float, float]]) ->
 
 
 async def cues(srv: Server, clips: Sequence[Clip], minutes: float) -> dict[str, Any]:
-    """Measure the distance of segments from the start of their speech, in one file with pauses of 0.2 to 45 s."""
+    """Measure how far segments start from the start of their speech, in one file with pauses of 0.2 to 45 s."""
     loud = [np.flatnonzero(np.abs(clip.pcm) > EDGE) for clip in clips]
     pcm, spans = with_pauses([c.pcm[at[0] : at[-1]] for c, at in zip(clips, loud, strict=True)], minutes)
     async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
@@ -91,7 +91,7 @@ async def cues(srv: Server, clips: Sequence[Clip], minutes: float) -> dict[str, 
 
 
 async def no_speech(srv: Server, sounds: Sequence[Clip]) -> dict[str, Any]:
-    """Measure the longest time to decode one second without speech, by requested language."""
+    """Measure the longest time to decode one second of audio without speech, by requested language."""
     rows: dict[str, Any] = {}
     async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
         for language in LANGUAGES:

@@ -17,14 +17,14 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
 KINDS = ("noise", "babble", "music")
 STREAMS = 2
-# Silence, and floors of white noise, of ten seconds each.
+# Standard deviations of pieces of white noise, of FLOOR_S seconds each; 0 is silence.
 FLOORS = (0.0, 1e-4, 1e-3, 5e-3)
 FLOOR_S = 10
 GAP_S = 1.0
 
 
 def pieces_of(clips: list[Clip], minutes: float) -> list[tuple[str, Pcm]]:
-    """Return clips and floors in shuffled rounds until they last `minutes`, with a second after each."""
+    """Return clips and noise floors in shuffled rounds, each followed by a second of silence, for `minutes` in all."""
     rng, chooser = np.random.default_rng(2), random.Random(2)
     gap = np.zeros(int(GAP_S * SAMPLE_RATE_HZ), np.float32)
     size = FLOOR_S * SAMPLE_RATE_HZ
@@ -42,7 +42,7 @@ def pieces_of(clips: list[Clip], minutes: float) -> list[tuple[str, Pcm]]:
 
 
 async def live_ghosts(srv: Server, pieces: list[tuple[str, Pcm]], speed: float) -> list[tuple[str, str]]:
-    """Return the words heard live, over two sessions without a given language."""
+    """Return the words heard in STREAMS live sessions without a given language, each with the name of its piece."""
     found: list[tuple[str, str]] = []
 
     async def one(part: list[tuple[str, Pcm]]) -> None:
@@ -59,7 +59,7 @@ async def live_ghosts(srv: Server, pieces: list[tuple[str, Pcm]], speed: float) 
 
 
 async def file_ghosts(srv: Server, pieces: list[tuple[str, Pcm]]) -> list[tuple[str, str]]:
-    """Return the words heard in one file of all pieces, by the piece in which each segment begins."""
+    """Return the words heard in one file of all pieces. Each segment counts for the piece in which it begins."""
     ends_s = np.cumsum([len(pcm) for _, pcm in pieces]) / SAMPLE_RATE_HZ
     async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
         found = await transcribe_file(http, np.concatenate([pcm for _, pcm in pieces]))
@@ -68,7 +68,7 @@ async def file_ghosts(srv: Server, pieces: list[tuple[str, Pcm]]) -> list[tuple[
 
 
 async def ghosts(srv: Server, clips: list[Clip], minutes: float, speed: float) -> dict[str, Any]:
-    """Measure false words per minute in audio without words: live, each clip as a file, and one long file."""
+    """Measure false words per minute in audio without words: live, in each clip as a file, and in one long file."""
     pieces = pieces_of(clips, minutes)
     long_s = sum(len(pcm) for _, pcm in pieces) / SAMPLE_RATE_HZ
     each = await whole_files(srv, clips, tell_language=False)

@@ -1,4 +1,4 @@
-"""Delays of words: one stream by endpoint silence, and many concurrent streams. Always in real time."""
+"""Delays of words: one stream, by endpoint silence; and many concurrent streams. Always in real time."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from antiphon.client.link import SessionEnded
 ENDPOINTS_MS = {"default (200 ms)": 200, "500 ms": 500}
 STREAMS_ENDPOINT_MS = 500
 GAP_S = 1.5
-# Delay of finals after which no larger number of streams is tried.
+# Seconds of delay of finals above which no larger number of streams is tried.
 TOO_LATE_S = 6.0
 
 
 def english(silence_ms: int) -> dict[str, Any]:
-    """Return a session with English speech whose turns end after this silence."""
+    """Return a session for English speech in which this much silence ends a turn."""
     return {"transcription": {"language": "en"}, "turn_detection": {"silence_duration_ms": silence_ms}}
 
 
 def delays_row(clips: Sequence[Clip], heard: Sequence[Heard]) -> dict[str, float]:
-    """Return first words from the start of speech, and finals from its end, in seconds."""
+    """Return the delays of first words from the start of speech, and of finals from its end, in seconds."""
     pairs = list(zip(clips, heard, strict=True))
     first = [s for c, h in pairs if (s := first_words_s(c, h)) is not None]
     final = [h.finals[-1][0] - c.speech_end for c, h in pairs if h.finals]
@@ -76,7 +76,7 @@ async def latency(srv: Server, clips: list[Clip], files: dict[str, FileText]) ->
 
 
 async def talk_for(srv: Server, clips: list[Clip], number: int, count: int, seconds: float) -> list[tuple[Clip, Heard]]:
-    """Run one of `count` streams: clips in its own order for `seconds`, starting at its own time."""
+    """Run one of `count` streams for `seconds`. It starts at its own time, and plays the clips in its own order."""
     heard: list[tuple[Clip, Heard]] = []
     order = random.Random(number).sample(clips, len(clips))
     await asyncio.sleep(number * 2.0 / count)
@@ -90,7 +90,7 @@ async def talk_for(srv: Server, clips: list[Clip], number: int, count: int, seco
                 await listener.play(clip.pcm, GAP_S)
             await listener.drained()
         except SessionEnded as ended:
-            # An overloaded server may end a session, which is a result.
+            # An overloaded server may end a session. That is a result.
             heard[-1][1].failures.append(str(ended))
     return heard
 
@@ -98,7 +98,7 @@ async def talk_for(srv: Server, clips: list[Clip], number: int, count: int, seco
 async def streams(
     srv: Server, clips: list[Clip], files: dict[str, FileText], counts: Sequence[int], seconds: float
 ) -> dict[str, Any]:
-    """Measure first words, finals and errors for each number of concurrent streams, for `seconds` each."""
+    """Measure first words, finals and errors for each number of concurrent streams, each for `seconds`."""
     rows: dict[str, Any] = {}
     for count in counts:
         before, began = srv.cpu_s(), time.monotonic()

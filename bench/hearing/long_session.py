@@ -16,7 +16,7 @@ from antiphon.audio.pcm import to_pcm16
 
 
 async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[str, Any]:
-    """Feed one session at the server's speed, and record memory and CPU time for each minute."""
+    """Feed one session at the server's speed. Record memory and CPU time for each minute of audio."""
     marks, sent_s, num_finals = await feed(srv, clips, minutes * 60)
     sixth = max(1, len(marks) // 6)
     first, last = marks[:sixth], marks[-sixth:]
@@ -36,7 +36,10 @@ async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[s
 
 
 async def feed(srv: Server, clips: list[Clip], seconds: float) -> tuple[list[dict[str, float]], float, int]:
-    """Send clips in random order with gaps of noise. Returns a mark for each minute, the seconds sent, and finals."""
+    """Send clips in random order with noise between them.
+
+    Return a mark for each minute, the seconds sent, and finals.
+    """
     chooser, noise = random.Random(1), np.random.default_rng(1)
     marks: list[dict[str, float]] = []
     session = {"transcription": {"language": "en"}, "format": {"type": "audio/pcm", "rate": SAMPLE_RATE_HZ}}

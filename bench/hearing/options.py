@@ -1,4 +1,4 @@
-"""Effects of options on the words of a session: keyterms, and context across pauses in the vLLM dialect."""
+"""Effects of two options on the words of a session: keyterms, and context across pauses in the vLLM dialect."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ TIMEOUT_S = 900.0
 
 
 def text_errors(clip: Clip, heard: Heard) -> tuple[int, int]:
-    """Return (errors, words) of the finals."""
+    """Return the number of errors and the number of words of the finals."""
     return wer.score(clip.text, heard.text, clip.language)
 
 
 def term_errors(clip: Clip, heard: Heard) -> tuple[int, int]:
-    """Return (words of the clip's terms that the finals lack, words of its terms)."""
+    """Return how many words of the clip's terms the finals lack, and how many words the terms have."""
     words = Counter(w for term in clip.terms for w in wer.norm(term))
     return (words - Counter(wer.norm(heard.text))).total(), words.total()
 
 
 def compared(errors: Sequence[tuple[int, int]], plain: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Return the error rate of clips in percent, and its difference from the same clips without the option."""
+    """Return the error rate of the clips in percent, and the difference that the option makes for the same clips."""
     num_words = [n for _, n in plain]
     change = difference([(a, b) for (a, _), (b, _) in zip(errors, plain, strict=True)], num_words)
     rate = 100 * sum(e for e, _ in errors) / sum(num_words)
@@ -54,7 +54,7 @@ def show_changes(title: str, rows: dict[str, dict[str, Any]]) -> None:
 
 
 async def keyterms(srv: Server, orders: list[Clip], others: list[Clip], *, speed: float) -> dict[str, Any]:
-    """Measure errors in the terms of orders, and in unrelated sentences, without and with keyterms."""
+    """Measure errors in the terms of orders and in unrelated sentences, with and without keyterms."""
     terms = sorted({term for clip in orders for term in clip.terms})
     rows = {}
     for name, clips, errors_of in (("terms", orders, term_errors), ("other words", others, text_errors)):
@@ -69,7 +69,7 @@ async def keyterms(srv: Server, orders: list[Clip], others: list[Clip], *, speed
 
 
 def joined(clips: Sequence[Clip]) -> list[Clip]:
-    """Return sessions of JOINED clips each. A clip of one speaker is not context for the next speaker's."""
+    """Return sessions that join JOINED clips of different speakers, whose words are no context for each other."""
     gap = np.zeros(int(GAP_S * SAMPLE_RATE_HZ), np.float32)
     out = []
     for at in range(0, len(clips), JOINED):
@@ -82,9 +82,9 @@ def joined(clips: Sequence[Clip]) -> list[Clip]:
 
 
 async def transcribe(srv: Server, clip: Clip, *, keep_context: bool, speed: float) -> str:
-    """Return the transcript of a clip, sent at `speed` times real time and committed at its end.
+    """Send a clip at `speed` times real time, commit it at its end, and return its transcript.
 
-    Raises RuntimeError for an error of the server, TimeoutError or SessionEnded if there is no transcript.
+    Raises RuntimeError if the server sends an error, and TimeoutError or SessionEnded if no transcript arrives.
     """
     data = to_pcm16(np.asarray(clip.pcm, np.float32))
     step = int(CHUNK_S * SAMPLE_RATE_HZ) * 2
@@ -101,7 +101,7 @@ async def transcribe(srv: Server, clip: Clip, *, keep_context: bool, speed: floa
 
 
 async def context(srv: Server, clips: Sequence[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
-    """Measure word errors without and with `keep_context`, by kind of recording and language; two sessions at once."""
+    """Measure word errors with and without `keep_context`, by kind and language, in two sessions at once."""
     places = asyncio.Semaphore(STREAMS)
 
     async def errors(clip: Clip, keep_context: bool) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Other programs with the same clips and weights: RealtimeSTT live, faster-whisper for whole files."""
+"""Other programs with the same clips and weights: RealtimeSTT for live audio, faster-whisper for whole files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def whole_files_row(clips: list[Clip], model: Path) -> dict[str, Any]:
 
 
 def peer_row(clips: list[Clip], result: dict[str, Any]) -> dict[str, Any]:
-    """Return a live peer's figures. It rewrites its partials; each counts as the text that it shows."""
+    """Return a live peer's figures.
+
+    Each of its partials replaces the last one, and counts as the text on the screen.
+    """
     by_id = {c["id"]: c for c in result["clips"]}
     final, onset, texts = [], [], []
     for clip in clips:
@@ -64,7 +67,7 @@ def peer_row(clips: list[Clip], result: dict[str, Any]) -> dict[str, Any]:
 
 
 def ratios(ours: dict[str, float], rows: dict[str, Any]) -> None:
-    """Print the peers next to antiphon, and their figures relative to it."""
+    """Print the peers' figures next to antiphon's, and relative to them."""
     out: list[tuple[Any, ...]] = [("antiphon", *(ours[k] for k in KEYS))]
     for name, row in rows.items():
         out.append((name, *(row.get(k, "-") for k in KEYS)))

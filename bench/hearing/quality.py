@@ -1,4 +1,4 @@
-"""Word errors of live finals, of shown text and of whole files: by kind of recording, by language given or detected."""
+"""Word errors of finals, shown text and whole files: by kind of recording, with the language given or detected."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ FAST_NOTE = ", faster than real time: shown words are not those of a live client
 
 
 async def hear(srv: Server, clips: Sequence[Clip], *, speed: float, session: dict[str, Any]) -> dict[str, Heard]:
-    """Play clips of one language live, over four concurrent sessions. `session` has fields of `session.audio.input`."""
+    """Play clips of one language over four concurrent live sessions. `session` has fields of `session.audio.input`."""
     return await play_shared(srv, clips, min(STREAMS, len(clips)), session=session, speed=speed, chunk_s=0.1)
 
 
 async def read_clips(srv: Server, clips: Sequence[Clip], *, speed: float, tell_language: bool = True) -> list[Reading]:
-    """Let the server transcribe clips live and as files. A session hears one language, which may be given."""
+    """Let the server transcribe clips live and as files.
+
+    All clips of a session have one language, which may be given.
+    """
     files = await whole_files(srv, clips, tell_language=tell_language)
     found: list[Reading] = []
     for language in dict.fromkeys(c.language for c in clips):
@@ -62,7 +65,7 @@ async def quality(srv: Server, clips: list[Clip], *, speed: float, transcripts: 
 
 
 async def languages(srv: Server, clips: list[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
-    """Measure errors by language, given and detected; in characters instead of words for ja, zh and ko."""
+    """Measure errors by language, given and detected. Japanese, Chinese and Korean in characters."""
     rows = {}
     for name, tell in (("reported", True), ("detected", False)):
         found = await read_clips(srv, clips, speed=speed, tell_language=tell)

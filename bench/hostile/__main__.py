@@ -1,7 +1,7 @@
 """One attack, in a separate process: python -m bench.hostile CLASS URL KEY [--beside URL] [--quick]
 
-It attacks at least once, and until its standard input ends. Then it prints one JSON object with `tried` and `outcomes`
-(see bench.hostile.client.Target). It prints a line `attacking` when the class's payloads are ready.
+It attacks until its standard input ends, but at least once. It prints a line `attacking` when the data of the attack is
+ready, and at the end one JSON object with `tried` and `outcomes` (see bench.hostile.client.Target).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ CLASSES: dict[str, Callable[[Target], Awaitable[None]]] = {
     "fetches": bodies.fetches,
     **{f"model-{name}": bodies.chats for name in model_server.CLASSES},
 }
-# Seconds between two rounds of a class, so that a round of refusals does not measure the attacker's own speed.
+# Seconds between two rounds of a class. Without them, refusals at once would only measure how fast the attacker is.
 PAUSE_S = 0.05
 
 
 async def attack(name: str, target: Target) -> None:
-    """Attack in rounds until standard input ends, which cancels the current round."""
+    """Attack in rounds until standard input ends. That cancels the current round."""
     stop = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     while not stop.done():
         one = asyncio.ensure_future(CLASSES[name](target))
@@ -52,7 +52,7 @@ async def attack(name: str, target: Target) -> None:
         one.cancel()
         ended = await asyncio.gather(one, return_exceptions=True)
         if isinstance(ended[0], Exception) and not stop.done():
-            # If the server hangs or closes unexpectedly, the round ends. That is a result, not a failure.
+            # The round ends if the server hangs or closes the connection. That is a result, not a failure.
             target.outcomes[f"the attack's {type(ended[0]).__name__}"] += 1
             traceback.print_exception(ended[0])
         await asyncio.wait([stop], timeout=PAUSE_S)
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--beside", default="", help="URL of an extra server, for classes that need one")
     parser.add_argument("--quick", action="store_true", help="small numbers")
     args = parser.parse_args()
-    # Lowest priority: a real attacker has another machine, while here the cores are the server's.
+    # Lowest priority, because a real attacker would not use the server's cores.
     os.nice(10)
     target = Target(args.url, args.key, args.quick, args.beside)
     print("attacking", flush=True)

@@ -25,7 +25,7 @@ from PIL import Image
 FORM = "multipart/form-data; boundary=B"
 CHAT, FILES = "/v1/chat/completions", "/v1/audio/transcriptions"
 MB = 1 << 20
-# Seconds until a client disconnects that requested a schema, or an answer of the hostile model server.
+# Seconds after which clients disconnect: from a request with a schema, and from an answer of the hostile model server.
 LEAVES_SCHEMA_S, LEAVES_MODEL_S = 3.0, 20.0
 MODEL_CHATS = 4
 
@@ -41,7 +41,7 @@ async def endless(head: bytes, num_bytes: int) -> AsyncIterator[bytes]:
 
 
 async def bodies(target: Target) -> None:
-    """Send endless bodies without a length, and form fields in a charset that takes quadratic time."""
+    """Send endless bodies without a length, and form fields in a charset whose decoding takes quadratic time."""
     most = (4 if target.quick else 256) * MB
     async with target.client() as client:
         for path, head, kind in (
@@ -58,7 +58,7 @@ async def bodies(target: Target) -> None:
 
 
 def silence(hours: float) -> bytes:
-    """Return silence as FLAC, a few kilobytes per hour."""
+    """Return silence as FLAC, which takes a few kilobytes per hour."""
     out = io.BytesIO()
     with av.open(out, "w", format="flac") as container:
         stream = container.add_stream("flac", rate=8000, layout="mono")
@@ -72,7 +72,7 @@ def silence(hours: float) -> bytes:
 
 
 async def files(target: Target) -> None:
-    """Send eight hours of silence in a small file, four at once, with clients that disconnect before the answer."""
+    """Send small files with eight hours of silence, four at once, and disconnect before the answer."""
     data = silence(0.02 if target.quick else 8)
     form = {"data": {"model": "default"}, "files": {"file": ("a.flac", data)}}
     async with target.client() as client:
@@ -85,7 +85,7 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 async def text(target: Target) -> None:
-    """Send words of several megabytes to the tokenizer: chat, instructions, items, a transcriber's prompt."""
+    """Send words of several megabytes to be tokenized: in chats, instructions, items and a transcriber's prompt."""
     word = "a" * ((256 << 10) if target.quick else 3 * MB)
     async with target.client() as client:
         await target.request(client, "POST", CHAT, json=chat(messages=[{"role": "user", "content": word}]))
@@ -97,7 +97,7 @@ async def text(target: Target) -> None:
 
 
 async def json_documents(target: Target) -> None:
-    """Send JSON that is deep, wide or odd, and expensive fields: schemas, logit_bias, tools."""
+    """Send JSON that is deep, wide or odd, and fields that are expensive to check: schemas, logit_bias, tools."""
     deep = 200_000
     documents = [
         b"[" * deep + b"]" * deep,
@@ -128,7 +128,7 @@ async def json_documents(target: Target) -> None:
 
 
 async def offer() -> str:
-    """Return a complete WebRTC offer, as from a browser."""
+    """Return a complete WebRTC offer like a browser's."""
     peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
     peer.addTrack(AudioStreamTrack())
     peer.createDataChannel("oai-events")
@@ -139,7 +139,7 @@ async def offer() -> str:
 
 
 async def sdp(target: Target) -> None:
-    """Send offers with thousands of candidates or formats, truncated ones, and calls that are never joined."""
+    """Send offers with thousands of candidates or formats, truncated offers, and offers of calls that nobody joins."""
     whole = await offer()
     at = whole.index("a=ice-ufrag")
     candidate = "a=candidate:1 1 udp 2130706431 192.0.2.2 1000 typ host\r\n"
@@ -171,7 +171,7 @@ def picture(side: int, kind: str) -> str:
 
 
 async def images(target: Target) -> None:
-    """Send small files of tens of millions of pixels: in chat, as items of a conversation, as frames of video."""
+    """Send small files that decode to tens of millions of pixels: in chats, conversation items and video frames."""
     sides = (1000,) if target.quick else (6300, 2880, 9000)
     pictures = [picture(side, kind) for side in sides for kind in ("png", "webp")]
 
@@ -195,12 +195,15 @@ async def images(target: Target) -> None:
 
 
 def intersection(letters: str) -> dict[str, Any]:
-    """Return a schema of text with all these letters. The intersection of its patterns grows exponentially."""
+    """Return a schema for text that contains all these letters.
+
+    The intersection of its patterns grows exponentially.
+    """
     return {"allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in letters]}
 
 
 def hidden(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the same intersection with patterns behind references, which only the library resolves."""
+    """Return the same schema with its patterns behind references, which only the library resolves."""
     patterns = {f"p{i}": inner for i, inner in enumerate(schema["allOf"])}
     return {"$defs": patterns, "allOf": [{"$ref": f"#/$defs/{name}"} for name in patterns]}
 
@@ -210,9 +213,9 @@ def as_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 async def schemas(target: Target) -> None:
-    """Send six requests with different intersections of patterns, whose clients disconnect after 3 s; once.
+    """Send six requests once, each with another intersection of patterns, and disconnect after 3 s.
 
-    One has plain patterns, and five have them behind references.
+    One request has plain patterns. The other five have them behind references.
     """
     draw = random.Random(target.tried)
     number = 14 if target.quick else 20
@@ -224,12 +227,12 @@ async def schemas(target: Target) -> None:
             for each in wanted
         )
         await asyncio.gather(*asked)
-    # Their effect after they disconnect is measured.
+    # The effect that counts is the one after the clients have disconnected.
     await hold()
 
 
 async def fetches(target: Target) -> None:
-    """Request thirty-two voices at once whose files arrive a byte at a time, without end."""
+    """Request thirty-two voices at once. The server fetches their files, which arrive a byte at a time, without end."""
 
     async def one(number: int) -> None:
         body = {
@@ -245,7 +248,7 @@ async def fetches(target: Target) -> None:
 
 
 async def chats(target: Target) -> None:
-    """Send four chats at once, each with a tool and a streamed answer."""
+    """Send four chats at once, each with a tool and a streamed answer, while the model server is hostile."""
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     body = chat(max_tokens=1000, tools=[tool], stream=True)
 

@@ -1,4 +1,4 @@
-"""Shared parts of the classes of attack: a target, the names of its replies, and sockets that count errors."""
+"""Shared parts of the attacks: the target, names for its replies, and sockets that count errors."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import httpx
 import websockets
 from websockets.asyncio.client import ClientConnection
 
-# Time limit for replies.
+# Seconds to wait for a reply.
 PATIENCE_S = 60.0
 SERVED, NO_ANSWER, LOST = "served", "no answer", "connection lost"
 
 
 @dataclass(slots=True)
 class Target:
-    """The server, the attacker's key, and the replies."""
+    """The server under attack, the attacker's key, and the counted replies."""
 
     # Address of the server.
     url: str
     # The attacker's key.
     key: str
-    # Selects small numbers, for a trial run.
+    # True for smaller numbers, in a trial run.
     quick: bool = False
-    # URL of an extra server, for classes that need one.
+    # URL of an extra server, for the attacks that need one.
     beside: str = ""
-    # Replies by name: "served"; "413 file_too_long" for HTTP; an error event's code; "closed 1009" for a socket; "no
-    # answer" after PATIENCE_S; "connection lost".
+    # Number of replies by name: "served"; "413 file_too_long" for HTTP; the code of an error event; "closed 1009" for a
+    # socket; "no answer" after PATIENCE_S; "connection lost".
     outcomes: Counter[str] = field(default_factory=Counter)
-    # Number of inputs sent.
+    # Number of inputs that were sent.
     tried: int = 0
 
     @property
@@ -60,16 +60,16 @@ class Target:
             self.outcomes[NO_ANSWER] += 1
             return None
         except httpx.TransportError:
-            # If a body is refused while it is sent, the connection may be reset before the reply is read.
+            # A server that refuses a body while it arrives may reset the connection before the client reads the reply.
             self.outcomes[LOST] += 1
             return None
         self.outcomes[named(answer)] += 1
         return answer
 
     async def raw(self, first: str, *headers: str, body: bytes = b"", leaves: bool = False) -> bytes:
-        """Send the exact bytes of a request on a new connection without a key, and count the reply by status.
+        """Send a request's exact bytes on a new connection, without a key, and count the reply by its status.
 
-        Returns the reply including its head; empty if there was none. With `leaves`, the client disconnects before the
+        Returns the reply with its head; empty if there was none. With `leaves`, the client disconnects before the
         reply.
         """
         self.tried += 1
@@ -93,9 +93,9 @@ class Target:
 
     @asynccontextmanager
     async def socket(self, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[ClientConnection | None]:
-        """Yield a WebSocket that is dropped without a close at the end. None if its upgrade was refused, or timed out.
+        """Yield a WebSocket, which is dropped without a close frame at the end; None if the upgrade fails.
 
-        If the server ends the connection, the block ends; `note_errors` counts it by its close code.
+        If the server closes the connection, the block ends. `note_errors` then counts the close by its code.
         """
         self.tried += 1
         try:
@@ -125,7 +125,10 @@ class Target:
     async def send_all(
         self, messages: Iterable[str | dict[str, Any]], patience_s: float | None, path: str = "/v1/realtime"
     ) -> None:
-        """Send messages over a new socket. Counts errors until `patience_s` after the last, or until it is closed."""
+        """Send messages on a new socket.
+
+        Counts errors until it is closed, or until `patience_s` after the last message.
+        """
         async with self.socket(path) as socket:
             if socket is None:
                 return
@@ -137,7 +140,7 @@ class Target:
             noting.cancel()
 
     async def note_errors(self, connection: ClientConnection) -> None:
-        """Read until the server closes. Counts each error event by its code, and the close by its own code."""
+        """Read until the server closes. Counts each error event, and the close, by their codes."""
         with suppress(websockets.ConnectionClosed):
             while True:
                 text = await connection.recv()
@@ -148,12 +151,12 @@ class Target:
 
 
 def named(answer: httpx.Response) -> str:
-    """Return the name of a reply: "served", or its status and the code of its error."""
+    """Return the name of a reply: "served", or its status and its error's code."""
     return SERVED if answer.status_code < 400 else f"{answer.status_code} {code_of(answer.content)}".strip()
 
 
 def code_of(body: bytes | None) -> str:
-    """Return the code in an error's body; empty if it has none, as for a plain 500."""
+    """Return the code in an error's body; empty if there is none, as in a plain 500."""
     try:
         return error_code(json.loads(body or b""))
     except ValueError:
@@ -161,7 +164,7 @@ def code_of(body: bytes | None) -> str:
 
 
 def error_code(document: Any) -> str:
-    """Return the code, or else the type, of an error in any dialect's format."""
+    """Return an error's code, or else its type, in the format of any dialect."""
     error = document.get("error", document) if isinstance(document, dict) else {}
     if not isinstance(error, dict):
         return str(document.get("code") or "error")

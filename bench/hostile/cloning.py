@@ -1,7 +1,7 @@
-"""`antiphon` whose small voice accepts the samples of a cloning voice: python -m bench.hostile.cloning serve ...
+"""Runs `antiphon` with a small voice that accepts samples to clone: python -m bench.hostile.cloning serve ...
 
-It fetches, decodes and limits the samples like any cloning voice, but speaks with its own voice. A cloning model takes
-tens of seconds for a sentence on a benchmark's cores.
+The voice fetches, decodes and limits the samples like any cloning voice, but speaks with its own sound. A real cloning
+model takes tens of seconds for a sentence on a benchmark's cores.
 """
 
 from __future__ import annotations

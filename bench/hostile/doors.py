@@ -1,12 +1,12 @@
-"""Attacks on a door: hidden paths in other spellings, and requests without a key that it forwards."""
+"""Attacks on a door: other spellings of hidden paths, and malformed requests that it forwards without a key."""
 
 from __future__ import annotations
 
 from bench.hostile.client import Target
 
-# The key of `/internal/` at the host behind the door, which the attacker has obtained.
+# The key for `/internal/` of the host behind the door. The attacker is assumed to have it.
 INTERNAL_KEY = "of-the-supervisor"
-# Strings that occur only in a host's metrics, and in its list of hosts.
+# Strings that occur only in the metrics of a host, and in its list of hosts. A reply with one of them is a leak.
 HIDDEN = {"metrics": b"antiphon_event_loop_lag", "internal/hosts": b'"draining"'}
 SPELLINGS = (
     *("/{}", "//{}", "/./{}", "/x/../{}", "/x/..%2f{}", "/x/%2e%2e/{}", "/x/.%2e/{}", "/x/%252e%252e/{}", "/%2f{}"),
@@ -26,7 +26,7 @@ LETTERS = ("%{:02x}", "%25{:02x}", "%u00{:02x}", "%c1%{:02x}")
 
 
 def spellings(path: str) -> list[str]:
-    """Return spellings of a path in a request line that some servers read as that path."""
+    """Return spellings of a path in a request line that some server would read as that path."""
     first, rest = ord(path[0]), path[1:]
     return [spelling.format(path) for spelling in SPELLINGS] + [
         *(f"/{letter.format(first)}{rest}" for letter in LETTERS),
@@ -37,7 +37,7 @@ def spellings(path: str) -> list[str]:
 
 
 async def paths(target: Target) -> None:
-    """Request every spelling of a host's hidden paths, without a key and with the internal one. Counts leaks."""
+    """Request a host's hidden paths in every spelling, without a key and with the internal key. Counts leaks."""
     for path, mark in HIDDEN.items():
         for spelling in spellings(path):
             for key in ("", INTERNAL_KEY):
@@ -55,7 +55,7 @@ CHUNKS = b"5\r\nhello\r\n0\r\n\r\n"
 
 
 async def bodies(target: Target) -> None:
-    """Send requests without a key whose bodies, lengths and paths a door must read like a host."""
+    """Send requests without a key, whose bodies, lengths and paths the door and the host must read the same way."""
     for method in ("GET", "HEAD", "OPTIONS", "DELETE", "PUT"):
         for path in ("/v1/models", "/", "/web/x"):
             first = f"{method} {path} HTTP/1.1"
@@ -64,7 +64,7 @@ async def bodies(target: Target) -> None:
             await target.raw(first, "Content-Length: 5", CHUNKED, body=CHUNKS)
             await target.raw(first, "Content-Length: 0")
             await target.raw(first, "Content-Length: 5", "Expect: 100-continue", body=b"hello")
-    # A truncated body, and heads that a client library would refuse.
+    # A truncated body, and request heads that a client library would refuse to send.
     await target.raw("GET /v1/models HTTP/1.1", "Content-Length: 50", body=b"hello", leaves=True)
     await target.raw("POST /v1/chat/completions HTTP/1.1", "Content-Length: 50", body=b"hello", leaves=True)
     await target.raw(f"GET /{'a' * 70_000} HTTP/1.1")

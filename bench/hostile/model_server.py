@@ -2,7 +2,7 @@
 
     python -m bench.hostile.model_server CLASS [--quick]
 
-It prints its URL, and replies to every request with the answer of the class.
+It prints its URL, and sends the class's answer to every request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ END = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\
 
 
 async def calls(size: int) -> Parts:
-    """Calls without arguments, with long names, without end."""
+    """Endless calls without arguments and with long names."""
     yield PLAIN
     number = 0
     while True:
@@ -49,7 +49,7 @@ async def calls(size: int) -> Parts:
 
 
 async def single_bytes(size: int) -> Parts:
-    """A long line, followed by chunks of one byte."""
+    """One long line, then chunks of one byte."""
     yield HEAD + b"transfer-encoding: chunked\r\n\r\n"
     line = b"data: " + b"x" * (900_000 // size)
     yield b"%x\r\n" % len(line) + line + b"\r\n"
@@ -58,13 +58,13 @@ async def single_bytes(size: int) -> Parts:
 
 
 async def gzip_events(size: int) -> Parts:
-    """25 MB of lines of one event, compressed to about 30 kB."""
+    """25 MB of lines of a single event, compressed to about 30 kB."""
     yield GZIP
     yield gzip.compress(b"data: x\n" * (3_200_000 // size))
 
 
 async def gzip_line_breaks(size: int) -> Parts:
-    """64 MB of line breaks, compressed to 65 kB, repeatedly."""
+    """64 MB of line breaks, compressed to 65 kB, sent repeatedly."""
     yield GZIP
     member = gzip.compress(b"\n" * ((64 << 20) // size))
     for _ in range(4):
@@ -72,28 +72,28 @@ async def gzip_line_breaks(size: int) -> Parts:
 
 
 async def line_breaks(size: int) -> Parts:
-    """Uncompressed line breaks, without end."""
+    """Endless line breaks, uncompressed."""
     yield PLAIN
     while True:
         yield b"\n" * (1 << 16)
 
 
 async def comments(size: int) -> Parts:
-    """Comments of server-sent events, without end."""
+    """Endless comments of server-sent events."""
     yield PLAIN
     while True:
         yield b": hello\n" * (1 << 13)
 
 
 async def empty_events(size: int) -> Parts:
-    """Events without content, without end."""
+    """Endless events without content."""
     yield PLAIN
     while True:
         yield b"data: {}\n\n" * (1 << 12)
 
 
 async def written_calls(size: int) -> Parts:
-    """20,000 calls as JSON in one text, in two events."""
+    """20,000 calls written as JSON in one text, sent in two events."""
     yield PLAIN
     text = json.dumps([{"name": "add", "arguments": {"a": n}} for n in range(20_000 // size)])
     yield prose(text[: len(text) // 2]) + prose(text[len(text) // 2 :])
@@ -101,7 +101,7 @@ async def written_calls(size: int) -> Parts:
 
 
 async def braces(size: int) -> Parts:
-    """Possible beginnings of a call, one space after the other."""
+    """A possible beginning of a call, then one space after another."""
     yield PLAIN
     yield prose("{")
     for _ in range(80 // size or 1):
@@ -117,14 +117,14 @@ async def brackets(size: int) -> Parts:
 
 
 async def thoughts(size: int) -> Parts:
-    """Thoughts without words, in one event."""
+    """Thousands of thoughts without words, in one event."""
     yield PLAIN
     yield prose("<think></think>" * (60_000 // size) + "Yes.")
     yield END
 
 
 async def pieces_of_a_call(size: int) -> Parts:
-    """The arguments of a second call, character by character, while the first one is open."""
+    """The arguments of a second call, one character at a time, while the first call is still open."""
     yield PLAIN
     yield event({"tool_calls": [call(0, "add"), call(1, "add")]})
     more = event({"tool_calls": [{"index": 1, "function": {"arguments": "x"}}]})
@@ -134,7 +134,7 @@ async def pieces_of_a_call(size: int) -> Parts:
 
 
 async def numbers(size: int) -> Parts:
-    """Events with a megabyte of numbers in a field of any type."""
+    """Events with a megabyte of numbers in a field that accepts any type."""
     yield PLAIN
     many = b'data: {"choices": [], "usage": [' + b"1," * (500_000 // size) + b"1]}\n\n"
     for _ in range(20):
@@ -143,7 +143,7 @@ async def numbers(size: int) -> Parts:
 
 
 async def cookies(size: int) -> Parts:
-    """The most cookies that a response head can hold."""
+    """As many cookies as a response head can hold."""
     yield HEAD + b"".join(b"set-cookie: c%d=x; path=/\r\n" % n for n in range(2500 // size)) + b"\r\n"
     yield prose("Yes.") + END
 
@@ -167,7 +167,7 @@ CLASSES: dict[str, Callable[[int], Parts]] = {
 
 
 async def serve(name: str, size: int) -> None:
-    """Run the server. `size` divides the class's numbers."""
+    """Run the server. The numbers of the class are divided by `size`."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):

@@ -1,6 +1,7 @@
 """A site of audio files, for `antiphon bench attack`: python -m bench.hostile.site
 
-It prints its URL. `/sound` is a file of two bytes. Any other file arrives a byte per second, without end.
+It prints its URL. `/sound` is a file of two bytes. Any other path is a file that arrives one byte per second, without
+end.
 """
 
 from __future__ import annotations

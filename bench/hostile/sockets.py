@@ -1,4 +1,4 @@
-"""Attacks with connections and sessions: not reading, not writing, too many, at once, wrong types, other keys."""
+"""Attacks with connections and sessions: too many, unread, silent, resumed at once, with wrong types or other keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def name_of(answer: dict[str, Any]) -> str:
 
 
 async def unread(target: Target) -> None:
-    """Send small events with large replies, from a client that does not read."""
+    """Send small events that have large replies, and do not read them."""
     size, count = (100 << 10, 20) if target.quick else (5 << 20, 250)
     async with target.socket(max_queue=1) as socket:
         if socket is None:
@@ -50,7 +50,7 @@ async def unread(target: Target) -> None:
 
 
 async def silent(target: Target) -> None:
-    """Open connections that never send a byte, and have no key."""
+    """Open connections without a key that never send a byte."""
     parts = urlsplit(target.url)
     writers = []
     for _ in range(50 if target.quick else 1000):
@@ -70,10 +70,10 @@ async def silent(target: Target) -> None:
 
 
 async def resume(at: Target, target: Target, session: tuple[str, str], seq: int) -> None:
-    """Resume a session at a host from an event on, and count the reply by its name."""
+    """Resume a session at a host, after event number `seq`, and count the reply by its name."""
     session_id, token = session
     ask = {"type": "session.resume", "session_id": session_id, "resume_token": token}
-    # The other host counts its own replies.
+    # The socket counts as a try of `at`. The reply is counted at `target`, so the try is counted there, too.
     target.tried += at is not target
     async with at.socket(f"/v1/realtime?resume={session_id}") as socket:
         if socket is not None:
@@ -82,7 +82,7 @@ async def resume(at: Target, target: Target, session: tuple[str, str], seq: int)
 
 
 async def resumes(target: Target) -> None:
-    """Resume sessions repeatedly, half of them from two sockets at once."""
+    """Resume sessions again and again, half of them from two sockets at once."""
 
     async def one(twice: bool) -> None:
         async with target.socket("/v1/realtime?resume=1") as socket:
@@ -98,7 +98,7 @@ async def resumes(target: Target) -> None:
 
 
 async def storms(target: Target) -> None:
-    """Resume twenty sessions from two hundred connections at once, at their host and at another one."""
+    """Resume twenty sessions from two hundred connections at once, both at their own host and at another one."""
     many, at_once = (4, 4) if target.quick else (20, 10)
     at = (target, replace(target, url=target.beside))
     async with AsyncExitStack() as stack:
@@ -107,7 +107,7 @@ async def storms(target: Target) -> None:
             socket = await stack.enter_async_context(target.socket("/v1/realtime?resume=1"))
             if socket is not None:
                 created = await read(socket)
-                # Another host finds a session by its stored row.
+                # The other host finds a session by its row in the store.
                 await socket.send('{"type":"session.update","session":{"type":"realtime","instructions":"Be brief."}}')
                 await read(socket)
                 sessions.append((created["session"]["id"], created["resume_token"]))
@@ -116,7 +116,7 @@ async def storms(target: Target) -> None:
 
 
 async def first_frames(target: Target) -> None:
-    """Open sockets of sessions that begin with a first frame, and never send it."""
+    """Open sockets of dialects whose sessions begin with a first frame, and never send that frame."""
     async with AsyncExitStack() as stack:
         for n in range(16 if target.quick else 300):
             socket = await stack.enter_async_context(target.socket(DOORS[n % len(DOORS)]))
@@ -126,7 +126,7 @@ async def first_frames(target: Target) -> None:
 
 
 async def answers(target: Target) -> None:
-    """Request hundreds of answers outside of the conversation in one session, all at once."""
+    """Request hundreds of answers outside of the conversation, all at once, in one session."""
     content = [{"type": "input_text", "text": "Count to a thousand."}]
     message = {"type": "message", "role": "user", "content": content}
     response = {"conversation": "none", "output_modalities": ["text"], "input": [message], "max_output_tokens": 500}
@@ -135,9 +135,10 @@ async def answers(target: Target) -> None:
 
 
 async def types(target: Target) -> None:
-    """Send recorded frames of every dialect with fields of the wrong type, out of range, missing or renamed.
+    """Send recorded frames of every dialect, with fields that have a wrong type, are out of range, missing or renamed.
 
-    A closed connection is counted by its code (1011: the session failed), and reopened.
+    If the server closes the connection, the close is counted by its code (1011: the session failed), and a new one
+    opened.
     """
     for number, (path, frames) in enumerate(recorded_frames().items()):
         draw = random.Random(number)
@@ -146,7 +147,7 @@ async def types(target: Target) -> None:
 
 
 async def two_keys(target: Target) -> None:
-    """Try to use another key's voices, sessions, calls, and prompts in the KV."""
+    """Try to reach what belongs to another key: its voices, its sessions, its calls, and its prompts in the KV."""
     guess = {"role": "user", "content": "The vault code of the branch in Zurich is 7 3 9 1."}
     async with target.client() as client:
         for method, path in (
@@ -170,7 +171,7 @@ async def two_keys(target: Target) -> None:
 
 
 async def idle(target: Target) -> None:
-    """Open sessions without using them. Measures the memory of one, and the delay of others."""
+    """Open sessions and leave them unused. Measures the memory of one session, and the delay of other sessions."""
     async with AsyncExitStack() as stack:
         for _ in range(20 if target.quick else 900):
             socket = await stack.enter_async_context(target.socket())

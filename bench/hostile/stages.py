@@ -1,7 +1,7 @@
-"""The setup for classes of attack that need more than a plain server: flags, a door, an extra server.
+"""The setup of the attacks that need more than a plain server: flags, a door or an extra server.
 
-A class that needs an extra server, such as a hostile model server, is a row of STAGES with a `beside`. That starts the
-server, and has the flags that refer to it.
+An attack that needs an extra server, such as a hostile model server, has a row in STAGES with a `beside`. This starts
+the extra server, and has antiphon's flags that refer to it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from bench.common import HERE, beside, server
 from bench.hostile import model_server
 from bench.hostile.doors import INTERNAL_KEY
 
-# Requests of the bystander: an answer in a conversation, an answer in a chat, a sentence, or a sentence in a cloned
-# voice.
+# What the bystander requests: an answer in a conversation, an answer in a chat, a spoken sentence, or a sentence in a
+# cloned voice.
 Asks = Literal["conversation", "chat", "speech", "clone"]
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """An extra server: its URL, and the flags of antiphon that refer to it."""
+    """An extra server: its URL, and antiphon's flags that refer to it."""
 
     url: str = ""
     flags: tuple[str, ...] = ()
@@ -43,14 +43,14 @@ def nothing(quick: bool) -> Iterator[Beside]:
 
 @contextmanager
 def site(quick: bool) -> Iterator[Beside]:
-    """Run a site of audio files from which the server may fetch."""
+    """Run a site of audio files from which antiphon may fetch."""
     with beside("bench.hostile.site") as (url, _):
         yield Beside(url, ("--fetch-from", urlsplit(url).netloc))
 
 
 @contextmanager
 def bad_model(name: str, quick: bool) -> Iterator[Beside]:
-    """Run a language model server that answers as this class of bench.hostile.model_server."""
+    """Run a model server with the answers of one class of bench.hostile.model_server."""
     with beside("bench.hostile.model_server", name, *(["--quick"] if quick else [])) as (url, _):
         yield Beside(url, ("--language-model", f"{url}#bad"))
 
@@ -59,7 +59,7 @@ def bad_model(name: str, quick: bool) -> Iterator[Beside]:
 def attacker(
     name: str, url: str, key: str, beside: str = "", *, quick: bool = False, log: IO[str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Run one class of attack during the block. Afterwards, the yielded dict has its results."""
+    """Run an attack during the block. Afterwards, the dict that was yielded has its results."""
     command = [sys.executable, "-m", "bench.hostile", name, url, key, "--beside", beside]
     command += ["--quick"] if quick else []
     process = subprocess.Popen(
@@ -77,19 +77,19 @@ def attacker(
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The setup of a class."""
+    """The setup of one class of attack."""
 
-    # Requests of the bystander.
+    # What the bystander requests.
     asks: Asks = "conversation"
-    # Flags of the server.
+    # Extra flags of antiphon.
     flags: tuple[str, ...] = ()
-    # The module to start instead of `antiphon`.
+    # The module that is started instead of `antiphon`.
     module: str = "antiphon"
-    # Whether a door is attacked, through which the bystander connects too.
+    # True if the attack is on a door. The bystander connects through the door, too.
     has_door: bool = False
-    # Whether another host of the same store runs.
+    # True if a second host with the same store runs.
     has_second_host: bool = False
-    # Starts an extra server; takes `quick`.
+    # Starts the extra server. Its argument is `quick`.
     beside: Callable[[bool], AbstractContextManager[Beside]] = nothing
 
 
@@ -107,7 +107,7 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A running stage: its attacked address, an extra one, and the product's processes without their children."""
+    """A running stage: the address to attack, an extra address, and antiphon's processes without their children."""
 
     url: str
     beside: str
@@ -118,7 +118,7 @@ class Staged:
         return self.url.replace("http", "ws", 1)
 
     def rss_mb(self) -> float:
-        """Return the memory of the product's processes and their children."""
+        """Return the memory of antiphon's processes and their children, in MB."""
         return sum(process.memory_info().rss for process in self._all()) / 1e6
 
     def num_fds(self) -> int:
@@ -141,7 +141,7 @@ class Staged:
 
 @contextmanager
 def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = False) -> Iterator[Staged]:
-    """Set up the stage of a class, with these flags for every host, during the block. `quick` selects small numbers."""
+    """Set up the stage of a class during the block. Every host gets these flags. `quick` selects smaller numbers."""
     stage = STAGES.get(name, PLAIN)
     with ExitStack() as stack:
         other = stack.enter_context(stage.beside(quick))
@@ -163,5 +163,5 @@ def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = Fal
         try:
             yield found
         finally:
-            # Killed, since work that remains for the attacker would not end in time.
+            # Kills the processes, because the attacker's unfinished work would take too long.
             found.kill()

@@ -1,8 +1,8 @@
-"""Sessions, owners and pauses on a virtual clock: the real session backend (SQLite), and hosts that hang and return.
+"""Owners of sessions while hosts hang, on a virtual clock, with the real session backend (SQLite).
 
-Hosts hang for up to three times the lifetime of their keys, as with garbage collection, a debugger or a hypervisor, and
-then continue. Meanwhile clients resume elsewhere. The simulation looks for a session with two owners whose writes both
-succeed.
+Hosts hang for up to three times the lifetime of their keys, as during garbage collection, in a debugger or under a
+hypervisor, and then continue. Meanwhile clients resume at other hosts. The simulation counts sessions for which two
+owners can both write.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from antiphon.store.sessions.backend import Write
 from antiphon.store.sessions.sqlite import SqliteBackend
 
 TTL_S, RENEW_S, STEP_S = 5.0, 1.5, 0.5
-# Probabilities per step that a session writes, and that a host begins to hang.
+# Probabilities, per step: that a session writes, and that a host begins to hang.
 WRITES, HANGS = 0.05, 0.02
 
 
 def pauses(folder: Path, num_hosts: int, num_sessions: int, seconds: float, seed: int) -> Counter[str]:
-    """Let hosts hang for `seconds` of virtual time, and count the results; `two owners` has to be 0."""
+    """Let hosts hang for `seconds` of virtual time, and count what happens; `two owners` has to stay 0."""
     drawn, now_s, out = random.Random(seed), 0.0, Counter({"two owners": 0})
     backend = SqliteBackend(folder, 1e9, TTL_S, clock=lambda: now_s, uptime=lambda: now_s)
     names = [f"host-{n}/1" for n in range(num_hosts)]
     hangs_until_s = dict.fromkeys(names, -1.0)
-    # The sessions that each host believes to own, and the newest fence of a successful write.
+    # The sessions that each host believes it owns, and for each session the newest fence of a successful write.
     holds: dict[str, dict[str, StoredSession]] = {name: {} for name in names}
     newest: dict[str, int] = {}
     for number in range(num_sessions):
@@ -58,7 +58,7 @@ def pauses(folder: Path, num_hosts: int, num_sessions: int, seconds: float, seed
                 else:
                     out["writes"] += 1
                     newest[session] = row.fence
-        # Clients of hanging hosts resume at a random other host.
+        # Clients of a host that hangs resume at another host, chosen at random.
         for name in (n for n in names if n not in awake):
             for session in list(holds[name]):
                 if not awake or drawn.random() >= WRITES:

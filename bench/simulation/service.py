@@ -1,8 +1,8 @@
 """A service of many hosts on a virtual clock: callers arrive, are placed, refused, moved and lost.
 
-Each host uses the real code for its decisions (`admission.headroom.Headroom`), and so do doors
-(`cluster.door.hosts.Hosts`). The number of hosts follows `cluster.autoscaling.Autoscaler`. Only the callers' behaviour
-and the start-up time of hosts are simulated. Nothing else takes time, except where it is stated here.
+Each host makes its decisions with the real code (`admission.headroom.Headroom`), and so do doors
+(`cluster.door.hosts.Hosts`). `cluster.autoscaling.Autoscaler` sets the number of hosts. Only the behaviour of callers
+and the start-up time of hosts are simulated. Everything else takes no time, unless stated here.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from antiphon.errors import Refused
 from antiphon.store.sessions import Host
 
 KIND: Kind = "conversation"
-# A caller that every host refused tries again after Retry-After, up to twice as long, for this number of tries.
+# Number of times that a refused caller tries again. It waits between one and two times Retry-After.
 COMES_AGAIN = 3
-# A session whose host failed is lost unless it is taken up within GRACE_S. Its client tries again after each of
-# RESUME_BACKOFF_S, in seconds.
+# Seconds after which the session of a failed host is lost unless another host has taken it up, and the delays, in
+# seconds, after which its client tries to resume.
 GRACE_S, RESUME_BACKOFF_S = 120.0, (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-# Interval of the autoscaler, in seconds.
+# Seconds between two decisions of the autoscaler.
 SCALE_EVERY_S = 5.0
 
 
 def certificate_of(sessions: int) -> Certificate:
-    """Return a certificate for this number of conversations."""
+    """Return a certificate for `places` conversations."""
     kinds = {KIND: CertifiedKind(sessions, Objective(2.0, ""), ())}
     return Certificate(1, "", {}, (), {}, kinds, mixed=1.0)
 
 
 @dataclass(slots=True, eq=False)
 class SimHost:
-    """One host. It takes up sessions one after another."""
+    """One host. It takes up moved sessions one after another."""
 
-    # Its address, which identifies it.
+    # The host's address, which identifies it.
     url: str
     # The number of its zone.
     zone: int
-    # Decides which sessions it admits.
+    # Decides whether another session is admitted.
     headroom: Headroom
-    # Number of its sessions, as `headroom` takes it.
+    # Number of open sessions, in the form that `headroom` takes.
     held: dict[Kind, int] = field(default_factory=lambda: {KIND: 0})
-    # Ids of its sessions.
+    # Ids of the open sessions.
     sessions: set[int] = field(default_factory=set)
-    # Whether it runs.
+    # True while the host runs.
     is_up: bool = True
-    # Whether it releases its sessions before it stops.
+    # True if the host releases its sessions before it stops.
     is_draining: bool = False
-    # When its prefills of taken-up sessions end.
+    # The time at which it will have prefilled all sessions that it took up.
     busy_until_s: float = 0.0
 
     @property
@@ -63,7 +63,7 @@ class SimHost:
         return load
 
     def admit(self, session: int, now_s: float, *, resumes: bool = False) -> bool:
-        """Admit a session, unless there is no headroom."""
+        """Admit a session. Raises Refused if there is no headroom."""
         if not self.is_up or self.is_draining:
             return False
         try:
@@ -81,29 +81,29 @@ class SimHost:
 
 @dataclass(slots=True)
 class Counts:
-    """The outcomes of callers, and the changes of hosts."""
+    """What happened to callers, and to the number of hosts."""
 
     # Callers that arrived.
     came: int = 0
-    # Callers that were admitted, at once or later.
+    # Callers that were admitted, at the first try or later.
     taken: int = 0
-    # Callers that were refused at their first try.
+    # Callers that were refused at the first try.
     refused_once: int = 0
     # Callers that gave up.
     turned_away: int = 0
     # Sessions that no host took up in time.
     lost: int = 0
-    # The highest load of any host at any time.
+    # The highest load of a single host at any time.
     most_load: float = 0.0
-    # The interruption of each moved session, in seconds.
+    # For each moved session, the seconds of its interruption.
     away_s: list[float] = field(default_factory=list)
-    # (time, hosts, sessions, largest load, spread of loads)
+    # At each decision of the autoscaler: (time, hosts, sessions, largest load, spread of loads).
     trace: list[tuple[float, int, int, float, float]] = field(default_factory=list)
     # Hosts that were started.
     ups: int = 0
     # Hosts that were stopped.
     downs: int = 0
-    # Changes of direction in the number of hosts.
+    # Times that the number of hosts began to fall after it rose, or to rise after it fell.
     reversals: int = 0
 
 
@@ -111,13 +111,14 @@ Rate = Callable[[float], float]
 
 
 class Service:
-    """The service.
+    """A simulated service.
 
-    `places` is the certified number of conversations of a host. `rate` is the number of callers per second, by time.
-    `policy` is `random`, `two` (the emptier of two random hosts), `least` (the emptiest host), or `doors` (this number
-    of doors, each of which knows only its own sessions). `tries` is the number of hosts asked before a caller is
-    refused. `talk_s` is the mean duration of a session, exponentially distributed. `start_s` is the start-up time of a
-    host. `prefill_s` is the work of taking up one session from another host.
+    `places` is the certified number of conversations of each host. `rate` is the number of callers per second, as a
+    function of time. `policy` chooses the host for a caller: `random`; `two` (the emptier of two random hosts); `least`
+    (the emptiest host); or `doors` (that number of doors, each of which knows only its own sessions). `tries` is the
+    number of hosts that are asked before a caller is refused. `talk_s` is the mean duration of a session; durations are
+    exponentially distributed. `start_s` is the start-up time of a host. `prefill_s` is the time that a host needs to
+    take up one session of another host.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Service:
         heapq.heappush(self._events, (self.now_s + seconds, next(self._numbers), act))
 
     def run(self, until_s: float) -> Counts:
-        """Run the simulation up to a time."""
+        """Run the simulation until this time."""
         while self._events and self._events[0][0] <= until_s:
             self.now_s, _, act = heapq.heappop(self._events)
             act()
@@ -175,7 +176,7 @@ class Service:
     # --- callers ------------------------------------------------------------------------------------------------------
 
     def _arrive(self) -> None:
-        """Let a caller arrive if the current rate says so (thinning of the largest rate)."""
+        """Let a caller arrive with the probability of the current rate (thinning of a process at the largest rate)."""
         self._after(self.random.expovariate(self._most_rate), self._arrive)
         if self.random.random() * self._most_rate < self._rate(self.now_s):
             self.counts.came += 1
@@ -190,7 +191,7 @@ class Service:
                 return
         self.counts.refused_once += attempt == 0
         if attempt < self._comes_again:
-            # Waits for Retry-After, up to twice that, so that callers do not return all at once.
+            # Waits between one and two times Retry-After, so that callers do not all return at once.
             self._after(10.0 * self.random.uniform(1.0, 2.0), lambda: self._ask(session, attempt + 1))
         else:
             self.counts.turned_away += 1
@@ -198,7 +199,7 @@ class Service:
     def _took(self, session: int, host: SimHost, door: Hosts | None) -> None:
         self._at[session] = host
         if door:
-            # The door counts the session until its end.
+            # The door counts the session as its own until the session ends.
             counted = door.session_at(host.url)
             counted.__enter__()
             self._left[session] = lambda: counted.__exit__(None, None, None)
@@ -213,7 +214,7 @@ class Service:
     # --- placing ------------------------------------------------------------------------------------------------------
 
     def _in_order(self) -> list[tuple[SimHost, Hosts | None]]:
-        """Return the hosts that a caller is offered, in order, and the caller's door."""
+        """Return the hosts in the order in which they are offered the caller, and the caller's door."""
         up = [h for h in self.hosts if h.is_up and not h.is_draining] if self._policy != "doors" else []
         tries = min(self._tries, len(up))
         match self._policy:
@@ -246,7 +247,7 @@ class Service:
         self.hosts.append(SimHost(f"http://{number}", number % 3, Headroom(self._certificate, self._places)))
 
     def _look(self) -> None:
-        """Read all loads, and start or stop hosts."""
+        """Read the loads of all hosts, and start or stop hosts."""
         up = [host for host in self.hosts if host.is_up and not host.is_draining]
         loads = [host.load for host in up]
         num = sum(host.held[KIND] for host in self.hosts)
@@ -276,7 +277,7 @@ class Service:
         self._add_host()
 
     def _move_all(self, host: SimHost) -> None:
-        """Let a draining host release its sessions, a few each second."""
+        """Let a draining host release its sessions, a few per second."""
         for index, session in enumerate(list(host.sessions)):
             self._after(index / 10, lambda one=session: self._away(one, host))
         self._after(len(host.sessions) / 10 + 1.0, lambda: self._gone(host))
@@ -287,7 +288,7 @@ class Service:
             self.hosts.remove(host)
 
     def lose_zone(self, zone: int, noticed_s: float) -> int:
-        """Remove all hosts of a zone at once. Returns the number of their sessions. Clients notice after a delay."""
+        """Remove all hosts of a zone at once, and return the number of their sessions. Clients notice after a delay."""
         hosts, num = [h for h in self.hosts if h.zone == zone], 0
         for host in hosts:
             self._gone(host)
@@ -298,7 +299,7 @@ class Service:
         return num
 
     def _away(self, session: int, host: SimHost) -> None:
-        """Move a session from its host to another one."""
+        """Move a session from its host to another host."""
         if self._at.get(session) is host:
             host.leave(session)
             self._left.pop(session, lambda: None)()
@@ -307,7 +308,7 @@ class Service:
 
     def _resume(self, session: int, since_s: float, attempt: int) -> None:
         if session not in self._at:
-            # The caller hung up meanwhile.
+            # The caller has hung up in the meantime.
             return
         for host, door in self._in_order():
             if host.admit(session, self.now_s, resumes=True):

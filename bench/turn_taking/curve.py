@@ -1,6 +1,6 @@
-"""The section `curve` of `antiphon bench turns`: false cut-offs against waiting, by eagerness.
+"""The section `curve` of `antiphon bench turns`: early ends of turns against waiting, by eagerness.
 
-It replays the pauses that pauses.py found, of speakers that the model was not fitted to. It needs no audio.
+It replays the pauses that pauses.py found, for the speakers that the model was not fitted to. It needs no audio.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from bench.common import table
 from bench.turn_taking.pauses import Pause, read
 from bench.turn_taking.replay import WORDS_MS, at_eagerness, is_fitted, outcome, renamed, turn_detector_alone
 
-# None of these kinds are turns of a conversation. Somebody reads a page, or ten unrelated sentences, and a listener
-# could take the floor at many of their pauses.
+# Kinds of recordings that are not turns of a conversation: a page that is read aloud, or ten unrelated sentences. A
+# listener could take the floor at many of their pauses.
 MONOLOGUES = ("longform", "asr_8k_native", "asr_spontaneous_min")
 EAGERNESS = ("low", "medium", "high", "auto")
 
 
 def curve(words_ms: float = WORDS_MS) -> dict[str, Any]:
-    """Return the outcome of each eagerness, and of Smart Turn alone ("as today"), in each group of pauses."""
+    """Return the outcome of each eagerness and of Smart Turn alone ("as today"), for each group of pauses."""
     tested = renamed([p for p in read() if not is_fitted(p.speaker)])
 
     def is_dialogue(pause: Pause) -> bool:

@@ -2,11 +2,12 @@
 
     python -m bench.turn_taking.enrolled [--data DIR]
 
-A user is enrolled with 5 and with 10 s of speech, as the server extracts it from an uploaded recording. It comes from
-other recordings than the user's turns if there is enough of them, else from the beginning of the same one. The user's
-turns, and those of all other voices, are judged one by one, in quiet and in noise 10 dB below the speech. The voices
-are split into two random halves. Thresholds are chosen on one half and measured on the other, both ways, with only that
-half's users and others. It prints the thresholds of all voices together, which are those for an adapter's profile.
+A user is enrolled with 5 and with 10 s of speech, as the server extracts it from an uploaded recording. This speech is
+from other recordings than the user's turns if there are enough of them, or else from the beginning of the same
+recording. The user's turns and those of all other voices are judged one by one, in quiet and in noise 10 dB below the
+speech. The voices are split into two random halves. Thresholds are chosen on one half and measured on the other, in
+both directions; the other voices are then those of the measured half. The thresholds of all voices together are
+printed, and belong in an adapter's profile.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ from antiphon.turns.voices.enrolment import enrolment_takes, speech_of
 from antiphon.turns.voices.primary_speaker import PrimarySpeaker, TurnSpeaker
 
 Key = tuple[str, str, str]
-# Upper limit of the threshold below which a turn is another's. Recordings of one speaker in this data share microphone
-# and room, unlike an upload and a session.
+# Upper limit of the threshold below which a turn counts as another voice's. In this data, all recordings of a speaker
+# share microphone and room. An upload and a session do not.
 HIGHEST = 0.4
 # Seconds of speech with which a user is enrolled.
 ENROLLED_S = (5.0, 10.0)
-# Most turns of each length of a user, and of another voice.
+# Largest number of turns of each length: of a user, and of another voice.
 MOST_OWN, MOST_OTHER = 12, 4
 NOISES = ("quiet", "10 dB")
-# The data names one speaker for these recordings of a LibriVox collection with many readers. Similarities of 10 s of
-# two of them are 0.22 to 0.53 (and 0.79 once), and those of two parts of one are 0.66 to 0.90. Therefore each counts as
-# a separate voice, but none as a different voice from the others.
+# A LibriVox collection with many readers, for whose recordings the data names only one speaker. For 10 s of speech, two
+# recordings have similarities of 0.22 to 0.53 (once 0.79), and two parts of one recording 0.66 to 0.90. Therefore each
+# recording counts as a separate voice, but no two of them count as different voices.
 READERS_UNKNOWN = "Les Fleurs du mal"
 
 
@@ -66,9 +67,8 @@ READERS_UNKNOWN = "Les Fleurs du mal"
 class Speaker:
     """One voice.
 
-    `enrolled` has the vectors of its takes by the seconds of speech; it is empty for a voice that is not a user.
-    `apart` means that they are from other recordings than the turns. `turns` has the turns by noise, each with its
-    vector.
+    `enrolled` has the vectors of its takes, by seconds of speech. It is empty for a voice that is not a user. `apart`
+    is true if the takes are from other recordings than the turns. `turns` has the turns and their vectors, by noise.
     """
 
     voice: Voice
@@ -78,16 +78,17 @@ class Speaker:
 
 
 async def heard(pcm: Pcm, detector: VoiceActivityDetector) -> Pcm:
-    """Return the speech in a recording, as the server detects it."""
+    """Return the speech in a recording, as the server's VAD detects it."""
     stream = detector.open()
     padded = np.pad(pcm, (0, -len(pcm) % detector.frame_samples))
     return speech_of(padded, await stream.feed(padded), detector.frame_samples)
 
 
 async def parted(recordings: Sequence[Pcm], detector: VoiceActivityDetector) -> tuple[Pcm, list[Pcm], bool]:
-    """Return the speech to enrol a user with, the rest for the turns, and whether those are other recordings.
+    """Return speech to enrol a user with, the rest for the turns, and whether the two are from different recordings.
 
-    The speech is at most the longest of ENROLLED_S, and takes at most half of several recordings.
+    The speech is at most as long as the longest of ENROLLED_S. If there are several recordings, it takes at most half
+    of them.
     """
     most, least = (int(seconds * SAMPLE_RATE_HZ) for seconds in (ENROLLED_S[-1], ENROLLED_S[0]))
     speech, num_used = np.zeros(0, np.float32), 0
@@ -106,7 +107,7 @@ async def parted(recordings: Sequence[Pcm], detector: VoiceActivityDetector) -> 
 
 
 def by_reader(found: Mapping[Key, list[Pcm]]) -> Iterator[tuple[Key, list[Pcm]]]:
-    """Return the recordings of each speaker; each of READERS_UNKNOWN counts as a separate speaker."""
+    """Return the recordings of each speaker. Each recording of READERS_UNKNOWN counts as a separate speaker."""
     for (name, corpus, language), recordings in found.items():
         if corpus == READERS_UNKNOWN:
             yield from (((f"{name}-{k}", corpus, language), [pcm]) for k, pcm in enumerate(recordings))
@@ -124,7 +125,7 @@ async def read_speakers(encoder: SpeakerModel, detector: VoiceActivityDetector, 
             continue
         speech, rest, apart = await parted(whole, detector)
         turns = cut(rest, MOST_OWN if len(speech) else MOST_OTHER)
-        # The server learns from none of these turns.
+        # The server would learn from none of these turns.
         turns = turns[len(FIRST_S) :] or turns
         noise = noises[chance.integers(len(noises))]
         noisy = [replace(turn, pcm=with_noise(turn.pcm, noise, chance)) for turn in turns]
@@ -142,14 +143,14 @@ async def read_speakers(encoder: SpeakerModel, detector: VoiceActivityDetector, 
 
 
 def others_of(user: Speaker, half: Sequence[Speaker]) -> list[Speaker]:
-    """Return the voices that are certainly of another speaker."""
+    """Return the voices that certainly belong to another speaker."""
     unknown = user.voice.corpus == READERS_UNKNOWN
     others = [other for other in half if not may_be_same(user.voice, other.voice)]
     return [other for other in others if not (unknown and other.voice.corpus == READERS_UNKNOWN)]
 
 
 def least_of_each(speaker: Speaker, noise: str) -> list[Turn]:
-    """Return the turns of another voice that count: MOST_OTHER of each length."""
+    """Return the turns of another voice that are counted: at most MOST_OTHER of each length."""
     by_length = defaultdict[float, list[Turn]](list)
     for turn in speaker.turns[noise]:
         by_length[turn.length_s].append(turn)
@@ -157,10 +158,10 @@ def least_of_each(speaker: Speaker, noise: str) -> list[Turn]:
 
 
 def calibrated(half: Sequence[Speaker]) -> tuple[VoiceThreshold, ...]:
-    """Return thresholds of the similarity to the nearest take, for each length of a turn.
+    """Return two thresholds of the similarity to the nearest take, for each length of a turn.
 
-    Below the first threshold are LOST of the users' own turns, and above the second MISTAKEN of others' turns, in quiet
-    and in noise together.
+    The share LOST of the users' own turns is below the first one. The share MISTAKEN of others' turns is above the
+    second one. Turns in quiet and in noise count together.
     """
     own, others = defaultdict[float, list[float]](list), defaultdict[float, list[float]](list)
     shared = defaultdict[float, list[float]](list)
@@ -184,7 +185,7 @@ def calibrated(half: Sequence[Speaker]) -> tuple[VoiceThreshold, ...]:
 
 
 def judged(half: Sequence[Speaker], profile: SpeakerProfile) -> list[tuple[bool, Outcome]]:
-    """Return the decision about each turn, and whether its user was enrolled from other recordings."""
+    """Return the decision about each turn, and whether its user was enrolled from different recordings."""
     out = list[tuple[bool, Outcome]]()
     for user in half:
         for seconds, takes in user.enrolled.items():

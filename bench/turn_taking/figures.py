@@ -1,4 +1,4 @@
-"""Computes the figures of the live sections of `antiphon bench turns`. Pure: uses no clock, server or files."""
+"""The figures of the live sections of `antiphon bench turns`. Pure functions, without a clock, server or files."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from bench.common import percentile
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
-# The normal quantile of a two-sided 95 % interval.
+# Normal quantile of a two-sided 95 % interval.
 Z = 1.96
 DRAWS = 2000
 FRAME_S = 0.01
-# A voice is present where LOUD_FRAMES of OF_FRAMES consecutive frames are loud.
+# A voice is present if LOUD_FRAMES of OF_FRAMES consecutive frames are loud.
 LOUD_FRAMES, OF_FRAMES = 6, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An event with an action for the answer that the client plays. `at` is its time of arrival, in seconds."""
+    """An event that changes how the client plays the answer. `at` is the time at which it arrived, in seconds."""
 
     at: float
     kind: Literal["ducked", "unducked", "interrupted"]
 
 
 def silent_from(marks: Sequence[Mark], onset: float) -> float | None:
-    """Return when the client became silent because of speech that began at `onset`.
+    """Return when the client fell silent because of speech that began at `onset`.
 
-    This is at once if it was ducked by then and stayed ducked, else at the first event that silences it. None if there
-    is none.
+    This is `onset` if the answer was ducked at that time; else the time of the first event that silences it; else None.
     """
     before = [mark for mark in marks if mark.at <= onset]
     if before and before[-1].kind != "unducked":
@@ -41,12 +40,12 @@ def silent_from(marks: Sequence[Mark], onset: float) -> float | None:
 
 
 def interrupted_at(marks: Sequence[Mark], since: float) -> float | None:
-    """Return when the server decided that the speech ends the answer; None if it did not."""
+    """Return when the server decided that the speech ends the answer; None if it did not decide so."""
     return next((mark.at for mark in marks if mark.at >= since and mark.kind == "interrupted"), None)
 
 
 def ducks_without_interruption(marks: Sequence[Mark]) -> int:
-    """Return how often the answer was ducked and then resumed, or was still ducked at the end."""
+    """Return how often the answer was ducked, and then resumed or stayed ducked until the end."""
     following = [mark.kind for mark in marks[1:]] + ["end"]
     return sum(
         mark.kind == "ducked" and after != "interrupted"
@@ -55,29 +54,29 @@ def ducks_without_interruption(marks: Sequence[Mark]) -> int:
 
 
 def frame_levels_db(pcm: Pcm) -> Pcm:
-    """Return the level of each 10 ms, in dB of full scale."""
+    """Return the level of each 10 ms in dB of full scale."""
     size = round(FRAME_S * SAMPLE_RATE_HZ)
     frames = pcm[: len(pcm) // size * size].reshape(-1, size)
     return np.asarray(10 * np.log10((frames.astype(np.float64) ** 2).mean(1) + 1e-12), np.float32)
 
 
 def active_level_db(pcm: Pcm) -> float:
-    """Return the level of the active speech, defined as in the data's tools/evalmix.py, in dB of full scale."""
+    """Return the level of active speech in dB of full scale, defined as in the data's tools/evalmix.py."""
     levels = frame_levels_db(pcm)
     loud = levels[levels > np.percentile(levels, 95) - 20]
     return float(10 * np.log10((10 ** (loud / 10)).mean()))
 
 
 def at_level(pcm: Pcm, level_db: float) -> Pcm:
-    """Return the recording with its active part at this level, in dB of full scale."""
+    """Return the recording, scaled so that its active speech has this level in dB of full scale."""
     return np.asarray(np.clip(pcm * 10 ** ((level_db - active_level_db(pcm)) / 20), -1, 1), np.float32)
 
 
 def voice_onset_s(pcm: Pcm, below_db: float = 15.0) -> float:
-    """Return where the voice begins, in seconds; 0 if nothing is loud.
+    """Return the second at which the voice begins; 0 if nothing is loud.
 
-    This is the first 10 ms within `below_db` of the level of the recording's speech that are not isolated. A breath, a
-    click or the noise of the room is quieter or shorter.
+    This is the start of the first 10 ms frame that is within `below_db` of the level of the recording's speech and is
+    not isolated. A breath, a click and the noise of the room are quieter or shorter.
     """
     loud = frame_levels_db(pcm) > active_level_db(pcm) - below_db
     for at in np.flatnonzero(loud):
@@ -110,7 +109,7 @@ def rate_interval(events: int, minutes: float) -> tuple[float, float]:
 def bootstrap(
     values: Sequence[float], statistic: Callable[[Sequence[float]], float], seed: int = 7
 ) -> tuple[float, float]:
-    """Return the 95 % interval of a statistic, by resampling the values; (nan, nan) without values."""
+    """Return the 95 % interval of a statistic of the values, by resampling them; (nan, nan) if there are none."""
     if not values:
         return math.nan, math.nan
     chance = np.random.default_rng(seed)
@@ -120,7 +119,7 @@ def bootstrap(
 
 
 def delays(values_s: Sequence[float], unit: Literal["ms", "s"] = "ms") -> dict[str, object]:
-    """Return p50 and p95 of delays in seconds, each with its interval, in `unit`."""
+    """Return p50 and p95 of delays in seconds, each with its interval, in the given `unit`."""
     scale, digits = (1000, 0) if unit == "ms" else (1, 2)
 
     def p95(values: Sequence[float]) -> float:

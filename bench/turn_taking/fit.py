@@ -2,9 +2,9 @@
 
     python -m bench.turn_taking.fit
 
-It needs no audio and no models. bench/results/turns-pauses.json is its only input, and gives the same table on every
-machine. Only speakers of `replay.is_fitted` count. The pauses of a recording weigh at most as much as MAX_PAUSES
-pauses, so that long readings do not outweigh the conversations.
+It needs no audio and no models. Its only input is bench/results/turns-pauses.json, and it computes the same table on
+every machine. Only the speakers of `replay.is_fitted` count. The pauses of one recording weigh at most as much as
+MAX_PAUSES pauses, so that long readings do not outweigh conversations.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurn
 
 TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "end_of_turn_table.py"
 MAX_PAUSES = 10.0
-# Prior of the weights, as mean and standard deviation. The recordings have few fillers and hardly any dictation, so
-# these weights stay close to the prior.
+# Prior of the weights, as (mean, standard deviation). The recordings have few fillers and hardly any dictation, so the
+# weights of these stay close to the prior.
 PRIOR: Mapping[str, tuple[float, float]] = {
     "bias": (0.0, 10.0),
     "sound": (0.5, 1.0),
@@ -37,8 +37,8 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "dictating": (-1.5, 1.0),
     "complete": (2.0, 1.0),
 }
-# By eagerness: the largest median wait, and the largest 95th percentile, at the true ends of turns, in seconds. The
-# threshold is the highest that keeps to both for the fitted speakers.
+# By eagerness: upper limits, in seconds, of the median and of the 95th percentile of the wait at true ends of turns.
+# The threshold is the highest one that keeps both limits for the fitted speakers.
 WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.6, 2.0)}
 KINDS = {"sound and words": (True, True), "sound": (True, False), "words": (False, True), "nothing": (False, False)}
 
@@ -50,9 +50,9 @@ def weights_of(pauses: Sequence[Pause]) -> np.ndarray:
 
 
 def logistic(pauses: Sequence[Pause], *, sound: bool = True, words: bool = True) -> dict[str, float]:
-    """Return the most likely weights by name, given the prior, by Newton's method.
+    """Return the most likely weights under the prior, by name, found by Newton's method.
 
-    Without words, or without sound, these features of the pauses count as unknown.
+    Without words or without sound, the features of that kind count as unknown for all pauses.
     """
     rows = [features(evidence_of(p, sound=sound, words=words)) for p in pauses]
     # A pause without a transcript has no word features.
@@ -73,7 +73,7 @@ def logistic(pauses: Sequence[Pause], *, sound: bool = True, words: bool = True)
         gradient = x.T @ (weight * (y - p)) - precision * (w - mean)
         hessian = (x * (weight * p * (1 - p))[:, None]).T @ x + np.diag(precision)
         step = np.linalg.solve(hessian, gradient)
-        # A full step may overshoot far from the optimum.
+        # A full step may go far beyond the optimum.
         while loss(w + step) > loss(w) and np.abs(step).max() > 1e-9:
             step = step / 2
         w = w + step
@@ -81,13 +81,13 @@ def logistic(pauses: Sequence[Pause], *, sound: bool = True, words: bool = True)
 
 
 def excess_s(pause: Pause) -> float:
-    """Return the seconds beyond MIN_SILENCE_MS, to the middle of the frame in which the pause ended."""
+    """Return the seconds from MIN_SILENCE_MS to the middle of the frame in which the pause ended."""
     assert pause.length_s is not None
     return max(0.0, pause.length_s - MIN_SILENCE_MS / 1000) + 0.016
 
 
 def log_normal(pauses: Sequence[Pause]) -> tuple[float, float]:
-    """Return the median in seconds, and the logarithm's standard deviation, of the excess of pauses inside turns."""
+    """Return the median excess of pauses inside turns, in seconds, and the standard deviation of its logarithm."""
     z, weight = np.log([excess_s(p) for p in pauses]), weights_of(pauses)
     location = np.average(z, weights=weight)
     spread = np.sqrt(np.average((z - location) ** 2, weights=weight))
@@ -95,9 +95,9 @@ def log_normal(pauses: Sequence[Pause]) -> tuple[float, float]:
 
 
 def shrinkage(inner: Sequence[Pause]) -> float:
-    """Return how many pauses of a speaker weigh as much as the prior of all speakers.
+    """Return the number of a speaker's pauses that weigh as much as the prior, which is the same for all speakers.
 
-    This is the variance of the logarithms within speakers divided by that between speakers.
+    This is the variance of the logarithms within speakers, divided by the variance between speakers.
     """
     by_speaker: dict[str, list[float]] = {}
     for p in inner:
@@ -109,7 +109,7 @@ def shrinkage(inner: Sequence[Pause]) -> float:
 
 
 def fit(pauses: Sequence[Pause]) -> dict[str, Any]:
-    """Return the fitted numbers by their names in the table, from the pauses of the fitted speakers."""
+    """Return the numbers fitted to the pauses of the fitted speakers, by their names in the table."""
     pauses = [p for p in pauses if is_fitted(p.speaker)]
     inner = [p for p in pauses if p.length_s is not None and not p.mixed]
     median_s, spread = log_normal(inner)
@@ -123,7 +123,7 @@ def fit(pauses: Sequence[Pause]) -> dict[str, Any]:
 
 
 def thresholds(pauses: Sequence[Pause], numbers: Mapping[str, Any]) -> dict[str, float]:
-    """Return the probability at which a turn ends, by eagerness, in steps of 0.01."""
+    """Return the probability at which a turn ends, for each eagerness, in steps of 0.01."""
     table = EndOfTurnTable(numbers["LOGISTIC"], numbers["PAUSE_MEDIAN_S"], numbers["PAUSE_SPREAD"])
     pauses = renamed(pauses)
     ends = [p for p in pauses if p.length_s is None]
@@ -141,7 +141,7 @@ def thresholds(pauses: Sequence[Pause], numbers: Mapping[str, Any]) -> dict[str,
 
 
 def text_of(numbers: dict[str, Any], num_pauses: int, num_ends: int) -> str:
-    """Return the source of the table's module."""
+    """Return the source code of the module that has the table."""
 
     def rows(name: str) -> str:
         return "".join(f'    "{k}": {_literal(v)},\n' for k, v in numbers[name].items())

@@ -1,8 +1,8 @@
-"""The section `barge-in` of `antiphon bench turns`: the time until a client is silent after an interruption.
+"""The section `barge-in` of `antiphon bench turns`: the time until a client falls silent after an interruption.
 
 One recording of each speaker plays over the first answer of a new conversation. The delay counts from the start of the
-voice by energy: the first 10 ms within 15 dB of the level of the speech that are not isolated. The results also have
-the onset by the VAD for the same recordings without a server: two frames of speech in a row.
+voice by energy. This is the first 10 ms frame that is within 15 dB of the level of the speech and is not isolated. The
+results also have the onset that the VAD finds in the same recordings without a server: two frames of speech in a row.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SHOWN = ("detector_alone", "silent", "decided")
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """The start of a recording's voice by energy, and the time at which the VAD found it, in seconds."""
+    """The start of a recording's voice: by energy, and as the VAD found it. Both in seconds."""
 
     energy: float
     detected: float
 
 
 def speakers(data: Path, most: int) -> list[Clip]:
-    """Return one English recording of each speaker, with a text; the shortest one."""
+    """Return for each speaker the shortest English recording that has a text."""
     found: dict[str, Clip] = {}
     for clip in read_manifest(data):
         is_wanted = clip.kind in KINDS and clip.language == "en" and clip.text and clip.speaker
@@ -55,7 +55,7 @@ def speakers(data: Path, most: int) -> list[Clip]:
 
 
 async def onsets(clips: Sequence[Clip]) -> list[Onset]:
-    """Return the start of the voice of each recording. Loads the default detector, and closes it."""
+    """Return the start of the voice in each recording. Loads the default detector, and closes it."""
     settings = Settings()
     models = load(settings, store_of(settings.models), None, ("vad",))
     try:
@@ -71,8 +71,8 @@ async def onsets(clips: Sequence[Clip]) -> list[Onset]:
 async def detected_s(detector: VoiceActivityDetector, pcm: Pcm, onset: float) -> float:
     """Return when the detector found the voice that begins at `onset`, in seconds of the recording.
 
-    This is the end of the second frame of speech in a row, after LEAD_S of silence; or the end of the recording, if
-    never.
+    This is the end of the second frame of speech in a row, if LEAD_S of silence precede the recording. If the detector
+    finds no voice, it is the end of the recording.
     """
     frame_s = detector.frame_samples / SAMPLE_RATE_HZ
     silence = np.zeros(round(LEAD_S / frame_s) * detector.frame_samples, np.float32)
@@ -86,18 +86,18 @@ async def detected_s(detector: VoiceActivityDetector, pcm: Pcm, onset: float) ->
 
 
 async def trial(srv: Server, mode: str, clip: Clip, onset: Onset) -> dict[str, Any] | None:
-    """Speak over a story. Returns seconds from the voice's onset by energy; None if the answer ended too early."""
+    """Speak over a story. Return the seconds from the voice's onset by energy; None if the answer ended too early."""
     async with telling(srv, MODES[mode]) as caller:
         if caller is None:
             return None
         begun = await caller.say(clip.pcm)
         at = begun + onset.energy
         until = begun + clip.seconds + PATIENCE_S
-        # The event loop's clock is time.monotonic.
+        # The clock of the event loop is time.monotonic.
         now = asyncio.get_running_loop().time
         while interrupted_at(caller.marks, begun) is None and now() < until:
             if not caller.marks and not caller.goes_on and now() < at + LEFT_S:
-                # The answer ended by itself before the voice, or too early to be interrupted.
+                # The answer ended by itself before the voice began, or too early for the voice to interrupt it.
                 return None
             await asyncio.sleep(0.02)
         marks = [mark for mark in caller.marks if mark.at >= begun]
@@ -113,7 +113,7 @@ async def trial(srv: Server, mode: str, clip: Clip, onset: Onset) -> dict[str, A
 
 
 def row(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of one mode: the client's silence, the decision, and the number of interruptions."""
+    """Return the figures of one mode: delays of the client's silence and of the decision, and interruptions."""
     silent = [t for t in trials if t["silent_s"] is not None]
     decided = [t for t in trials if t["decided_s"] is not None]
     return {
@@ -128,13 +128,13 @@ def row(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def shown(found: dict[str, Any]) -> str:
-    """Format p50 and p95 with their intervals in one cell."""
+    """Return p50 and p95 with their intervals as the text of one cell."""
     (low, high), (low95, high95) = found["p50_interval"], found["p95_interval"]
     return f"{found['p50_ms']:.0f} ({low:.0f} to {high:.0f}) / {found['p95_ms']:.0f} ({low95:.0f} to {high95:.0f})"
 
 
 async def barge_in(srv: Server, data: Path, most: int, modes: Sequence[str] = tuple(MODES)) -> dict[str, Any]:
-    """Measure every mode at its defaults, one conversation at a time."""
+    """Measure every mode with its defaults, one conversation at a time."""
     clips = speakers(data, most)
     found = await onsets(clips)
     out: dict[str, Any] = {"speakers": len(clips), "onset": "energy within 15 dB of the speech"}

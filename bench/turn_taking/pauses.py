@@ -2,19 +2,19 @@
 
     python -m bench.turn_taking.pauses DATA
 
-DATA is a folder with a manifest.jsonl. Every pause of at least 0.2 s is one row of bench/results/turns-pauses.json: its
-length, the judgement of Smart Turn, the transcript of the turn so far, and the speaker. A pause is either inside a
-turn, after which the speaker continues, or the end of it. Recordings that are already in the file are skipped, so an
-interrupted run can continue.
+DATA is a folder with a manifest.jsonl. Every pause of at least 0.2 s becomes a row of bench/results/turns-pauses.json:
+its length, the judgement of Smart Turn, the transcript of the turn so far, and the speaker. A pause is either inside a
+turn, and the speaker then continues, or it is the end of a turn. Recordings that the file already has are skipped, so
+an interrupted run can continue.
 
-The VAD, the segmenter, Smart Turn and Whisper are the server's own, with its thresholds. A recording is followed by 3 s
-of noise like that of its quietest part.
+The VAD, the segmenter, Smart Turn and Whisper are the server's own, with the server's thresholds. Each recording is
+followed by 3 s of noise like that of its quietest part.
 
-- Real pauses: those in recordings of one speaker, and those of the AMI meetings in which nobody else speaks before
-  the same speaker continues.
-- Inserted pauses: 0.3 to 3 s of the recording's own noise, inserted into its deepest gap between two words.
-- Ends: the ends of recordings that end with a complete sentence. If the text has punctuation, the last mark has to end
-  a sentence. Corpora of complete sentences have none.
+- Real pauses: the pauses in recordings of a single speaker, and the pauses in AMI meetings during which nobody else
+  speaks before the same speaker continues.
+- Inserted pauses: 0.3 to 3 s of the recording's own noise, which are inserted into its deepest gap between two words.
+- Ends: the ends of recordings whose last sentence is complete. If the text has punctuation, its last mark has to end a
+  sentence. Corpora of complete sentences have no punctuation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from antiphon.store.registry import MODELS
 from antiphon.turns.segmenter import Segmenter
 
 PAUSES = RESULTS / "turns-pauses.json"
-# Like `semantic_vad`, but so patient that no pause ends a turn.
+# As `semantic_vad`, but so patient that no pause ends a turn.
 VAD = ServerVad(silence_duration_ms=60_000)
 JUDGE_AFTER_S, JUDGE_AGAIN_S, TAIL_S = 0.2, 0.6, 3.0
 NOISE_BELOW_DB = 40.0
@@ -77,7 +77,7 @@ class Pause:
     recording: str
     # Its start, in seconds of the recording.
     at_s: float
-    # The speaker. Speakers who may be the same person, because a corpus does not distinguish them, are one.
+    # The speaker. If a corpus does not tell its speakers apart, all of them have one name here.
     speaker: str
     # The corpus of the recording.
     corpus: str
@@ -85,15 +85,15 @@ class Pause:
     kind: str
     # ISO 639-1.
     language: str
-    # Whether the pause was inserted into the recording.
+    # True if the pause was inserted into the recording.
     mixed: bool
-    # Its length in seconds; None if it is the end of the turn.
+    # Length of the pause in seconds; None if it is the end of the turn.
     length_s: float | None
-    # Probability of a complete turn by Smart Turn, after 0.2 s of the pause.
+    # Probability, by Smart Turn, that the turn is complete, after 0.2 s of the pause.
     complete: float
-    # The same after 0.6 s; None for a shorter pause.
+    # The same probability after 0.6 s; None if the pause is shorter.
     complete_later: float | None
-    # The last characters of the turn's transcript, by Whisper from the audio up to 0.2 s of the pause.
+    # The last characters of Whisper's transcript of the turn, up to 0.2 s into the pause.
     text: str
     # Number of words in the whole transcript.
     num_words: int
@@ -101,11 +101,11 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Audio of one speaker."""
+    """A recording of one speaker, or of a speaker's turn in a meeting."""
 
     # Its name.
     id: str
-    # As in `Pause`.
+    # The speaker, named as in `Pause`.
     speaker: str
     # Its corpus.
     corpus: str
@@ -115,14 +115,14 @@ class Recording:
     language: str
     # float32, mono, 16 kHz.
     pcm: Pcm
-    # Whether its text is complete at its end.
+    # True if its speaker has finished at its end.
     whole: bool
-    # Bounds of the inserted pause, in samples; None if its own pauses count.
+    # Bounds of the inserted pause, in samples; None if the recording's own pauses count.
     inserted: tuple[int, int] | None = None
 
 
 def speaker_of(row: dict[str, Any]) -> str:
-    """Return the speaker of a manifest's row; one name for all speakers of a corpus that does not distinguish them."""
+    """Return the speaker of a manifest's row. All speakers of a corpus that does not tell them apart have one name."""
     corpus, language = row.get("corpus", ""), row.get("language", "")
     if corpus == "FLEURS":
         return f"fleurs-{language}"
@@ -140,7 +140,8 @@ def is_whole(row: dict[str, Any]) -> bool:
 def noise_like(pcm: Pcm, num_samples: int, seed: str) -> Pcm:
     """Return noise with the spectrum and level of the quietest 60 ms of the audio.
 
-    It is at least NOISE_BELOW_DB below the loud pieces, since a clip that is cut close to its words has no quiet part.
+    Its level is at least NOISE_BELOW_DB below that of the loud parts, because a clip that is cut close to its words has
+    no quiet part.
     """
     size = SAMPLE_RATE_HZ * 60 // 1000
     inner = pcm[800:-800] if len(pcm) > SAMPLE_RATE_HZ else pcm
@@ -158,9 +159,10 @@ def noise_like(pcm: Pcm, num_samples: int, seed: str) -> Pcm:
 
 
 def deepest_gap(pcm: Pcm) -> int | None:
-    """Return the middle of the longest quiet stretch, of 60 ms or more, in the middle three fifths, in samples.
+    """Return the middle of the longest quiet stretch of at least 60 ms, in samples; None if there is no such stretch.
 
-    None if there is none. Stretches of 0.2 s and more are real pauses, and are left alone.
+    Only the middle three fifths of the audio are searched. Stretches of 0.2 s and more are real pauses, and are not
+    used.
     """
     size = SAMPLE_RATE_HZ // 100
     level = frame_levels_db(pcm)
@@ -176,7 +178,7 @@ def deepest_gap(pcm: Pcm) -> int | None:
 
 
 def with_pause(recording: Recording) -> Recording | None:
-    """Return the recording with a pause in its deepest gap. Its id determines the length, between 0.3 and 3 s."""
+    """Return the recording with a pause in its deepest gap. The recording's id decides its length, 0.3 to 3 s."""
     at = deepest_gap(recording.pcm)
     if at is None:
         return None
@@ -188,7 +190,7 @@ def with_pause(recording: Recording) -> Recording | None:
 
 
 def own_turns(row: dict[str, Any], pcm: Pcm) -> Iterator[Recording]:
-    """Return the stretches of a meeting in which one speaker has the floor and nobody else speaks."""
+    """Return the stretches of a meeting in which only one speaker has the floor, and nobody else speaks."""
     segments = sorted((s[0], s[1], s[2]) for s in row["rttm"])
     runs: list[list[Any]] = []
     for start, end, speaker in segments:
@@ -209,7 +211,7 @@ def own_turns(row: dict[str, Any], pcm: Pcm) -> Iterator[Recording]:
 
 
 def recordings(data: Path) -> Iterator[Recording]:
-    """Return the recordings of one speaker each, the real ones first, then those with an inserted pause."""
+    """Return the recordings, each of one speaker: first the real ones, then those with an inserted pause."""
     rows = [row for row in rows_of(data) if row["kind"] in KINDS]
 
     def one(row: dict[str, Any]) -> Recording:
@@ -229,7 +231,7 @@ def recordings(data: Path) -> Iterator[Recording]:
 
 
 class Listener:
-    """The server's own models, each with a lane of one thread."""
+    """The server's own models, each with a lane that has one thread."""
 
     def __init__(self) -> None:
         store, options = store_of(load_settings().models), LaneModelOptions()
@@ -295,7 +297,7 @@ class Listener:
                 again = True
                 later = await self.turn_detector.complete(window.pcm)
                 pause = replace(pause, complete_later=round(later, 4))
-        # A pause without an end is the end of the turn.
+        # A pause that lasts until the recording ends is the end of the turn.
         if pause is not None and recording.whole and not recording.inserted:
             found.append(pause)
         return found
@@ -308,7 +310,7 @@ class Listener:
 
 
 def write(path: Path, seen: Sequence[str], found: Sequence[Pause], decode_s: Sequence[float]) -> None:
-    """Write the rows, one per line."""
+    """Write the rows to the file, one per line."""
     rows = ",\n".join(json.dumps(asdict(p), ensure_ascii=False) for p in found)
     median = round(float(np.median(decode_s)), 3) if decode_s else None
     head = f'"decode_s": {json.dumps(median)},\n"recordings": {json.dumps(list(seen))}'
@@ -321,7 +323,7 @@ def read(path: Path = PAUSES) -> list[Pause]:
 
 
 async def find(data: Path, path: Path, seen: list[str], found: list[Pause]) -> None:
-    """Add the pauses of recordings that are not in the file yet."""
+    """Find the pauses of recordings that the file does not have yet, and add them to it."""
     listener = Listener()
     try:
         for recording in recordings(data):

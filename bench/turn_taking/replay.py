@@ -1,7 +1,7 @@
-"""Replays the recorded pauses against rules that end turns, and counts. Pure: uses no audio and no models.
+"""Applies rules that end turns to the recorded pauses, and counts. Pure functions, without audio and models.
 
-For a pause, a rule returns the silence after which it ends the turn. In a pause inside a turn, that is a false cut-off
-if the pause lasts that long. At the end of a turn, it is the wait.
+For each pause, a rule returns the silence after which it ends the turn. If the pause is inside a turn and lasts that
+long, this is a false cut-off. If the pause is the end of the turn, that silence is the wait.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from antiphon.turns.end_of_turn import (
     silence_for,
 )
 
-# The silence at which the turn detector's judgement is available: it starts at 0.224 s, a frame's end, and takes 30 ms.
+# Milliseconds of silence until the turn detector has judged: it starts at 224 ms, a frame's end, and takes 30 ms.
 JUDGED_MS = 256
-# The silence at which the transcript is available: its decoding starts at 0.128 s and takes 0.25 s for ten seconds of
-# audio (Whisper base on its own core).
+# Milliseconds of silence until the transcript is available: decoding starts at 128 ms, and takes 250 ms for ten seconds
+# of audio (Whisper base on a core of its own).
 WORDS_MS = 400
 RESAMPLES = 2000
 Rule = Callable[[Pause], float]
-# Selects the fitted speakers. Of the lowest numbers, this is the first that gives each side at least two fifths of the
-# real pauses and of the ends; no score was looked at.
+# Seed of the split into fitted speakers and others. It is the smallest number that gives each side at least two fifths
+# of the real pauses and of the ends. No score was looked at.
 SPLIT = 1
 
 
 def is_fitted(speaker: str) -> bool:
-    """Return whether the model is fitted to a speaker's pauses. Those of the others only test the fit."""
+    """Return whether the model is fitted to this speaker's pauses. All other speakers only test the model."""
     return hashlib.sha256(f"{SPLIT} {speaker}".encode()).digest()[0] % 2 == 0
 
 
 def evidence_of(pause: Pause, *, sound: bool = True, words: bool = True) -> PauseEvidence:
-    """Return what a server knows in the pause, or less."""
+    """Return what a server knows in the pause, without the judgement by sound or without the words if so asked."""
     return PauseEvidence(pause.complete if sound else None, pause.text if words else "", pause.language)
 
 
 def turn_detector_alone(threshold: float, complete_ms: float = 300, patience_ms: float = 4000) -> Rule:
-    """Return a rule: a turn that sounds complete ends after `complete_ms`, any other after `patience_ms`."""
+    """Return a rule: a turn that sounds complete ends after `complete_ms`, and any other turn after `patience_ms`."""
     return lambda pause: complete_ms if pause.complete >= threshold else patience_ms
 
 
@@ -63,7 +63,7 @@ def listening(
     most_ms: float = 4000,
     scale_of: Callable[[Pause], float] = lambda pause: 1.0,
 ) -> Rule:
-    """Return a rule: the end-of-turn model at a threshold. Until the transcript is available, it decides by sound."""
+    """Return a rule: the end-of-turn model with a threshold. It decides by sound until the transcript is available."""
 
     def end(pause: Pause) -> float:
         scale = scale_of(pause)
@@ -73,7 +73,7 @@ def listening(
 
 
 def at_eagerness(eagerness: str, pauses: Sequence[Pause] = (), *, words_ms: float = WORDS_MS) -> Rule:
-    """Return the end-of-turn model of a session that has heard the earlier speech of a pause in `pauses`."""
+    """Return a rule: the end-of-turn model of a session that heard the speaker's earlier pauses, which `pauses` has."""
     model = EndOfTurn(eagerness)
 
     def end(pause: Pause) -> float:
@@ -84,7 +84,7 @@ def at_eagerness(eagerness: str, pauses: Sequence[Pause] = (), *, words_ms: floa
 
 
 def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
-    """Return the real pauses of the same speaker before this one, with recordings in the order of their names."""
+    """Return the speaker's real pauses before this one. The recordings count in the order of their names."""
     speaker = SpeakerPauses()
     known = [p for p in pauses if p.speaker == pause.speaker and not p.mixed and p.length_s is not None]
     before = [p for p in known if (p.recording, p.at_s) < (pause.recording, pause.at_s)]
@@ -95,16 +95,16 @@ def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
 
 
 def scales(pauses: Sequence[Pause]) -> Callable[[Pause], float]:
-    """Return the scale of the speaker of each of these pauses, from the speech heard before it."""
+    """Return a function from each of these pauses to its speaker's scale, as estimated before the pause."""
     found = {(p.recording, p.at_s): heard_before(p, pauses).scale for p in pauses}
     return lambda pause: found[pause.recording, pause.at_s]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a rule."""
+    """The outcome of applying a rule to pauses."""
 
-    # The share of the pauses inside turns that it ended.
+    # Share of the pauses inside turns at which the rule ended the turn.
     cut_off: float
     # Lower bound of the 95 % interval of `cut_off`.
     low: float
@@ -112,9 +112,9 @@ class Outcome:
     high: float
     # Median silence at true ends, in seconds.
     wait_p50_s: float
-    # 95th percentile of the same.
+    # 95th percentile of the silence at true ends, in seconds.
     wait_p95_s: float
-    # Mean of the same.
+    # Mean silence at true ends, in seconds.
     wait_mean_s: float
     # Number of pauses inside turns.
     num_pauses: int
@@ -136,7 +136,7 @@ class Outcome:
 
 
 def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause]) -> Outcome:
-    """Return the outcome of a rule for these pauses, with intervals from a bootstrap over speakers."""
+    """Return the outcome of a rule for these pauses. Intervals come from a bootstrap over speakers."""
     cut = np.array([rule(p) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
     waits = np.array([rule(p) / 1000 for p in ends], np.float64)
     low, high = _interval(cut, [p.speaker for p in inner])
@@ -154,5 +154,5 @@ def _interval(values: np.ndarray, speakers: Sequence[str]) -> tuple[float, float
 
 
 def renamed(pauses: Sequence[Pause]) -> list[Pause]:
-    """Return the same pauses with each recording of the crowd as a separate speaker, for intervals."""
+    """Return the same pauses, but each recording of the nameless crowd is a separate speaker, which intervals need."""
     return [replace(p, speaker=p.recording) if p.speaker == "barista" else p for p in pauses]

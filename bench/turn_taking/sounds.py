@@ -1,8 +1,8 @@
-"""The section `sounds` of `antiphon bench turns`: sounds over an answer that should not end it.
+"""The section `sounds` of `antiphon bench turns`: sounds over an answer that should not end the answer.
 
-Real recordings, at the levels of the data's tools/evalmix.py, play over an answer, several of a class with a second of
-silence between them. The set has no recordings of coughs; sneezes are the closest. The echo is the answer itself, which
-the client's microphone hears 10 dB lower.
+Real recordings, at the levels of the data's tools/evalmix.py, play over an answer: several of one class, with a second
+of silence between them. The data has no coughs; sneezes are the most similar sounds. The echo is the answer itself,
+which the client's microphone hears 10 dB lower.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from bench.turn_taking.figures import at_level, ducks_without_interruption, rate
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
-# Concurrent conversations, since with one the machine would be idle most of the time.
+# Number of concurrent conversations. With a single one, the machine would be idle most of the time.
 AT_ONCE = 3
 ACKNOWLEDGEMENT_REPEATS = 4
 # Longer recordings are played in pieces of this length, in seconds.
 PIECE_S = 5.0
-# Seconds after a sound that still count as its effect, since a decision by its words waits for a transcript.
+# Seconds after a sound that still count as its effect, because a decision by words waits for a transcript.
 AFTER_S = 1.5
 ECHO_DB, ECHO_DELAYS_S = -10.0, (0.06, 0.15, 0.3)
-# Seconds of answers with echo, for each delay.
+# Seconds of answers with echo, for each delay of the echo.
 ECHO_S = 45.0
-# Levels as in tools/evalmix.py duplex: speech is at -26 dB of full scale.
+# Levels as in tools/evalmix.py duplex, where speech is at -26 dB of full scale.
 BACKCHANNEL_DB, NOISE_DB, SPEECH_DB = -30.0, -34.0, -26.0
 GOAL_CLASSES = ("acknowledgements", "sneezes", "echo")
 
@@ -45,7 +45,10 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one sound over an answer. `seconds` has the answer's duration, including the time after it."""
+    """The effect of one sound on an answer.
+
+    `seconds` is the duration that was observed, with the time after the sound.
+    """
 
     kind: str
     recording: str
@@ -55,7 +58,7 @@ class Outcome:
 
 
 def pieces(pcm: Pcm) -> list[Pcm]:
-    """Return the recording in pieces of PIECE_S. A rest shorter than half of that is dropped."""
+    """Return the recording in pieces of PIECE_S. A remainder that is shorter than half a piece is dropped."""
     size = round(PIECE_S * SAMPLE_RATE_HZ)
     return [pcm[at : at + size] for at in range(0, len(pcm), size) if at == 0 or len(pcm) - at >= size / 2]
 
@@ -67,7 +70,7 @@ def class_of(clip: Clip) -> str | None:
 
 
 def sounds(data: Path) -> list[Sound]:
-    """Return every sound, in an order that mixes the classes."""
+    """Return all sounds, in an order that mixes their classes."""
     out = []
     for clip in loaded(c for c in read_manifest(data) if class_of(c)):
         kind = class_of(clip)
@@ -81,7 +84,7 @@ def sounds(data: Path) -> list[Sound]:
 
 
 async def one(caller: Caller, sound: Sound) -> Outcome | None:
-    """Play a sound over the answer. Returns None if the answer ended by itself before the effect was known."""
+    """Play a sound over the answer. Return None if the answer ended by itself before the effect was known."""
     marks_before = len(caller.marks)
     seconds = len(sound.pcm) / SAMPLE_RATE_HZ + AFTER_S
     await caller.say(sound.pcm)
@@ -113,7 +116,7 @@ async def over_answers(srv: Server, mode: str, share_of: Sequence[Sound]) -> lis
 
 
 async def echoed(srv: Server, mode: str, delay_s: float) -> list[Outcome]:
-    """Play answers that return to the microphone, for ECHO_S; one outcome for each answer."""
+    """Play answers for ECHO_S that the microphone hears. Return one outcome for each answer."""
     out, heard_s = [], 0.0
     for _ in range(10):
         async with Caller(srv.url, MODES[mode], tells=True, echo=(ECHO_DB, delay_s)) as caller:
@@ -131,7 +134,7 @@ async def echoed(srv: Server, mode: str, delay_s: float) -> list[Outcome]:
 
 
 def rows(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return for each class, and for the classes of the goal, the share that ends the answer, and ducks per minute."""
+    """Return the share that ends the answer and the ducks per minute, for each class and for the goal's classes."""
     kinds = sorted({o.kind for o in outcomes})
     groups: dict[str, Callable[[Outcome], bool]] = {kind: (lambda o, kind=kind: o.kind == kind) for kind in kinds}
     groups["acknowledgements, sneezes and echo"] = lambda o: o.kind in GOAL_CLASSES
@@ -153,7 +156,7 @@ def rows(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 async def over_an_answer(srv: Server, data: Path, modes: Sequence[str] = tuple(MODES)) -> dict[str, Any]:
-    """Measure every class of sound in every mode at its defaults."""
+    """Measure every class of sound, in every mode with its defaults."""
     every, out = sounds(data), dict[str, Any]()
     for mode in modes:
         parts = await asyncio.gather(*(over_answers(srv, mode, every[k::AT_ONCE]) for k in range(AT_ONCE)))

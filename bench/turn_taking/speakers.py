@@ -2,10 +2,10 @@
 
     python -m bench.turn_taking.speakers [--data DIR]
 
-A session is one user's turns with turns of other voices between them, in quiet or in noise 10 dB below the speech, with
-the same recording of noise for the whole session. The voices are split into two random halves. Thresholds are chosen on
-one half and measured on the other, both ways, so every voice is measured with thresholds that do not depend on it. It
-prints the thresholds of all voices together, which are those for an adapter's profile.
+A session consists of one user's turns, with turns of other voices between them. It is in quiet, or in noise 10 dB below
+the speech, with the same recording of noise throughout. The voices are split into two random halves. Thresholds are
+chosen on one half and measured on the other, in both directions, so no voice is measured with thresholds that depend on
+it. The thresholds of all voices together are printed, and belong in an adapter's profile.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ SPOKEN = (
 NOISY = ("noise", "babble", "music")
 NORMAL = NormalDist()
 LENGTHS_S = (0.6, 1.0, 2.0, 4.0)
-# The amounts of shared speech (`shared_s` of two vectors), in seconds, for which thresholds are chosen, from the
-# shortest turns on. Few speakers of the data have more speech.
+# Seconds of shared speech (`shared_s` of two vectors) for which thresholds are chosen, in rising order. Few speakers of
+# the data have more speech.
 SHARED_S = (0.5, 0.7, 1.0, 1.4)
-# The first turns of a user, in this order. They are learned or enrolled, and are not counted.
+# Seconds of a user's first turns, in this order. These turns are learned or enrolled, and are not counted.
 FIRST_S = (2.0, 1.0)
-# Most turns of each length of a session, of the user and of others.
+# Largest number of turns of each length in a session, both of the user and of others.
 MOST_TURNS = 4
-# Longest part of a recording that is read, in seconds.
+# Seconds of a recording that are read at most.
 MOST_S = 60.0
 SNR_DB = 10.0
-# Noise: none, from the start, or after the first turns.
+# Kinds of noise: none, from the start of the session, or after its first turns.
 NOISES = ("quiet", "10 dB", "10 dB later")
-# The share of the user's own turns that may be lost, and of others' turns that may be learned as the user's.
+# Share of the user's own turns that may be lost, and share of others' turns that may be learned as the user's.
 LOST, MISTAKEN = 0.02, 0.03
 SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stretch of one voice's speech: `vector` in the session's noise, and `takes` with added synthetic noise."""
+    """A stretch of one voice's speech: `vector` in the session's noise, and `takes` with synthetic noise added."""
 
     length_s: float
     pcm: Pcm
@@ -77,7 +77,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """One speaker: disjoint turns in their original order, with lengths in turn."""
+    """One speaker: turns that do not overlap, in their original order. Their lengths alternate."""
 
     name: str
     corpus: str
@@ -90,8 +90,8 @@ class Voice:
 class Session:
     """A user's turns and those of others, with their vectors.
 
-    `order` has True for the user's own turns. `voices` are the enrolled ones: the first turns in quiet, and with
-    synthetic noise.
+    `order` is True for each turn of the user, and False for each of others. `voices` has the vectors of enrolment: of
+    the first turns in quiet, and with synthetic noise.
     """
 
     user: str
@@ -102,15 +102,15 @@ class Session:
 
 
 def active(pcm: Pcm) -> npt.NDArray[np.bool_]:
-    """Return which 10 ms of a recording are at most 30 dB below its loud ones."""
+    """Return for each 10 ms of a recording whether it is at most 30 dB below the recording's loud parts."""
     level = frame_levels_db(pcm)
     return np.asarray(level > np.percentile(level, 95) - 30)
 
 
 def cut(recordings: Sequence[Pcm], most: int = MOST_TURNS) -> list[Turn]:
-    """Cut turns out of a voice's recordings: the FIRST_S, then always the rarest length, up to `most` of each.
+    """Cut turns out of a voice's recordings: those of FIRST_S, then always the rarest length, up to `most` of each.
 
-    A shorter turn is cut if the recording is nearly over. A turn starts with speech, and at least 70 % of it is speech.
+    The last turn of a recording may be shorter. A turn starts with speech, and at least 70 % of it is speech.
     """
     out = list[Turn]()
     for pcm in recordings:
@@ -120,7 +120,7 @@ def cut(recordings: Sequence[Pcm], most: int = MOST_TURNS) -> list[Turn]:
         while at < len(pcm):
             counts = Counter(turn.length_s for turn in out[len(FIRST_S) :])
             left = [s for s in LENGTHS_S if counts[s] < most and at + int(s * SAMPLE_RATE_HZ) <= len(pcm)]
-            # Of equally rare lengths, the longest first, while the recording is long enough.
+            # Of equally rare lengths, takes the longest one for which the recording is long enough.
             length_s = (
                 FIRST_S[len(out)] if len(out) < len(FIRST_S) else min(left, key=lambda s: (counts[s], -s), default=0)
             )
@@ -139,7 +139,7 @@ def cut(recordings: Sequence[Pcm], most: int = MOST_TURNS) -> list[Turn]:
 
 
 def alone(rttm: Sequence[tuple[float, float, str]], speaker: str) -> list[tuple[float, float]]:
-    """Return the stretches of a meeting in which only this speaker speaks, in seconds."""
+    """Return the stretches, in seconds, of a meeting in which only this speaker speaks."""
     parts = [(start, end) for start, end, name in rttm if name == speaker]
     for start, end, name in rttm:
         if name != speaker:
@@ -150,7 +150,7 @@ def alone(rttm: Sequence[tuple[float, float, str]], speaker: str) -> list[tuple[
 def read_recordings(data: Path) -> dict[tuple[str, str, str], list[Pcm]]:
     """Return the recordings of a folder with a manifest.jsonl, by speaker, corpus and language.
 
-    Each recording of an unknown crowd is a separate speaker.
+    Each recording of a nameless crowd counts as a separate speaker.
     """
     found: dict[tuple[str, str, str], list[Pcm]] = defaultdict(list)
     for row in rows_of(data):
@@ -160,7 +160,7 @@ def read_recordings(data: Path) -> dict[tuple[str, str, str], list[Pcm]]:
             for speaker in {name for _, _, name in row["rttm"]}:
                 for start, end in alone(row["rttm"], speaker):
                     part = pcm[int(start * SAMPLE_RATE_HZ) : int(end * SAMPLE_RATE_HZ)]
-                    # Names such as A and B identify speakers of only one meeting.
+                    # A name such as A or B is a speaker only within one meeting.
                     name = speaker if speaker[0] in "MF" and len(speaker) > 3 else f"{row['id']}-{speaker}"
                     found[name, corpus, row["language"]].append(part)
         # The data does not say that each voice of tau2 is a single speaker.
@@ -172,7 +172,7 @@ def read_recordings(data: Path) -> dict[tuple[str, str, str], list[Pcm]]:
 
 
 def read_noises(data: Path) -> list[Pcm]:
-    """Return the recordings without speech of a single voice."""
+    """Return the recordings without the speech of a single voice, for use as noise."""
     return [decode_all(str(data / row["path"])) for row in rows_of(data) if row["kind"] in NOISY]
 
 
@@ -182,13 +182,13 @@ def read_voices(data: Path) -> list[Voice]:
     for (name, corpus, language), recordings in read_recordings(data).items():
         turns = cut(recordings)
         count = len(FIRST_S)
-        # A recording too short for a user may still be another voice.
+        # A recording that is too short for a user may still serve as another voice.
         voices.append(Voice(name, corpus, language, tuple(turns[:count]), tuple(turns[count:] or turns)))
     return [voice for voice in voices if voice.turns]
 
 
 def may_be_same(one: Voice, other: Voice) -> bool:
-    """Return whether two voices of the data may be one speaker, as in crowds whose speakers have no names."""
+    """Return whether two voices of the data may be the same speaker, as in crowds whose speakers are not named."""
     if one.name == other.name:
         return True
     if one.corpus != other.corpus:
@@ -199,9 +199,9 @@ def may_be_same(one: Voice, other: Voice) -> bool:
 
 
 def plan(half: Sequence[Voice], chance: np.random.Generator) -> list[Session]:
-    """Return one session without vectors for each voice with enough turns, with others of the same half.
+    """Return a session for each voice with enough turns, with others of the same half, and without vectors.
 
-    Half of the others are of the same corpus, and so of a similar microphone, if there are any.
+    If possible, half of the others are of the same corpus, so that their microphones are similar.
     """
     sessions = []
     for user in half:
@@ -223,7 +223,7 @@ def plan(half: Sequence[Voice], chance: np.random.Generator) -> list[Session]:
 
 
 def with_noise(pcm: Pcm, noise: Pcm, chance: np.random.Generator) -> Pcm:
-    """Return the speech with a part of the noise, SNR_DB below it."""
+    """Return the speech with a stretch of the noise added, SNR_DB below the speech."""
     repeated = np.tile(noise, len(pcm) // len(noise) + 2)
     start = int(chance.integers(len(noise)))
     part = repeated[start : start + len(pcm)]
@@ -252,9 +252,9 @@ async def embed(
 
 
 def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
-    """Return thresholds below which are LOST of the users' own turns, and above which MISTAKEN of the others'.
+    """Return two thresholds: the share LOST of own turns is below the first, MISTAKEN of others' above the second.
 
-    Each turn is compared with the mean of the user's first turn, of the first two, and so on.
+    Each turn is compared with the mean of the user's first turn, of the user's first two turns, and so on.
     """
     own: dict[float, list[float]] = defaultdict(list)
     others: dict[float, list[float]] = defaultdict(list)
@@ -275,8 +275,8 @@ def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
             learned.append(turn)
     out = []
     for seconds in SHARED_S:
-        # Quantiles of normal distributions, since those of few turns are uncertain. For the user's own turns, the lower
-        # one of both, because a lost turn costs more than an extra one.
+        # Quantiles of normal distributions, because those of a few turns are uncertain. The threshold for own turns is
+        # the lower of both quantiles, because it is worse to lose a turn than to accept another's.
         normal = np.mean(own[seconds]) + NORMAL.inv_cdf(LOST) * np.std(own[seconds])
         other = round(float(min(normal, np.quantile(own[seconds], LOST))), 3)
         same = round(float(np.mean(others[seconds]) - NORMAL.inv_cdf(MISTAKEN) * np.std(others[seconds])), 3)
@@ -296,12 +296,12 @@ class Outcome:
     length_s: float
     # Whether the turn is the user's own.
     own: bool
-    # Whether it was judged to be another speaker's.
+    # Whether the session judged it to be another speaker's.
     other: bool
 
 
 def played(session: Session, profile: SpeakerProfile, mode: str, noise: str) -> list[Outcome]:
-    """Return the decision for each counted turn of a session, in order, with learning on the way."""
+    """Return the decisions about the counted turns of a session, in order. The session learns as it goes."""
     speaker = (
         PrimarySpeaker("enrolled", profile, session.voices) if mode == "enrolled" else PrimarySpeaker("auto", profile)
     )
@@ -317,7 +317,7 @@ def played(session: Session, profile: SpeakerProfile, mode: str, noise: str) -> 
 def interval(outcomes: Sequence[Outcome], wanted: Callable[[Outcome], bool]) -> list[float]:
     """Return the 95 % interval of a share in percent, by resampling users.
 
-    If the share is 0 or 1, the interval is that of independent turns, one for each user.
+    For a share of 0 or 1, it is the interval of independent turns, one for each user.
     """
     by_user: dict[str, list[int]] = defaultdict(list)
     for outcome in outcomes:
@@ -334,7 +334,7 @@ def interval(outcomes: Sequence[Outcome], wanted: Callable[[Outcome], bool]) -> 
 
 
 def shares(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the shares of own turns lost, and of others' turns ignored, in percent."""
+    """Return the share of own turns that are lost, and the share of others' turns that are ignored, in percent."""
     own, others = [o for o in outcomes if o.own], [o for o in outcomes if not o.own]
     return {
         "own_turns": len(own),
@@ -347,7 +347,7 @@ def shares(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return a row for each mode, noise and length."""
+    """Return one row for each mode, noise and length."""
     rows = []
     for mode, noise, length_s in itertools.product(("auto", "enrolled"), NOISES, LENGTHS_S):
         part = [o for o in outcomes if (o.mode, o.noise, o.length_s) == (mode, noise, length_s)]
@@ -363,7 +363,7 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 async def recorded(encoder: SpeakerModel, data: Path) -> tuple[list[list[Session]], dict[str, Any]]:
-    """Return the sessions of each half of the voices, in quiet and in noise, and the time to compute their vectors."""
+    """Return the sessions of both halves, in quiet and in noise, and the seconds to compute their vectors."""
     chance = np.random.default_rng(SEED)
     voices = read_voices(data)
     noises = [("noise", pcm) for pcm in read_noises(data)]
@@ -390,7 +390,7 @@ async def recorded(encoder: SpeakerModel, data: Path) -> tuple[list[list[Session
 
 
 def judged(sessions: Sequence[Sequence[Session]], profile: SpeakerProfile) -> dict[str, Any]:
-    """Return all figures, and the thresholds of each half and of all voices."""
+    """Return all figures, and the thresholds: those of each half, and those of all voices."""
     outcomes = list[Outcome]()
     thresholds = [calibrated(half) for half in sessions]
     for half, chosen in zip(sessions, reversed(thresholds), strict=True):
@@ -415,7 +415,7 @@ def listed(thresholds: Sequence[VoiceThreshold]) -> list[list[float]]:
 
 
 async def measure(models: LoadedModels, data: Path) -> dict[str, Any]:
-    """Return all figures, and the time per second of audio."""
+    """Return all figures, and the seconds of computing per second of audio."""
     sessions, facts = await recorded(models.speaker_model, data)
     return facts | judged(sessions, models.speaker_model.profile)
 

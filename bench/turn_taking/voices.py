@@ -1,8 +1,8 @@
-"""The section `voices` of `antiphon bench turns`: turns of other voices than the user's, with a server.
+"""The section `voices` of `antiphon bench turns`: turns of voices other than the user's, with a real server.
 
-Sessions of one user's turns with those of others between them, planned by speakers.py, at the defaults of a
-conversation, with `audio.input.primary_speaker` `auto` and a speaker encoder. speakers.py measures the same without a
-server, with more voices and in noise.
+A session is planned by speakers.py: one user's turns, with turns of other voices between them. The conversation has its
+defaults, `audio.input.primary_speaker` is `auto`, and the server has a speaker encoder. speakers.py measures the same
+without a server, with more voices, and also in noise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from antiphon.audio import SAMPLE_RATE_HZ
 
 TRANSCRIBED = "conversation.item.input_audio_transcription.completed"
 AT_ONCE = 8
-# Most turns of each length and side in a session, whose answers are a few words of text.
+# Largest number of turns of each length and side in a session. Each is answered with a few words of text.
 TURNS_A_SIDE = 2
 SESSION: dict[str, Any] = {
     "type": "realtime",
@@ -40,13 +40,13 @@ SESSION: dict[str, Any] = {
         }
     },
 }
-# Seconds to wait for a turn's transcript, and then for another part of the turn after a pause inside it.
+# Seconds to wait for the transcript of a turn, and then for the rest of the turn after a pause inside it.
 TRANSCRIPT_S, REST_S = 4.0, 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One played turn, and the server's reaction."""
+    """A turn that was played, and how the server reacted."""
 
     # The user of the session.
     user: str
@@ -54,18 +54,18 @@ class Said:
     own: bool
     # Its length, in seconds.
     length_s: float
-    # Number of turns that the server made of it.
+    # Number of turns into which the server split it.
     parts: int
-    # Number of these that the server marked as another speaker's.
+    # Number of those turns that the server marked as another speaker's.
     marked_other: int
     # Number of answers that the server began.
     answers: int
-    # The speaker in each transcript; "" if unknown.
+    # The speaker of each transcript; "" if unknown.
     speakers: tuple[str, ...] = ()
 
 
 def fewer(session: Session) -> Session:
-    """Return the session with TURNS_A_SIDE turns of each length and side, in its order."""
+    """Return the session with only TURNS_A_SIDE turns of each length and side, in the same order."""
     kept, counts = list[tuple[bool, Turn]](), dict[tuple[bool, float], int]()
     for own, turn in session.order:
         key = (own, turn.length_s)
@@ -102,7 +102,7 @@ async def said(caller: Caller, user: str, own: bool, turn: Turn) -> Said:
 def halves(first: Sequence[Turn]) -> list[Turn]:
     """Return the user's first speech as two turns of equal length.
 
-    The server learns from turns with a second of detected speech. A turn of one second always has less.
+    The server learns from turns with at least a second of detected speech, and a turn of one second has less.
     """
     pcm = np.concatenate([turn.pcm for turn in first])
     middle = len(pcm) // 2
@@ -110,7 +110,7 @@ def halves(first: Sequence[Turn]) -> list[Turn]:
 
 
 async def session_of(url: str, session: Session) -> list[Said]:
-    """Run one session: first the turns from which the user is learned, which are not counted, then all others."""
+    """Run one session. Its first turns, from which the server learns the user's voice, do not count."""
     async with Caller(url, {"type": "server_vad"}, session=SESSION) as caller:
         first = [await said(caller, session.user, True, turn) for turn in halves(session.first)]
         print(session.user, [one.speakers for one in first])
@@ -118,9 +118,9 @@ async def session_of(url: str, session: Session) -> list[Said]:
 
 
 def rows(found: Sequence[Said]) -> list[dict[str, Any]]:
-    """Return, by length of the turn and for all, the user's turns lost in whole or in part, and others' turns ignored.
+    """Return the user's turns lost, in whole or in part, and others' turns ignored: by length, and for all turns.
 
-    Turns without an understood word are counted separately.
+    Turns of which the server understood no word are counted separately.
     """
     groups: list[tuple[str, Callable[[Said], bool]]] = [
         (f"{length_s:g} s", lambda s, length_s=length_s: s.length_s == length_s) for length_s in LENGTHS_S
@@ -150,7 +150,7 @@ async def sessions_of(url: str, sessions: Sequence[Session]) -> list[Said]:
 
 
 def voices(data: Path, most: int) -> dict[str, Any]:
-    """Run at most `most` sessions, spread over the users of the data, on a new server with a speaker encoder."""
+    """Run at most `most` sessions, taken evenly from the users of the data, on a new server with a speaker encoder."""
     chance = np.random.default_rng(SEED)
     every = [fewer(session) for session in plan(read_voices(data), chance)]
     chosen = [every[k * len(every) // most] for k in range(most)] if len(every) > most else every

@@ -25,7 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def two_keys(serve: Serve, home: Path) -> Process:
-    """Return a server with a language model and a voice, whose keys are `alice` and `bob`."""
+    """Return a server with a language model and a voice. Its two keys are `alice` and `bob`."""
     models = ("--language-model", SMALL, "--synthesizer", VOICE, "--home", str(home))
     limits = ("--sessions-per-key", "3", "--voices-per-key", "3")
     return serve(*models, "--api-key", "alice", "--api-key", "bob", *limits, keep=True)
@@ -41,7 +41,7 @@ class LoopLag:
         self._before = self._counts()
 
     def within(self, limit_s: float) -> bool:
-        """Whether the lag never exceeded `limit_s`, which has to be the bound of a bucket."""
+        """Return whether the lag never exceeded `limit_s`, which has to be the bound of a bucket."""
         now = self._counts()
         assert now["+Inf"] > self._before["+Inf"], "nothing was measured"
         longer = [counts["+Inf"] - counts[str(limit_s)] for counts in (self._before, now)]

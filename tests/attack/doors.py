@@ -1,4 +1,4 @@
-"""Requests like those of a browser, or of a client with the wrong key. Only their status matters."""
+"""Requests as a browser, or a client with the wrong key, sends them. Only the status of the response matters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ UPGRADE = {
 
 
 def upgrade(server: Process, path: str, **headers: str) -> int:
-    """Return the status of a WebSocket's upgrade, 101 if it is accepted. Closes the socket at once."""
+    """Return the status of a WebSocket upgrade (101 if it is accepted). The socket is closed at once."""
     with httpx.stream("GET", f"{server.url}{path}", headers=UPGRADE | headers, timeout=30) as response:
         return response.status_code
 
 
 def as_key(key: str) -> dict[str, str]:
-    """Return the header with an API key, or with a client secret."""
+    """Return the header that carries an API key or a client secret."""
     return {"Authorization": f"Bearer {key}"}

@@ -1,7 +1,7 @@
-"""`antiphon serve` over scripted models, as a process: python -m tests.attack.scripted_server LOADS [FLAG ...].
+"""A process of `antiphon serve` with scripted models: python -m tests.attack.scripted_server LOADS [FLAG ...].
 
-A file whose `prompt` is "wait" is transcribed when the process gets SIGUSR1. "hang" hangs in a lane's worker forever,
-and "die" ends the worker. With LOADS "slowly", the models never finish loading.
+The `prompt` of a file decides what happens. "wait": the file is transcribed after the process gets SIGUSR1. "hang": it
+occupies a lane's worker forever. "die": it ends the worker. With LOADS "slowly", the models never finish loading.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def load(*_: Any) -> LoadedModels:
 
 @dataclass(slots=True)
 class ScriptedServer:
-    """A process of this module. `log` and `out` have its standard error and standard output."""
+    """A process of this module. `log` has its standard error, and `out` its standard output."""
 
     url: str
     popen: subprocess.Popen[bytes]
@@ -108,7 +108,7 @@ class ScriptedServer:
 
 @contextmanager
 def scripted_server(folder: Path, *flags: str, loads: str = "at once", **popen: Any) -> Iterator[ScriptedServer]:
-    """Start a server, and wait until it is ready, or if it loads "slowly", until its socket is open."""
+    """Start a server. Wait until it is ready or, with "slowly", until its socket is open."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     log_path, out_path = folder / "log.txt", folder / "out.txt"
@@ -135,6 +135,6 @@ def scripted_server(folder: Path, *flags: str, loads: str = "at once", **popen: 
 
 if __name__ == "__main__":
     run.load = load
-    # The signal has no effect until a file waits for it.
+    # The signal would have no effect if no file waited for it yet.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.exit(main(sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""`antiphon bench attack` in its small form, for each class: it measures what it attacks."""
+"""`antiphon bench attack` in its short form: each class reaches what it attacks, and is measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.hostile.__main__ import CLASSES
 from bench.hostile.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
-# Outcomes that each class has to reach, which show that its inputs were read, and refused or served.
+# Outcomes that each class has to have. They show that the server read its inputs, and refused or served them.
 COMES_TO = {
     "bodies": "415 invalid_value",
     "door-paths": "404",
@@ -24,7 +24,7 @@ COMES_TO = {
 
 
 def attacked(name: str, out: Path) -> tuple[dict[str, Any], str]:
-    """Return the document of one class in its small form, and its printed output."""
+    """Run the short form of one class. Return its document and its printed output."""
     command = [sys.executable, "-m", "antiphon", "bench", "attack", "--quick", "--out", str(out)]
     done = subprocess.run([*command, "--classes", name], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def test_when_a_class_is_tried_then_each_figure_is_measured_and_nothing_falls(tm
     assert document["machine"]["cores"] > 0
     assert found["tried"] >= 4
     assert found["outcomes"].get(COMES_TO.get(name, ""), 1) >= 1
-    # A model whose server misbehaves fails with this code.
+    # A model whose server misbehaves is reported with this code.
     outcomes = found["outcomes"].keys() - {"500 processing_error"}
     assert not {reported for reported in outcomes if reported.startswith(("500", "closed 1011", "LEAK", "the attack"))}
     assert found["server_lived"]

@@ -1,4 +1,4 @@
-"""Bodies from hostile clients: without a declared length, endless, in expensive charsets, and cut off."""
+"""Bodies from hostile clients: without a declared length, without end, in expensive charsets, or cut off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORM = "multipart/form-data; boundary=B"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Yield the URL of a server that accepts files of MAX_FILE_BYTES, and bodies that arrive within a second."""
+    """Yield the URL of a server that accepts files of MAX_FILE_BYTES, and waits a second for each body."""
     settings = Settings()
     settings = replace(
         settings,
@@ -40,7 +40,7 @@ def post(url: str, path: str, content: object, content_type: str) -> httpx.Respo
 
 
 class Endless:
-    """A chunked body, which ends only when the server stops reading. `num_bytes` counts the bytes that were read."""
+    """A chunked body that ends only when the server stops reading. `num_bytes` counts the bytes that were read."""
 
     def __init__(self, head: bytes = b"", max_bytes: int = 1 << 30) -> None:
         self.num_bytes, self._head, self._max_bytes = 0, head, max_bytes
@@ -71,7 +71,7 @@ def test_when_a_body_without_a_length_does_not_end_then_it_is_refused_by_name_at
     response = post(url, path, body, content_type)
     assert response.status_code == (400 if code == "invalid_value" else 413)
     assert response.json()["error"]["code"] == code
-    # The largest limit is that of a voice's recording. The rest is in the sockets' buffers.
+    # The largest limit is that of a voice's recording. Further bytes are in the buffers of the sockets.
     assert body.num_bytes < 32 << 20
 
 
@@ -90,7 +90,7 @@ def test_when_a_sender_leaves_within_a_body_then_nothing_fails(url: str, caplog:
     with caplog.at_level(logging.WARNING):
         with socket.create_connection(("127.0.0.1", int(port)), LIMIT_S) as raw:
             raw.sendall(head.encode() + b"Content-Length: 90000\r\n\r\n" + part("file", '; filename="a.wav"'))
-        # After another response, the server has noticed the end of the first request.
+        # When another request has its response, the server has noticed the end of the first one.
         assert httpx.get(f"{url}/health", timeout=LIMIT_S).status_code == 200
     assert not caplog.records
 
@@ -100,7 +100,7 @@ def test_when_a_sender_leaves_within_a_body_then_nothing_fails(url: str, caplog:
 def test_when_a_forms_charset_is_not_one_of_three_then_it_is_refused_before_a_field_is_decoded(
     url: str, path: str, charset: str
 ) -> None:
-    # Decoded as punycode, this field took 1.2 s of the event loop.
+    # If this field is decoded as punycode, it occupies the event loop for 1.2 s.
     body = part("model") + b"a-" * 100_000 + b"\r\n--B--\r\n"
     response = post(url, path, body, f"{FORM}; charset={charset}")
     assert response.status_code == 415

@@ -1,4 +1,4 @@
-"""Connections that send nothing, or very slowly, before showing a key, and more of them than the server can hold."""
+"""Connections without a key that send nothing or send very slowly, and more connections than the server can hold."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_when_a_request_head_does_not_come_then_its_connection_is_closed(tmp_pat
             data += second.recv(65536)
         second.sendall(HEAD[:-2])
         assert until_closed(silent) == until_closed(cut) == until_closed(second) == b""
-        # Each byte is on time, but the head is not.
+        # Each byte arrives in time, but the whole head does not.
         dribbling.sendall(HEAD[:-2] + b"X: ")
         dribbling.settimeout(0.05)
         closed = False
@@ -64,7 +64,7 @@ def test_when_a_request_head_does_not_come_then_its_connection_is_closed(tmp_pat
                 dribbling.sendall(b"a")
             except ConnectionError:
                 closed = True
-        # A WebSocket that was opened in time may stay silent.
+        # An open WebSocket may stay silent after an upgrade that was in time.
         with connect(f"{server.url.replace('http', 'ws')}/v1/realtime") as opened:
             assert until_closed(stack.enter_context(dial(server))) == b""
             assert opened.ping().wait(LIMIT_S)
@@ -79,8 +79,9 @@ UPGRADE = (
 
 @pytest.mark.server
 def test_an_upgrade_that_cannot_be_read_is_answered_and_gives_its_place_back(tmp_path: Path) -> None:
-    """The HTTP parser accepts a head of 64 KiB. The parser of upgrades accepts lines of 8 KiB and 128 headers, and
-    would send no error.
+    """The HTTP parser accepts a head of 64 KiB. The parser of upgrades accepts only lines of 8 KiB and 128 headers.
+
+    Without the server's own check, such an upgrade would get no response.
     """
     wrong = {
         "a long header": (b"/v1/realtime", b"tracestate: a=" + b"x" * 8200 + b"\r\n"),
@@ -99,7 +100,7 @@ def test_an_upgrade_that_cannot_be_read_is_answered_and_gives_its_place_back(tmp
             assert head.startswith(b"HTTP/1.1 400 "), name
             assert json.loads(body)["error"]["code"] == "invalid_upgrade"
         server.until("antiphon_connections 1.0")
-        # Browsers send far less.
+        # Browsers send far less than this.
         fine = stack.enter_context(dial(server))
         fine.sendall(UPGRADE % (b"/v1/realtime?x=" + b"y" * 7000, b"Cookie: " + b"x" * 8000 + b"\r\n"))
         assert fine.recv(12) == b"HTTP/1.1 101"
@@ -117,7 +118,7 @@ def test_when_silent_connections_flood_the_server_then_others_are_served_and_the
         assert b'"code":"too_many_connections"' in refused
         with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2")) as other:
             assert other.get(f"{server.url}/ready").status_code == 200
-            # Another address takes the rest, so that half of the descriptors are in use. No address gets more.
+            # A third address takes the rest of the first half of the descriptors. After that, no address gets more.
             flood += [stack.enter_context(dial(server, "127.0.0.3")) for _ in range(DESCRIPTORS)]
             assert until_closed(flood[-1]).startswith(b"HTTP/1.1 503")
             text = other.get(f"{server.url}/metrics").text
@@ -179,10 +180,10 @@ def test_when_sockets_send_no_first_event_then_they_hold_places_and_are_told_to_
             more.recv(LIMIT_S)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1013
-        # A socket that can only resume may send no more than a session.resume needs.
+        # A socket that may only resume a session accepts no more bytes than a session.resume needs.
         with pytest.raises(ConnectionClosed):
             waiting[1].send(fragments())
-        # Waiting sockets do not take places of sessions, and sessions do not take theirs.
+        # Sockets that wait for their first frame do not take places of sessions, nor the other way round.
         waiting[0].send('{"type": "session.create"}')
         assert json.loads(waiting[0].recv(LIMIT_S))["type"] == "session.created"
         assert server.ready()["sessions"] == 2

@@ -1,4 +1,4 @@
-"""A model whose threads have ended, or hang: the effects on /ready, /metrics and the callers."""
+"""A model whose threads have ended or hang: what /ready, /metrics and the callers show."""
 
 from __future__ import annotations
 

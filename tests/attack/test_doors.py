@@ -1,4 +1,4 @@
-"""Doors: which web pages may use a server, and what an empty key or a client secret opens."""
+"""Who may use a server: which web pages, and what an empty key or a client secret gives access to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVIL = "https://evil.example"
 def test_when_a_page_of_another_site_opens_a_socket_then_it_is_refused(server: Process, path: str) -> None:
     assert upgrade(server, path, Origin=EVIL) == 403
     assert upgrade(server, path, Origin="null") == 403
-    # A page whose own host name resolves to this machine.
+    # A page whose own host name resolves to this machine (DNS rebinding).
     assert upgrade(server, path, Host="rebind.evil.example") == 403
     assert upgrade(server, path, Host="rebind.evil.example", Origin="http://rebind.evil.example") == 403
 
@@ -161,7 +161,7 @@ def test_when_a_secret_resumes_a_session_that_the_key_opened_then_there_is_no_su
             assert refused["error"]["code"] == "unknown_session"
         async with connect(two_keys.ws, "?resume=1", additional_headers=as_key(secret)) as wire:
             granted = await wire.read()
-        # A browser that returns has a new secret for the same session.
+        # A browser that comes back has a new secret for the same session.
         again = secret_for(two_keys, {"type": "realtime"})
         assert (await resumed(again, granted))["type"] == "session.resumed"
 

@@ -1,4 +1,4 @@
-"""Texts and JSON from hostile clients: whatever they send, the event loop still serves all other clients."""
+"""Texts and JSON from hostile clients. Whatever they send, the event loop still serves all other clients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tests.attack.conftest import LoopLag
 from tests.conftest import Process
 from tests.server.conversations import ConversationClient, talk
 
-# The promise is 50 ms on a dedicated machine. These tests run on shared and slow machines, where even an idle thread
-# waits to be scheduled, so five times that is allowed. It is a bound of the histogram.
+# Upper limit of the event loop's lag. On a dedicated machine, 50 ms are promised. These tests run on shared and slow
+# machines, where even an idle thread waits to be scheduled, so five times that is allowed. It is the bound of a bucket
+# of the histogram.
 MAX_LAG_S = 0.25
 TEXT = 256 << 10
 # The first bytes of a JPEG, then zeros: it is kept and returned without being decoded.
@@ -22,7 +23,7 @@ IMAGE = "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8\xff" + bytes(4 <
 
 
 async def echoes(client: ConversationClient) -> None:
-    """Set a prompt of the maximum length, which is echoed after each of a hundred updates of a few bytes."""
+    """Set a prompt of maximum length. Each of a hundred updates of a few bytes then echoes it."""
     await client.say("session.update", session={"type": "realtime", "instructions": "x" * TEXT})
     for _ in range(20):
         for _ in range(5):
@@ -32,7 +33,7 @@ async def echoes(client: ConversationClient) -> None:
 
 
 async def long_words(client: ConversationClient) -> None:
-    """Send prompts of one long word, the slowest input of the tokenizer: one just too long, and one just allowed."""
+    """Send prompts of one long word, the slowest input of the tokenizer: just too long, and just short enough."""
     for num_chars in (TEXT, 100_000, 100_000, 100_000):
         session = {"type": "realtime", "instructions": "x" * num_chars, "truncation": "disabled"}
         await client.say("session.update", session=session)
@@ -57,7 +58,7 @@ async def many_values(client: ConversationClient) -> None:
 
 
 async def large_items(client: ConversationClient) -> None:
-    """Create an image of 4 MiB, and retrieve it again and again."""
+    """Create an image of 4 MiB, and retrieve it repeatedly."""
     item = {"id": "seen", "type": "message", "role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]}
     await client.say("conversation.item.create", item=item)
     for _ in range(10):

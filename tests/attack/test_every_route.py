@@ -1,7 +1,7 @@
-"""Every route of a host, with every kind of key: which key opens it, and that no key sees data of another key.
+"""Every route of a host, with every kind of key: which keys open it, and that no key sees the data of another.
 
-The table has a row for each route of the application, and a new route needs a row. Alice has a session, a call, a
-voice, a client secret and a recording, and every other key asks for them.
+The table has a row for each route of the application, and a new route needs a new row. Alice has a session, a call, a
+voice, a client secret and a recording. Every other key requests them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from tests.server.routes.test_calls import call
 from tests.server.scripted import serving
 from tests.traces import models
 
-# All of Alice's data contains this word, and no response to another key may.
+# Every piece of Alice's data contains this word. No response to another key may contain it.
 MARK = "blackbird"
 VOICE = "of-alice"
-# Alice is the last, since her own requests end her session and call.
+# Alice comes last, because her own requests end her session and her call.
 CREDENTIALS = ("none", "wrong", "metrics", "internal", "captions", "conversation", "bob", "alice")
 EVERYBODY = CREDENTIALS
 
 
 @dataclass(frozen=True)
 class Row:
-    """The expected status of one route with each credential: `status` for those in `opens`, `others` by name, else 401.
+    """The expected status of one route for each credential.
 
-    `path` is the requested path, if it is not the route's own; `{id}` is Alice's. `options` are httpx's, for the body.
-    `tells_bob` has to be in Bob's response.
+    This is `status` for those in `opens`; otherwise the value in `others`, or 401. `path` is the path to request, if it
+    differs from the route's own; `{id}` stands for Alice's id. `options` are httpx's, for the body. `tells_bob` is text
+    that Bob's response has to contain.
     """
 
     status: int
@@ -75,7 +76,7 @@ TABLE: dict[tuple[str, str], Row] = {
     ("POST", "/internal/drain"): Row(202, ("internal",)),
     ("GET", "/internal/hosts"): Row(200, ("internal",)),
     ("DELETE", "/internal/hosts/{name:path}"): Row(200, ("internal",), path="/internal/hosts/nobody"),
-    # The profiler is off.
+    # The profiler is turned off.
     ("POST", "/start_profile"): Row(404),
     ("POST", "/stop_profile"): Row(404),
     ("GET", "/v1/models"): Row(200),
@@ -159,7 +160,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @dataclass
 class Alices:
-    """Alice's data. `hidden` has texts that no other key may see, by the part of them that a request may contain."""
+    """Alice's data. `hidden` has the texts that no other key may see, each by the part that a request may contain."""
 
     wire: Wire
     session_id: str
@@ -170,7 +171,7 @@ class Alices:
     secrets: dict[str, str]
 
     def seen_in(self, answer: str, request: str) -> list[str]:
-        """Return the texts of hers that are in an answer but were not in the request."""
+        """Return the texts of hers that are in a response but were not in the request."""
         of_hers = [MARK, self.session_id, self.token, self.item_id, self.response_id, self.call_id, VOICE]
         return [mark for mark in (*of_hers, *self.secrets.values()) if mark in answer and mark not in request]
 
@@ -215,7 +216,7 @@ def test_when_a_route_is_new_then_it_has_a_row_in_the_table() -> None:
 async def asked(
     client: httpx.AsyncClient, method: str, path: str, headers: dict[str, str], options: Mapping[str, Any]
 ) -> tuple[int, str]:
-    """Return the status and the body of a response; for a WebSocket, the upgrade's status and the first frames."""
+    """Send a request. Return its status and body; for a WebSocket, the status of its upgrade and its first frames."""
     if method == "WS":
         async with client.stream("GET", path, headers=UPGRADE | headers) as answer:
             if answer.status_code == 101:
@@ -235,7 +236,7 @@ def test_every_route_opens_to_its_keys_alone_and_no_answer_has_anything_of_anoth
             httpx.AsyncClient(base_url=host.url, timeout=30) as client,
         ):
             keys = {name: as_key(hers.secrets.get(name, name)) for name in CREDENTIALS} | {"none": {}}
-            # Alice's data exists until she ends it herself.
+            # Alice's data exists until Alice ends it.
             found: dict[tuple[str, str], dict[str, int]] = {place: {} for place in TABLE}
             seen: list[tuple[str, str, list[str]]] = []
             for name in CREDENTIALS:
@@ -257,7 +258,7 @@ def test_every_route_opens_to_its_keys_alone_and_no_answer_has_anything_of_anoth
 
 
 async def still_there(hers: Alices) -> None:
-    """Check that Alice's session has its history, and answers."""
+    """Check that Alice's session still has its history, and still answers."""
     await hers.wire.say("conversation.item.retrieve", item_id=hers.item_id)
     item = (await hers.wire.until("conversation.item.retrieved"))["item"]
     assert item["content"][0]["text"] == f"hello {MARK}"
@@ -265,7 +266,7 @@ async def still_there(hers: Alices) -> None:
     assert (await hers.wire.until("response.done"))["response"]["status"] == "completed"
 
 
-# Paths at which a client secret's session is resumed.
+# Paths at which the session of a client secret can be resumed.
 OPENED_BY_A_SECRET = ("/v1/realtime", "/realtime", "/v1/duplex")
 RESUMES = (*OPENED_BY_A_SECRET, "/v1/audio/speech/stream", "/v1/video/chat/stream")
 
@@ -276,7 +277,7 @@ def test_when_another_key_resumes_a_session_with_its_very_token_then_there_is_no
 ) -> None:
     async def main() -> None:
         async with alice_has(host) as hers:
-            # The same with the client secret of Alice's page: it does not resume a session that her key opened.
+            # The same with the client secret of Alice's page, which does not resume a session that her API key opened.
             for key in ("bob", hers.secrets["conversation"]):
                 url = f"{host.ws}{path}?resume={hers.session_id}"
                 ask = {"type": "session.resume", "session_id": hers.session_id, "resume_token": hers.token}
@@ -328,7 +329,7 @@ def test_when_a_session_names_what_another_has_then_it_is_not_found_and_stays_as
 
 
 def test_when_a_secret_is_used_up_or_of_another_kind_then_no_other_secret_is_told(host: Host) -> None:
-    """A client secret only opens its own session, and no response contains the key or other secrets."""
+    """A client secret opens only its own session, and no response contains the key or another secret."""
 
     async def main() -> None:
         async with alice_has(host) as hers:

@@ -1,7 +1,7 @@
-"""Faults inside the server: a store that fails, hangs or returns wrong data, and a model that raises or returns
-nonsense.
+"""Faults inside the server: a store that fails, hangs or returns wrong data, and a model that raises or is wrong.
 
-Each has one named consequence, and the server stays ready. test_dead_models.py has models whose threads end or hang.
+Each fault has one stated consequence, and the server stays ready. test_dead_models.py has models whose threads end or
+hang.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETTINGS = {"type": "transcription", "audio": {"input": {"turn_detection": None}
 
 
 class FaultyStore:
-    """A store of conversations. The test defines what `put` and `get` do."""
+    """A store of conversations whose `put` and `get` the test defines."""
 
     degraded = None
 
@@ -101,7 +101,7 @@ def test_when_a_stored_session_cannot_be_read_then_resuming_it_is_refused_by_nam
         async with connect(ws, "?resume=sess-1") as wire:
             await wire.say("session.resume", session_id="sess-1", resume_token=SECRET, last_received_server_event_seq=0)
             assert (await wire.read())["error"]["code"] == code
-        # The place that the session held is free.
+        # The place of the session is free again.
         assert await is_ready(ws)
 
     with serving() as (ws, state, _):
@@ -132,7 +132,7 @@ def test_when_a_write_fails_or_hangs_then_the_client_is_told_before_its_item_is_
 
 
 class InLane(ScriptedTranscriber):
-    """Decodes in a lane. The test defines the lane's work."""
+    """Decodes in a lane. The test defines the work in the lane."""
 
     def __init__(self, lane: Lane[Any, Any]) -> None:
         super().__init__()

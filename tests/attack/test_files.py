@@ -1,4 +1,4 @@
-"""Audio files from hostile clients: hours in a few kilobytes, and senders that do not wait for the response."""
+"""Audio files from hostile clients: hours in a few kilobytes, from clients that do not wait for the response."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.server.scripted import serving
 LIMIT_S = 30
 MAX_S = 600
 PATH = "/v1/audio/transcriptions"
-# Two strategies that pass silence to the transcriber: no detection, and a detection that takes everything for speech.
+# Two strategies that send silence to the transcriber: no detection, and a detector that takes everything for speech.
 ALL_OF_IT = ("null", '{"type": "server_vad", "threshold": 0}')
 
 
 def silence(seconds: int, rate_hz: int = SAMPLE_RATE_HZ) -> bytes:
-    """Return silence as FLAC. An hour takes 656 kB, and 230 MB as float32."""
+    """Return silence as FLAC. An hour takes 656 kB, and 230 MB when decoded to float32."""
     out = io.BytesIO()
     with av.open(out, "w", format="flac") as container:
         stream = container.add_stream("flac", rate=rate_hz, layout="mono")
@@ -57,7 +57,7 @@ def wav(rate_hz: int, num_samples: int) -> bytes:
 
 
 class SlabCounter(ScriptedTranscriber):
-    """Counts the slabs that it gets. With `hold` it reads one slab and waits forever; `left` is set when it ends."""
+    """Counts the slabs that it reads. With `hold` it waits forever after the first. `left` is set when it ends."""
 
     def __init__(self, *, hold: bool = False) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_when_a_small_file_holds_much_then_no_more_than_slabs_of_it_are_ever_hel
         tracemalloc.stop()
     assert sum(lengths) == 1200 * SAMPLE_RATE_HZ
     assert max(lengths) < 31 * SAMPLE_RATE_HZ
-    # The whole file would take 77 MB. A slab takes 2 MB, as chunks and again when they are joined.
+    # The whole file would take 77 MB. One slab takes 2 MB, both as chunks and as the joined array.
     assert peak_bytes < 10 << 20
 
 
@@ -159,7 +159,7 @@ def test_when_a_sender_leaves_then_its_work_stops_and_its_place_is_given_back(st
         with socket.create_connection((request.url.host, request.url.port or 0), LIMIT_S) as raw:
             raw.sendall(f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
             assert transcriber.begun.wait(LIMIT_S)
-            # A file holds a place like a session.
+            # A file takes a place, as a session does.
             assert state.admission.num_sessions == 1
             refused = post(url, data)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -172,7 +172,7 @@ def test_when_a_sender_leaves_then_its_work_stops_and_its_place_is_given_back(st
 
 
 def test_when_a_files_rate_is_absurd_then_it_is_refused_before_it_is_resampled() -> None:
-    # Resampled from 1 Hz, each frame of 2,048 samples would have 33 million samples, or 131 MB.
+    # When resampled from 1 Hz, each frame of 2,048 samples would become 33 million samples, or 131 MB.
     for read in (lambda file: list(decode_in_slabs(file, 30.0)), lambda file: measure_s(file, MAX_S)):
         with pytest.raises(MediaError, match="1 samples a second"):
             read(io.BytesIO(wav(1, 5000)))

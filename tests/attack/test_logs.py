@@ -1,4 +1,4 @@
-"""The operator's view: a log line for each request and session, without keys or text, and metrics that need a key."""
+"""What operators see: a log line for each request and session, without keys or text, and metrics that need a key."""
 
 from __future__ import annotations
 

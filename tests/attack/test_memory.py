@@ -1,4 +1,4 @@
-"""One client exceeds its memory limit: it gets an error, other clients are not affected, and all memory is released."""
+"""A client that exceeds its memory limit gets an error. Other clients are unaffected, and all memory is released."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = KIB * KIB
 
 @pytest.fixture(scope="module")
 def tight(serve: Serve) -> Process:
-    """Return a server on which a session may hold 1 MiB, a key 2 MiB and all keys 16 MiB."""
+    """Return a server that allows a session 1 MiB, a key 2 MiB, and all keys together 16 MiB."""
     memory = ("--session-memory-mb", "1", "--key-memory-mb", "2", "--total-memory-mb", "16")
     rate = ("--max-events-per-s", "100000")
     return serve("--language-model", SMALL, "--api-key", "alice", "--api-key", "bob", *memory, *rate)
@@ -46,7 +46,7 @@ async def create_item(wire: Wire, text: str) -> dict[str, Any]:
 
 
 async def fill(wire: Wire) -> list[str]:
-    """Create messages until one is refused; return the ids of the accepted ones."""
+    """Create messages until one is refused. Return the ids of those that were accepted."""
     kept: list[str] = []
     while (answer := await create_item(wire, TEXT))["type"] != "error":
         kept.append(answer["item"]["id"])
@@ -55,7 +55,7 @@ async def fill(wire: Wire) -> list[str]:
 
 
 async def held(server: Process, at_most: int) -> None:
-    """Wait until the server holds no more than `at_most` bytes for its clients."""
+    """Wait until the server holds at most `at_most` bytes for its clients."""
     for _ in range(400):
         if metric(server, "antiphon_held_bytes") <= at_most:
             return
@@ -70,7 +70,7 @@ def test_when_a_conversation_is_full_then_it_goes_on_with_what_it_has(tight: Pro
         async with connect(tight.ws, additional_headers=ALICE) as wire:
             await wire.until("session.created")
             kept = await fill(wire)
-            # Each takes 200 KiB of text, and the frames that reported it.
+            # Each takes 200 KiB for its text, and as much for the frames that reported it.
             assert 2 <= len(kept) <= 5
             assert metric(tight, 'antiphon_held_refused_total{scope="session"}') == before + 1
             assert 400 * KIB < metric(tight, "antiphon_held_bytes") <= MIB
@@ -112,7 +112,7 @@ def test_when_a_key_holds_all_it_may_then_another_has_all_of_its_own(tight: Proc
                 await wire.until("session.created")
             counts = [len(await fill(wire)) for wire in (one, two, three)]
             assert counts[2] < counts[0]
-            # Requests and client secrets also count for their key.
+            # Requests and client secrets also count towards their key's limit.
             secret = {"session": {"type": "realtime", "instructions": TEXT}}
             url = f"{tight.url}/v1/realtime/client_secrets"
             async with httpx.AsyncClient() as client:
@@ -140,7 +140,7 @@ def test_when_a_conversation_has_as_many_items_as_it_may_then_it_takes_no_more(t
             answers = []
             while not answers or answers[-1]["type"] != "error":
                 answers.append(await create_item(wire, "x"))
-            # Even an empty item takes hundreds of bytes.
+            # Even an empty item takes some hundred bytes.
             assert len(answers) < 3000
             assert answers[-1]["error"]["code"] == "memory_limit_exceeded"
 

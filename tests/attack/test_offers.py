@@ -40,7 +40,7 @@ def offer() -> str:
 
 
 def mutated(offer: str, seed: int) -> str:
-    """Return the offer with a few lines deleted, duplicated, truncated or garbled."""
+    """Return the offer with a few of its lines deleted, duplicated, truncated or garbled."""
     draw, lines = random.Random(seed), offer.split("\r\n")
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(lines))

@@ -1,4 +1,4 @@
-"""SIGTERM to a server that loads, or has files and sessions under way: the responses to its clients, and its end."""
+"""SIGTERM to a server that is loading, or has open files and sessions: what its clients get, and how it ends."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FILE = wav(16_000, 1600)
 
 
 class Posted(threading.Thread):
-    """A request that transcribes a file. `status` and `text` are those of its response."""
+    """A request to transcribe a file. `status` and `text` are from its response."""
 
     def __init__(self, server: ScriptedServer, prompt: str, **fields: str) -> None:
         super().__init__(daemon=True)
         self._request: dict[str, Any] = {
             "url": f"{server.url}/v1/audio/transcriptions",
-            # The file is silent, so it would not reach the transcriber with speech detection.
+            # The file is silent, so with speech detection it would not reach the transcriber.
             "data": {"model": "default", "prompt": prompt, "chunking_strategy": "null", **fields},
             "files": {"file": ("a.wav", FILE)},
         }
@@ -80,7 +80,7 @@ def test_when_files_are_not_finished_in_time_then_each_is_told_so_and_the_proces
         status, text = stream.done()
         last = json.loads(text.strip().rpartition("data: ")[2])
         assert (status, last["error"]["code"]) == (200, "server_shutting_down")
-        # The worker hangs. The process does not wait for it, and does not abort.
+        # The worker hangs. The process ends without waiting for it, and does not abort.
         assert server.exit_code() == 0
         assert time.monotonic() - began_s < 10
 

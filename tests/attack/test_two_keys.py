@@ -1,4 +1,4 @@
-"""Two keys: neither can see, change or infer data of the other."""
+"""Two keys: neither can see, change or infer the data of the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def listed(server: Process, key: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def spoken_with(server: Process, key: dict[str, str], voice: str) -> str:
-    """Return the error for speech with an uploaded voice, whose embedding does not fit the loaded model."""
+    """Return the error for speech with an uploaded voice, which the loaded model cannot use."""
     body = {"input": "Hi", "voice": voice}
     return str(httpx.post(f"{server.url}/v1/audio/speech", json=body, headers=key).json()["error"]["code"])
 
@@ -49,7 +49,7 @@ def test_when_another_key_uses_the_name_of_a_voice_then_it_has_a_voice_of_its_ow
     )
     assert httpx.delete(url, headers=BOB).status_code == 200
     assert listed(two_keys, ALICE) == [("Grandmother", "alice")]
-    # The voices are hidden from other users of the machine, and from a reader of the folders' names.
+    # Other users of the machine cannot read the voices, and the folders' names say nothing about the keys.
     assert stat.S_IMODE((home / "voices").stat().st_mode) == 0o700
     assert not [p for p in (home / "voices").rglob("*") if "alice" in p.name or "grandmother" in p.name.lower()]
 
@@ -63,7 +63,7 @@ def test_when_a_key_has_all_the_voices_it_may_have_then_other_keys_have_theirs(t
 
 
 def cached(server: Process, key: dict[str, str], code: str) -> int:
-    """Return the number of cached tokens of a prompt with `code`, a guess of a code in another key's prompt."""
+    """Return the number of cached tokens of a prompt. `code` in it is a guess of a code in another key's prompt."""
     prompt = f"The vault code of the branch in Zurich, which nobody may ever learn from anybody, is {code}."
     body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
     usage = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=key, timeout=60).json()["usage"]
@@ -87,7 +87,7 @@ def test_when_one_socket_asks_for_400_responses_then_four_are_begun_and_another_
                 await wire.say("response.create", response=response)
             refused = [await wire.until("error") for _ in range(380)]
             assert {frame["error"]["code"] for frame in refused} == {"too_many_responses"}
-            # The other key has its answer.
+            # The other key has got its answer.
             assert await asyncio.to_thread(cached, two_keys, BOB, "1 2 3 4") >= 0
 
     asyncio.run(main())
@@ -98,12 +98,12 @@ def test_when_a_key_holds_all_its_sessions_then_it_gets_429_and_another_key_is_s
         async with AsyncExitStack() as sockets:
             for _ in range(3):
                 wire = await sockets.enter_async_context(connect(two_keys.ws, additional_headers=ALICE))
-                # The socket has its place when its session is reported.
+                # The socket has taken its place by the time its session is reported.
                 await wire.read()
             assert await asyncio.to_thread(upgrade, two_keys, "/v1/realtime", **ALICE) == 429
             assert await asyncio.to_thread(upgrade, two_keys, "/v1/realtime", **BOB) == 101
 
-    # A request of another test releases its place shortly after its response.
+    # A request of an earlier test may release its place shortly after its response.
     end_s = time.monotonic() + 30
     while httpx.get(f"{two_keys.url}/ready").json()["sessions"]:
         assert time.monotonic() < end_s

@@ -1,4 +1,4 @@
-"""Requests that are answered before their bodies have arrived: the client gets the whole response, and no reset."""
+"""Requests that are answered before their bodies have arrived. The client gets the whole response, and no reset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def address() -> Iterator[tuple[str, int]]:
 
 
 def answered(address: tuple[str, int], first: str, body: list[bytes], *headers: str) -> bytes:
-    """Return the bytes that a client reads if it first sends the rest of its body, after the response has begun."""
+    """Return the bytes that a client reads if it sends the rest of its body after the response has begun."""
     head = "\r\n".join([first, "Host: 127.0.0.1", *headers, "", ""])
     with socket.create_connection(address, LIMIT_S) as connection:
         connection.sendall(head.encode() + body[0])

@@ -1,4 +1,4 @@
-"""Debian's HAProxy in front of hosts. It knows nothing of sessions, and sends each connection to any host."""
+"""Debian's HAProxy in front of hosts. It knows nothing of sessions, and may send any connection to any host."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ def deployed(doors: Sequence[str], port: int) -> str:
 
 
 class Balancer:
-    """One HAProxy. `addresses`: HOST:PORT of each server behind it. `as_deployed`: use the deployment's file, with two
-    doors and the file's own `hard_stop_s`.
+    """One HAProxy.
+
+    `addresses` has HOST:PORT of each server behind it. With `as_deployed`, it uses the deployment's file, with two
+    doors and the `hard_stop_s` of that file.
     """
 
     def __init__(self, addresses: Sequence[str], hard_stop_s: int = 1, *, as_deployed: bool = False) -> None:
@@ -83,7 +85,7 @@ class Balancer:
             return False
 
     def workers(self) -> set[int]:
-        """Return the processes that carry connections: after a reload, a new one and old ones that still have some."""
+        """Return the processes that carry connections. After a reload, old ones may still have some."""
         return {p.pid for p in psutil.Process(self._popen.pid).children()}
 
     def reload(self) -> None:

@@ -1,7 +1,7 @@
-"""Clients that hold conversations with scripted hosts while the hosts die, and check the events that they get.
+"""Clients that hold conversations with scripted hosts while hosts die, and that check the events they get.
 
-`View` is a client's knowledge from its events alone; it detects contradictions. A `ResumingCaller` resumes by itself. A
-`StockCaller` knows nothing of resuming; a door resumes for it.
+`View` is what a client knows from its events alone; it detects contradictions between them. A `ResumingCaller` resumes
+its session. A `StockCaller` knows nothing of resuming; a door resumes for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.server.clients import b64
 
 RATE_HZ = 24_000
 CHUNK_S = 0.1
-# The duration of a scripted word.
+# Seconds that a scripted word lasts.
 WORD_S = WORD_SAMPLES / 16_000
 TURN_S = 20.0
 SESSION = {
@@ -39,15 +39,17 @@ SESSION = {
         }
     },
 }
-# Events about the host, which only a client that resumes gets.
+# Events about the host. Only a client that resumes gets them.
 OF_THE_HOST = {"session.moving", "session.state_degraded", "session.resumed", "session.event_ack"}
 
 
 class View:
-    """A conversation as its events describe it. `take` raises AssertionError for a contradiction to earlier events.
+    """A conversation as its events describe it.
 
-    `items`: by id, in order. `responses`: the status of each, "" while it is open. `heard_at_s`: the arrival times of
-    audio. `cancelled_at_s`: when the last cancelled response ended; None: none was cancelled.
+    `take` raises AssertionError for an event that contradicts earlier ones.
+
+    `items` has the items by id, in order. `responses` has the status of each response, which is "" while it is open.
+    `heard_at_s` has the arrival times of audio. `cancelled_at_s` is when the last cancelled response ended, or None.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class View:
         self._transcribed: set[str] = set()
 
     def take(self, event: dict[str, Any]) -> None:
-        """Check and apply the next event."""
+        """Check the next event, and apply it."""
         match event["type"]:
             case "error":
                 raise AssertionError(event)
@@ -100,7 +102,7 @@ class View:
         self.items = dict([*order[:at], (item["id"], item), *order[at:]])
 
     def said(self, role: str) -> list[str]:
-        """Return the words of this role, in order, without items that were broken off."""
+        """Return the words of this role in order, without those of items that were broken off."""
         return [
             words(item)
             for item in self.items.values()
@@ -109,15 +111,15 @@ class View:
 
 
 def words(item: dict[str, Any]) -> str:
-    """Return the text of an item, spoken or written."""
+    """Return the text of an item, whether spoken or written."""
     return " ".join(part.get("transcript") or part.get("text") or "" for part in item["content"])
 
 
 class Caller:
     """A client that takes written and spoken turns alternately, and waits for the answer to each.
 
-    `session_id`: set when it is known. `view`: built from its events. `said`: its own words. `num_sent`: the number of
-    its messages; `num_spoken`: that number at the last word of the last spoken turn.
+    `session_id` is set when it is known. `view` is built from the client's events. `said` has the client's own words.
+    `num_sent` is the number of its messages, and `num_spoken` that number at the last word of the last spoken turn.
     """
 
     def __init__(self, number: int, urls: Sequence[str], seed: int, key: str = "") -> None:
@@ -165,7 +167,7 @@ class Caller:
         await self.send("response.create")
 
     async def _speak(self, first: int, count: int) -> None:
-        """Say words at the pace of speech, then be silent."""
+        """Say words at the pace of speech, then stay silent."""
         pcm16 = base64.b64decode(b64(speech(first, count, silence_frames=15), RATE_HZ))
         step = round(CHUNK_S * RATE_HZ) * 2
         for at in range(0, len(pcm16), step):
@@ -175,7 +177,7 @@ class Caller:
                 self.num_spoken = self.num_sent
 
     async def _until_answered(self, expected: str) -> None:
-        """Wait until an answer has repeated the words and nothing is under way."""
+        """Wait until an answer has repeated the words, and nothing else is in progress."""
         try:
             async with asyncio.timeout(TURN_S):
                 while not (self.view.said("assistant")[-1:] == [expected] and "" not in self.view.responses.values()):
@@ -196,7 +198,7 @@ class Caller:
         return f"{event['type']} {about.get('id') or event.get('item_id') or ''} {said}".strip()
 
     def check(self) -> None:
-        """Raise AssertionError unless each turn appears once, in order, with one answer."""
+        """Raise AssertionError unless each turn appears once, in order, and with one answer."""
         for role in ("user", "assistant"):
             said = self.view.said(role)
             at = next((n for n, pair in enumerate(zip(said, self.said, strict=False)) if pair[0] != pair[1]), 0)
@@ -223,7 +225,7 @@ class Caller:
 
 
 class StockCaller(Caller):
-    """A client without resuming, connected to a door: its connection never breaks."""
+    """A client of a door that cannot resume. Its connection must never break."""
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
@@ -253,10 +255,10 @@ class StockCaller(Caller):
 
 
 class ResumingCaller(Caller):
-    """A client that resumes by itself at any of its hosts, and sends unreceived messages again.
+    """A client that resumes its session at any of its hosts, and sends unreceived messages again.
 
-    `first`: the host to begin at; by default any. `how`: the ways in which its session was resumed. `resumed_s`: the
-    time of each resume, from the end of a connection to the answer on the next.
+    `first` is the host to begin at; by default, any host. `how` counts the ways in which the session was resumed.
+    `resumed_s` has the seconds of each resume, from the end of a connection to the reply on the next one.
     """
 
     def __init__(self, number: int, urls: Sequence[str], seed: int, key: str = "", first: str = "") -> None:
@@ -266,7 +268,8 @@ class ResumingCaller(Caller):
         self.resumed_s: list[float] = []
         self._token = ""
         self._last_seq = self._acked_seq = 0
-        # Messages that the host may not have received, by number, and the number to send next on this connection.
+        # Messages that the host may not have received, by number; and the number of the next message on this
+        # connection.
         self._kept: dict[int, str] = {}
         self._next = 1
         self._socket: ClientConnection | None = None
@@ -320,7 +323,10 @@ class ResumingCaller(Caller):
         await self._write()
 
     async def _write(self) -> None:
-        """Send the messages that this connection lacks, in order. If it breaks, the next one sends them again."""
+        """Send the messages that this connection lacks, in order.
+
+        If it breaks, the next connection sends them again.
+        """
         async with self._writing:
             while self._socket and self._next in self._kept:
                 try:
@@ -337,7 +343,7 @@ class ResumingCaller(Caller):
                     await self._receive(json.loads(frame))
             except ConnectionClosed:
                 pass
-            # Do not wait for a connection that hangs.
+            # A connection that hangs is not waited for.
             self._socket.transport.abort()
             broke_s = time.monotonic()
             self._socket = None
@@ -395,7 +401,7 @@ class ResumingCaller(Caller):
         self._token = resumed["resume_token"]
         received = resumed["received_events"]
         assert received + 1 >= min(self._kept, default=1), (received, "the host has forgotten what it had stored")
-        # Messages that are received but not stored may have to be sent to another host.
+        # Messages that a host has received but not stored may have to be sent to another host.
         self._kept = {n: frame for n, frame in self._kept.items() if n > resumed["stored_events"]}
         async with self._writing:
             self._next = received + 1

@@ -1,10 +1,10 @@
-"""Hosts die and hang repeatedly while callers talk to them: no words are lost, and none are repeated.
+"""Hosts die and hang repeatedly while callers talk to them. No words may be lost or repeated.
 
     python -m tests.cluster.chaos [--kills 500] [--hangs 20] [--handovers 50] [--callers 9]
         [--store sqlite|redis|postgres] [--seed 1]
 
-Callers take written and spoken turns. Half of them resume by themselves; the others know nothing of resuming and use a
-door. Each round kills a host that has sessions, at a random moment of their turns, and restarts it. A hang is SIGSTOP
+Callers take written and spoken turns. Half of them resume their sessions; the others cannot, and use a door. Each round
+picks a host that has sessions, at a random moment of their turns. A kill ends it and starts it again. A hang is SIGSTOP
 for longer than the time after which a host counts as dead, then SIGCONT. A handover is SIGTERM, then SIGKILL while the
 host hands its sessions over.
 """
@@ -28,17 +28,20 @@ from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.processes import Cluster, Host, cluster, until
 from tests.store.servers import PostgresServer, RedisServer, Server
 
-# The time to live of hosts, in seconds.
+# Seconds after which a host's key expires.
 HOST_TTL_S = 1.5
 PACE_S = 0.1
-# The time in which a host usually hands its sessions over.
+# Seconds after SIGTERM at which a host is usually handing its sessions over.
 CUT_OFF_S = 0.4
 SERVERS: dict[str, type[Server]] = {"redis": RedisServer, "postgres": PostgresServer}
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of the rounds. `num_hit`: sessions whose host died or hung. `how`: how they were resumed."""
+    """The result of the rounds.
+
+    `num_hit` counts sessions whose host died or hung, and `how` the ways they were resumed.
+    """
 
     kills: int = 0
     hangs: int = 0
@@ -51,7 +54,7 @@ class Outcome:
 
 @contextmanager
 def store_url(kind: str) -> Iterator[str]:
-    """Yield the `--state` of a store of this kind; "" for a folder."""
+    """Yield the value of `--state` for a store of this kind; "" stands for a folder."""
     if kind == "sqlite":
         yield ""
         return
@@ -78,8 +81,9 @@ def phase_of(caller: Caller) -> str:
 async def rounds(
     hosts: Cluster, callers: list[Caller], kills: int, hangs: int, seed: int, handovers: int = 0
 ) -> Outcome:
-    """Kill and hang hosts, and interrupt their handovers, while the callers talk. Then end all callers and check the
-    events that they got.
+    """Kill and hang hosts, and interrupt their handovers, while the callers talk.
+
+    At the end, end all callers, and check the events that they got.
     """
     outcome = Outcome()
     chance = random.Random(seed)
@@ -112,7 +116,7 @@ async def rounds(
         async with asyncio.TaskGroup() as group:
             for caller in callers:
                 group.create_task(talk(caller))
-            # All callers are in a conversation.
+            # Every caller is in a conversation now.
             await asyncio.sleep(1.0)
             group.create_task(befall())
     finally:
@@ -124,7 +128,7 @@ async def rounds(
 
 
 def busiest(hosts: Cluster) -> tuple[int, Host]:
-    """Wait until a host is ready to take over, then return the largest number of sessions at a host, and that host."""
+    """Wait until a second host could take over. Return the largest number of sessions at a host, and that host."""
     until(lambda: sum(host.is_ready() for host in hosts.hosts) >= 2)
     return max(((host.num_sessions(), host) for host in hosts.hosts if host.is_ready()), key=lambda found: found[0])
 
@@ -144,15 +148,16 @@ def hang(_: Cluster, host: Host) -> None:
 
 
 def cut_off(hosts: Cluster, host: Host, after_s: float) -> None:
-    """Make a host hand its sessions over, kill it in the middle of that, and start it again."""
+    """Make a host hand its sessions over, kill it in the middle of this, and start it again."""
     host.send(signal.SIGTERM)
     time.sleep(after_s)
     kill(hosts, host)
 
 
 def check_stored(store: SessionStore, caller: Caller) -> None:
-    """Raise AssertionError unless the store has exactly the items of the caller's events, in order, and the next host
-    would need no words sent again.
+    """Raise AssertionError unless the store has exactly the items of the caller's events, in order.
+
+    The next host must not need any words to be sent again, either.
     """
     row = store.get(caller.session_id)
     assert row
@@ -164,7 +169,7 @@ def check_stored(store: SessionStore, caller: Caller) -> None:
 
 
 def run(kind: str, kills: int, hangs: int, num_callers: int, seed: int, handovers: int = 0) -> Outcome:
-    """Start three hosts that share a store of this kind, and a door; run the rounds, and stop them."""
+    """Start a door and three hosts that share a store of this kind. Run the rounds, then stop all of them."""
     flags = ("--host-ttl-s", str(HOST_TTL_S), "--sessions-per-key", "200", "--max-sessions", "200")
     with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S) as hosts:
         door = hosts.add_door()

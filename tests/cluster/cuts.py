@@ -2,8 +2,8 @@
 
     python -m tests.cluster.cuts [--cuts 200] [--reloads 30] [--callers 9] [--seed 1]
 
-Each caller resumes through HAProxy, which sends it to any of three hosts: the owner of the session, or one that relays
-to the owner. A reload of HAProxy cuts all connections a second later.
+Each caller resumes through HAProxy, which sends it to any of three hosts: to the session's owner, or to a host that
+relays to the owner. A reload of HAProxy cuts all connections a second later.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from tests.cluster.processes import cluster
 
 
 async def rounds(balancer: Balancer, callers: list[ResumingCaller], cuts: int, reloads: int, seed: int) -> Counter[str]:
-    """Cut callers off and reload the balancer while they talk, and check the events that they got. Returns how they
-    were resumed.
+    """Cut callers off and reload the balancer while they talk, and check the events that they got.
+
+    Returns the number of times that each way of resuming was used.
     """
     chance = random.Random(seed)
     over = asyncio.Event()
@@ -50,7 +51,7 @@ async def rounds(balancer: Balancer, callers: list[ResumingCaller], cuts: int, r
 
 
 def run(kind: str, cuts: int, reloads: int, num_callers: int, seed: int) -> Counter[str]:
-    """Run rounds over three hosts that share a store of this kind, behind HAProxy. Returns how callers were resumed."""
+    """Run rounds over three hosts behind HAProxy that share a store of this kind. Returns how callers were resumed."""
     flags = ("--sessions-per-key", "200", "--max-sessions", "200")
     with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S) as hosts:
         balancer = Balancer([f"{host.address}:{host.port}" for host in hosts.hosts])

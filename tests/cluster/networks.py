@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# No machine has this address: packets to it are lost silently.
+# No machine has this address, so packets to it are lost silently.
 NOBODY = "02:00:00:00:00:99"
 _numbers = itertools.count()
 
@@ -19,7 +19,7 @@ def _ip(*words: str) -> None:
 
 
 def missing() -> str:
-    """Return why such a network is not possible here; "" if it is."""
+    """Return why such a network cannot run here; "" if it can."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return "network namespaces need root and iproute2"
     name = f"antiphon-try-{os.getpid()}"
@@ -30,7 +30,10 @@ def missing() -> str:
 
 
 class Network:
-    """A bridge. Tests reach its hosts from `here`. `store` is the store's address, which can be cut off separately."""
+    """A network bridge.
+
+    Tests reach its hosts from `here`. `store` is the store's address, which can be cut off by itself.
+    """
 
     def __init__(self) -> None:
         number = (os.getpid() * 7 + next(_numbers)) % 65_000
@@ -45,7 +48,7 @@ class Network:
         _ip("link", "set", self._bridge, "up")
 
     def add(self) -> tuple[tuple[str, ...], str]:
-        """Create a namespace. Returns the command prefix that runs a program in it, and its address."""
+        """Create a namespace. Return the command prefix that runs a program in it, and its address."""
         number = len(self._names)
         name, address = f"ant-{self._tag}-{number}", f"{self._subnet}.{10 + number}"
         self._names.append(name)
@@ -76,7 +79,7 @@ class Network:
         _ip("link", "set", self._link(address), state)
 
     def close(self) -> None:
-        """Delete the network. The links of a namespace are deleted with it."""
+        """Delete the network. The links of a namespace are deleted with their namespace."""
         for name in self._names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)

@@ -1,4 +1,4 @@
-"""Several real servers as one service: hosts over scripted models that share a store, doors, and their failures."""
+"""Several real servers as one service: hosts with scripted models that share a store, doors, and their failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPTED = ("tests.cluster.scripted_host",)
 
 @dataclass(slots=True)
 class Host:
-    """One server, which keeps its name and port over restarts. `prefix`: the beginning of its command line."""
+    """One server, which keeps its name and port when it restarts. `prefix` is the beginning of its command line."""
 
     name: str
     module: tuple[str, ...]
@@ -51,7 +51,7 @@ class Host:
         return (self.folder / f"{self.name}.log").read_text()
 
     def start(self) -> None:
-        """Start the server; `wait` returns when it is ready."""
+        """Start the server without waiting until it is ready; see `wait`."""
         arguments = [*self.module, "--host", self.address, "--port", str(self.port), *self.flags]
         env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | self.env
         with (self.folder / f"{self.name}.log").open("a") as log:
@@ -88,18 +88,18 @@ class Host:
         return code
 
     def is_ready(self) -> bool:
-        """Whether the server accepts sessions now."""
+        """Return whether the server accepts sessions now."""
         try:
             return httpx.get(f"{self.url}/ready", trust_env=False, timeout=1).status_code == 200
         except httpx.HTTPError:
             return False
 
     def num_sessions(self) -> int:
-        """Return the number of its sessions; 0 if it does not answer."""
+        """Return the number of the server's sessions; 0 if it does not answer."""
         return round(self.metric("antiphon_sessions{"))
 
     def metric(self, beginning: str) -> float:
-        """Return the sum of its metrics with this prefix; 0 if it does not answer."""
+        """Return the sum of the server's metrics with this prefix; 0 if it does not answer."""
         try:
             lines = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=2).text.splitlines()
         except httpx.HTTPError:
@@ -108,7 +108,7 @@ class Host:
 
 
 class Cluster:
-    """Hosts with scripted models that share a store. `hosts`: the started ones; all stop together."""
+    """Hosts with scripted models that share a store. `hosts` has the started ones, which are all stopped together."""
 
     def __init__(self, state: str, folder: Path, *flags: str, pace_s: float = 0.0, api_key: str = "") -> None:
         self.state = state
@@ -128,8 +128,9 @@ class Cluster:
         address: str = "127.0.0.1",
         skew_s: float = 0.0,
     ) -> Host:
-        """Start another host at `address`, and `wait` for it. `prefix`: the beginning of its command line. `skew_s`:
-        how far its clock is ahead.
+        """Start another host at `address`. With `wait`, return when it is ready.
+
+        `prefix` is the beginning of its command line. `skew_s` is the time by which its clock is ahead.
         """
         name = f"host-{len(self.hosts) + 1}"
         env = self._env | {"ANTIPHON_TEST_SKEW_S": str(skew_s)}
@@ -140,7 +141,10 @@ class Cluster:
         return host
 
     def add_door(self, *flags: str) -> Host:
-        """Start a door, which finds the hosts in their store unless `flags` name them; `wait` for it."""
+        """Start a door, which finds the hosts in their store unless `flags` name them.
+
+        With `wait`, return when it is ready.
+        """
         name = f"door-{len(self.doors) + 1}"
         door = Host(name, ("antiphon", "serve"), ("--role", "door", *(flags or ("--state", self.state))), self.folder)
         self.doors.append(door)
@@ -148,7 +152,7 @@ class Cluster:
         return door
 
     def unregister(self, dead: Host) -> None:
-        """Mark a host as dead, as its supervisor would, on any other host that is alive."""
+        """Mark a host as dead, as its supervisor would do, by a request to any other host that is alive."""
         for host in self.hosts:
             if host is dead or host.popen is None:
                 continue
@@ -163,7 +167,7 @@ class Cluster:
         raise AssertionError("no host is alive")
 
     def close(self) -> None:
-        """Stop all running servers, all hosts at once."""
+        """Stop all servers that run, all hosts at once."""
         for process in [*self.doors, *self.hosts]:
             if process.popen:
                 process.send(signal.SIGCONT)
@@ -172,7 +176,7 @@ class Cluster:
 
 @contextmanager
 def cluster(state: str, *flags: str, num_hosts: int = 3, pace_s: float = 0.0, api_key: str = "") -> Iterator[Cluster]:
-    """Run hosts that share the store `state`, ready to serve, for the block."""
+    """Run hosts that share the store `state` during the block, which begins when they are ready."""
     with tempfile.TemporaryDirectory(prefix="antiphon-hosts-") as folder:
         found = Cluster(state or f"{folder}/state", Path(folder), *flags, pace_s=pace_s, api_key=api_key)
         try:
@@ -186,7 +190,7 @@ def cluster(state: str, *flags: str, num_hosts: int = 3, pace_s: float = 0.0, ap
 
 
 def until(true: object, limit_s: float = START_S) -> None:
-    """Wait until a function returns a true value. Raises AssertionError after `limit_s`."""
+    """Wait until a function returns a true value. Raises AssertionError if that takes longer than `limit_s`."""
     assert callable(true)
     end_s = time.monotonic() + limit_s
     while not true():

@@ -1,10 +1,10 @@
-"""`antiphon serve` as a real process over scripted models: it starts in a second, and its words are known.
+"""A real process of `antiphon serve` with scripted models. It starts in a second, and its words are known.
 
     python -m tests.cluster.scripted_host [flags of antiphon serve]
 
-ANTIPHON_TEST_PACE_S: the time that its model takes for each word, which is 0.3 s of audio. ANTIPHON_TEST_FINAL_S: the
-time that its transcriber takes for each window. ANTIPHON_TEST_SKEW_S: how far its clock of the day is ahead. When it
-should answer DEADLY, the process exits at once.
+Environment variables: ANTIPHON_TEST_PACE_S is the time that the model takes for each word, which is 0.3 s of audio.
+ANTIPHON_TEST_FINAL_S is the time that the transcriber takes for each window. ANTIPHON_TEST_SKEW_S is the time by which
+the wall clock is ahead. When the process would answer DEADLY, it exits at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEADLY = "the words that end it"
 
 
 class Mortal(Echo):
-    """Repeats the user's words, and exits the process on DEADLY."""
+    """Repeats the user's words, but exits the process when they are DEADLY."""
 
     async def respond(self, messages: Sequence[Message], *options: Any) -> AsyncGenerator[ResponseChunk, None]:
         if messages[-1].text == DEADLY:
@@ -45,7 +45,7 @@ def _after(seconds: float) -> anyio.Event:
 
 
 def skewed(ahead_s: float) -> None:
-    """Set the clock of the day ahead, for all code that reads it from now on."""
+    """Set the wall clock ahead, for all code that reads it from now on."""
     now_s = time.time
     time.time = lambda: now_s() + ahead_s
 
@@ -56,6 +56,6 @@ if __name__ == "__main__":
     if final_s := float(os.environ.get("ANTIPHON_TEST_FINAL_S", "0")):
         transcriber.gate = lambda _: _after(final_s)
     run.load = lambda *_: scripted_models(echo, transcriber)  # type: ignore[assignment]
-    # Model files are not checked, so none have to exist.
+    # Model files are not checked, so they need not exist.
     preparation.require = lambda *_: None
     sys.exit(main(["serve", "--no-pull", "--profile", "light", *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""Spellings of paths that are hidden from clients, and of some that are not, and an upstream that echoes requests."""
+"""Spellings of hidden paths and of paths for clients, and an upstream that echoes the requests it gets."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ SPELLINGS = {
     "dots before a query": "/v1/..?/{0}",
     "long": "/v1/" + "x/" * 3000 + "../" * 3001 + "{0}",
 }
-# Paths that clients may request: as they spell them, and as a host gets them.
+# Paths that clients may request: as a client spells them, and as a host then gets them.
 SERVED = {
     "/": "/",
     "/?x=/../metrics": "/?x=/../metrics",
@@ -105,7 +105,7 @@ SERVED = {
 
 
 def spelled(hidden: str) -> dict[str, str]:
-    """Return each spelling of a hidden path, by its description."""
+    """Return all spellings of a hidden path, by description."""
     code = f"{ord(hidden[0]):02x}"
     words = {
         "first": f"%{code}",
@@ -119,7 +119,7 @@ def spelled(hidden: str) -> dict[str, str]:
 
 
 def meaning(target: str) -> str:
-    """Return the path that a lenient server would see in a request's target: it resolves every spelling."""
+    """Return the path that a lenient server would read in a request's target, whatever its spelling."""
     path = re.sub(r"^https?://[^/?#]*", "", target).split("?")[0]
     for _ in range(4):
         path = unquote(path, "latin-1")
@@ -129,7 +129,7 @@ def meaning(target: str) -> str:
 
 
 def is_hidden(target: str) -> bool:
-    """Whether a lenient server would resolve a target to a hidden path."""
+    """Return whether a lenient server would take a target for a hidden path."""
     return meaning(target).lstrip("/") in HIDDEN
 
 
@@ -138,8 +138,9 @@ _HEAD = b"HTTP/1.1 200 OK\r\nSet-Cookie: one=client; Path=/\r\nContent-Length: %
 
 @dataclass(slots=True)
 class Echo:
-    """An HTTP server that answers each request with its target and a cookie, and keeps the requests: target, headers,
-    body. The values of a repeated header are joined with `|`.
+    """An HTTP server that answers each request with the request's target and a cookie.
+
+    It keeps the target, headers and body of each request. The values of a repeated header are joined with `|`.
     """
 
     port: int
@@ -152,7 +153,7 @@ class Echo:
 
 @contextmanager
 def echo() -> Iterator[Echo]:
-    """Run an Echo for the block."""
+    """Run an Echo during the block."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -182,7 +183,7 @@ def echo() -> Iterator[Echo]:
         allow_reuse_address = True
 
         def handle_error(self, *_: object) -> None:
-            """Ignore errors: a proxy may drop connections at any time."""
+            """Ignore errors, because a proxy may drop connections at any time."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         found = Echo(server.server_address[1])
@@ -203,8 +204,9 @@ def ask(
     body: bytes = b"",
     source: str = "127.0.0.1",
 ) -> tuple[int, str]:
-    """Send one request with exactly this target, and these headers, from the address `source`. Returns the status and
-    the body of the response. The status is 0 if there was no complete response.
+    """Send one request with exactly this target and these headers, from the address `source`.
+
+    Returns the status and the body of the response. The status is 0 if the response was not complete.
     """
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, 20, (source, 0))
@@ -217,7 +219,7 @@ def ask(
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     except (ConnectionError, http.client.HTTPException):
-        # A dropped connection counts as a refusal too.
+        # A dropped connection is a refusal, too.
         return 0, ""
     finally:
         connection.close()

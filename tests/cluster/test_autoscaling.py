@@ -1,4 +1,4 @@
-"""The number of hosts of a service: rises at once, falls slowly, and does not oscillate. Pure."""
+"""The number of hosts of a service rises at once, falls slowly, and does not oscillate. No processes are started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scaler(**rules: float) -> Autoscaler:
 def test_hosts_are_added_at_once_for_the_load_and_one_is_spare() -> None:
     assert scaler().wanted([0.7], 0, 0.0) == 2
     assert scaler().wanted([0.9, 0.9, 0.9], 0, 0.0) == math.ceil(2.7 / 0.75) + 1
-    # Starting hosts count.
+    # Hosts that are still starting count.
     assert scaler().wanted([0.7], 1, 0.0) == 2
     assert scaler(most=3).wanted([1.0] * 3, 0, 0.0) == 3
     assert scaler(fewest=4).wanted([], 0, 0.0) == 4
@@ -53,7 +53,7 @@ def test_a_load_that_hovers_anywhere_does_not_make_the_number_swing(seed: int) -
         if wanted != num:
             changes.append(wanted - num)
         num = wanted
-    # Down to the right number, and from there at most once up again.
+    # The number falls to what is needed, and may then rise again only once.
     settled = [change for change in changes[1:] if change > 0]
     assert len(settled) <= 1, changes
     assert total / 0.75 <= num <= math.ceil(total / 0.6) + 2

@@ -19,6 +19,6 @@ def test_when_hosts_are_killed_in_turns_then_all_that_was_said_is_there_once(
         pytest.skip(missing)
     found = run(kind, kills, hangs, num_callers=8, seed=11, handovers=handovers)
     assert (found.kills, found.hangs, found.handovers) == (kills, hangs, handovers)
-    # Each of these hit a caller who was talking, so that the checked sessions really lost their host.
+    # Each of these hit a caller who was talking, so the checked sessions really lost their host.
     assert found.num_hit >= 2 * (kills + handovers)
     assert found.how["claimed"] >= kills

@@ -1,5 +1,6 @@
-"""Failures other than of hosts: the network, a balancer, a door, the store, one session. Each test is a row of the
-table in docs/design/hosts.md, with real processes.
+"""Failures of other things than hosts: the network, a balancer, a door, the store, one session.
+
+Each test is a row of the table in docs/design/hosts.md, with real processes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def redis() -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def talking(callers: list[ResumingCaller]) -> AsyncIterator[None]:
-    """Let callers talk while the block runs, and check the events that they got. A caller that fails ends the block."""
+    """Let callers talk during the block, and check the events that they got. A caller that fails ends the block."""
     over = False
 
     async def talk(caller: ResumingCaller) -> None:
@@ -86,7 +87,7 @@ def test_when_the_store_is_away_then_sessions_go_on_and_are_told_and_all_is_writ
                 await reached(lambda: all(degraded(caller)[-1:] == [False] for caller in callers))
 
         asyncio.run(main())
-        # Every caller's view matches the store.
+        # The view of every caller matches the store.
         assert all(degraded(caller) == [True, False] for caller in callers)
         # No caller had to resume.
         assert not [how for caller in callers for how in caller.how]
@@ -107,7 +108,7 @@ def degraded(caller: ResumingCaller) -> list[bool]:
 def test_when_a_door_dies_then_a_client_that_resumes_goes_on_and_the_session_of_another_ends(
     redis: RedisServer,
 ) -> None:
-    # Enough for a client that resumes on a busy machine, and short enough to wait for the other one's end.
+    # Seconds; enough for a client that resumes on a busy machine, and few enough to wait for the other client's end.
     with cluster(redis.url, "--grace-s", "5", num_hosts=2, pace_s=PACE_S) as hosts:
         first, second = hosts.add_door(), hosts.add_door()
         for door in (first, second):
@@ -149,7 +150,7 @@ def test_a_session_that_ends_its_hosts_is_refused_in_time_and_the_others_go_on(r
                         host.start()
 
         async def resume(session_id: str, token: str, last: int) -> str | None:
-            """Resume at any host. Returns why it was refused for good; None if the session crashed a host."""
+            """Resume at any host. Return why it was refused for good; None if the session made a host crash."""
             for host in hosts.hosts:
                 try:
                     async with connect(host.ws, f"?resume={session_id}") as wire:
@@ -204,7 +205,7 @@ def test_when_more_sessions_resume_than_there_is_room_for_then_they_wait_and_non
                 await reached(lambda: all(caller.view.said("assistant") for caller in callers))
                 await asyncio.to_thread(one.kill)
                 await asyncio.to_thread(hosts.unregister, one)
-                # The other host has capacity for one of five.
+                # The other host has room for one of the five sessions.
                 await reached(lambda: sum("claimed" in caller.how for caller in callers) == 1)
                 await asyncio.sleep(1.0)
                 assert sum("claimed" in caller.how for caller in callers) == 1

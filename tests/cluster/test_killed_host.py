@@ -1,4 +1,4 @@
-"""A real host is killed while it answers a stock client behind a door: the client notices only a pause."""
+"""A real host is killed while it answers a stock client behind a door. The client notices only a pause."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_when_its_host_is_killed_in_an_answer_then_a_stock_client_goes_on(serve:
             assert first.output[0].content[0].text
             cut = await ask("Tell me a long story.", kill=True)
             assert (cut.status, cut.status_details.reason) == ("cancelled", None)
-            # The response begins again, since it was requested.
+            # The response was requested, so it begins again.
             again = await until_done(kill=False)
             assert again.id != cut.id
             assert (again.status, again.status_details.reason) == ("incomplete", "max_output_tokens")
@@ -64,7 +64,8 @@ def test_when_its_host_is_killed_in_an_answer_then_a_stock_client_goes_on(serve:
 
     seen = asyncio.run(main())
     assert not [event for event in seen if event.type == "error"]
-    # Each completed item was completed once. The item that the killed host had begun is deleted, without completion.
+    # Each completed item was completed once. The item that the killed host had begun is deleted without being
+    # completed.
     done = [event.item.id for event in seen if event.type == "conversation.item.done"]
     gone = [event.item_id for event in seen if event.type == "conversation.item.deleted"]
     assert len(done) == len(set(done)) == 6

@@ -83,7 +83,7 @@ def test_when_a_client_resumes_at_another_host_then_it_is_relayed_and_the_owner_
                 assert await answer(second, "three") == "three"
                 assert (one.state.admission.num_sessions, two.state.admission.num_sessions) == (1, 0)
                 assert one.row(session_id).fence == 1
-                # The owner ends: the relayed client gets a close code, and may resume.
+                # The owner ends. The relayed client gets a close code, and may resume.
                 await asyncio.to_thread(one.stop.close)
                 await second.until("session.moving")
                 with pytest.raises(ConnectionClosed):
@@ -137,7 +137,7 @@ def test_when_a_host_dies_in_a_turn_then_the_next_one_says_what_to_send_again_an
             )
             resumed = await again.read()
             assert (resumed["how"], resumed["restored"]) == ("claimed", True)
-            # The snapshot has the first turn with its commit, but not the audio of the second.
+            # The snapshot has the first turn and its commit, but not the audio of the second turn.
             assert resumed["received_events"] == 3
             assert resumed["num_items"] == 2
             for message in sent[2:]:
@@ -145,7 +145,7 @@ def test_when_a_host_dies_in_a_turn_then_the_next_one_says_what_to_send_again_an
             await again.say("input_audio_buffer.commit")
             await again.until("conversation.item.input_audio_transcription.completed")
             assert spoken(again.seen) == [text(3, 2)]
-            # The first host handled the written item, so the second one skips it.
+            # The first host handled the written item before it died, so the second host skips it.
             added = [f["item"] for f in again.seen if f["type"] == "conversation.item.added"]
             assert [i["content"][0]["type"] for i in added] == ["input_audio"]
 
@@ -182,7 +182,7 @@ def test_when_a_host_drains_while_somebody_begins_to_speak_then_the_turn_stays_w
         session_id, token = created["session"]["id"], created["resume_token"]
         async with resuming(two, session_id, token, last_seq(wire)) as (again, resumed):
             assert resumed["how"] == "handed_over"
-            # The second message contains the answered turn, and silence in which the next one might begin.
+            # The second message contains the answered turn, and silence in which another turn might begin.
             assert resumed["received_events"] == 1
             for audio in said:
                 await again.say("input_audio_buffer.append", audio=audio)
@@ -267,7 +267,7 @@ def test_when_no_host_can_be_reached_then_a_door_says_so_over_http(hosts: list[S
 
 
 def test_a_snapshot_with_a_transcript_owes_its_answer_or_has_it(hosts: list[Server]) -> None:
-    """Whichever snapshot a dead host leaves, the next one neither deletes the turn nor forgets to answer it."""
+    """Whichever snapshot a dead host leaves, the next host neither deletes the turn nor forgets to answer it."""
     one = hosts[0]
     snapshots: list[dict[str, Any]] = []
     put = one.store.put

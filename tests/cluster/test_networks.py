@@ -1,4 +1,4 @@
-"""Failing links between hosts, and between a host and the store. Each host is in its own network namespace."""
+"""Links that fail between hosts, and between a host and the store. Each host is in a network namespace of its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def net() -> Iterator[Network]:
 
 @contextmanager
 def apart(net: Network, num_hosts: int) -> Iterator[tuple[Cluster, SessionStore]]:
-    """Hosts in separate namespaces, and the store that they share, which has its own address."""
+    """Return hosts in separate namespaces, and the address of the store that they share."""
     redis = RedisServer(net.store)
     redis.start()
     store = open_store(redis.url, 3600)
@@ -90,7 +90,7 @@ def test_when_a_host_is_lost_with_its_link_then_its_callers_go_on_elsewhere_and_
                 await reached(lambda: all(caller.view.said("assistant") for caller in callers))
                 net.set_link(lost.address, "down")
                 await reached(lambda: all("claimed" in caller.how for caller in callers))
-                # The host is back, with sessions that other hosts own by now.
+                # The host is back. By now, other hosts own its sessions.
                 net.set_link(lost.address, "up")
                 said = [len(caller.said) for caller in callers]
                 await reached(lambda: all(len(c.said) >= n + 2 for c, n in zip(callers, said, strict=True)))
@@ -118,10 +118,10 @@ def test_when_a_host_is_cut_off_from_the_store_then_its_client_goes_on_until_ano
                     resumed = await resume(two, again, request)
                     assert (resumed["how"], resumed["num_items"]) == ("claimed", 2)
                     assert await answer(again, "two") == "two"
-                    # Both hosts have answered by now, and the first host's answer is in no store.
+                    # By now, both hosts have answered. The first host's answer is in no store.
                     assert await answer(wire, "lost") == "lost"
                     net.mend(one.address, net.store)
-                    # Nothing else is sent to the host: it detects the failure by itself.
+                    # Nothing is sent to the host any more, so it has to detect the failure by itself.
                     await wire.until("session.replaced")
                     with raises_closed(1000):
                         await wire.read()
@@ -151,7 +151,7 @@ def test_when_hosts_cannot_reach_each_other_then_a_session_stays_with_the_one_th
                     assert refused["error"]["retryable"]
                 assert asyncio.get_running_loop().time() - began_s >= HOST_TTL_S
                 assert await answer(wire, "two") == "two"
-                # The link works again: the client is relayed.
+                # The link works again, so the client is relayed.
                 net.mend(two.address, one.address)
                 async with connect(two.ws, query, additional_headers=BEARER) as again:
                     resumed = await resume(two, again, request)

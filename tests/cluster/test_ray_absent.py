@@ -1,4 +1,4 @@
-"""Without Ray, which the tests' environment lacks: the start says what to install, before anything else."""
+"""Without Ray, which the tests' environment does not have, the first thing that a start says is what to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping Ray's ports on loopback, as far as it can be tested without Ray. `make ray` checks every port."""
+"""Ray's ports stay on loopback, as far as this can be tested without Ray. `make ray` checks every port."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_internal_server_of_a_replica_is_on_loopback() -> None:
     ("given", "expected"), [({}, "0 token"), ({SWITCH: "1", "RAY_AUTH_MODE": "disabled"}, "1 disabled")]
 )
 def test_the_switch_is_set_before_ray_is_imported(tmp_path: Path, given: dict[str, str], expected: str) -> None:
-    """Ray reads the switch once. A fake package of that name prints its value."""
+    """Ray reads the switch only once. A fake package named `ray` prints its value."""
     (tmp_path / "ray").mkdir()
     found = f"os.environ[{SWITCH!r}] + ' ' + os.environ['RAY_AUTH_MODE']"
     (tmp_path / "ray" / "__init__.py").write_text(f"import os\nraise ModuleNotFoundError({found})\n")

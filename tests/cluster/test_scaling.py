@@ -1,6 +1,6 @@
-"""Hosts are added and removed without Ray: behind doors, and Debian's HAProxy with the deployment's file.
+"""Hosts are added and removed without Ray, behind doors and Debian's HAProxy, which uses the deployment's file.
 
-The callers know nothing of resuming. `tests/ray_serve` does the same on Ray.
+The callers cannot resume. `tests/ray_serve` does the same on Ray.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ pytestmark = [
     pytest.mark.skipif(bool(balancer.missing()), reason=balancer.missing()),
     pytest.mark.skipif(bool(RedisServer.missing()), reason=RedisServer.missing()),
 ]
-# Answers are generated in real time: a word is 0.3 s of audio. Then the number of words in a story.
+# PACE_S: seconds per word, so that answers are generated in real time. STORY: number of words in a story.
 NUM_CALLERS, LIMIT_S, PACE_S, STORY = 4, 120.0, 0.3, 28
-# The pause of a caller before the next question.
+# Seconds from an answer to the caller's next question.
 THINKS_S = 0.3
 
 
@@ -46,8 +46,9 @@ def hosts() -> Iterator[Cluster]:
 
 @asynccontextmanager
 async def talking(url: str) -> AsyncIterator[Callable[[], object]]:
-    """Let callers talk while the block runs; none may miss an event or be cut off. Yields a function that waits until
-    each of them has been answered twice more.
+    """Let callers talk during the block. None of them may miss an event or be cut off.
+
+    Yields a function that waits until each caller has been answered twice more.
     """
     callers = [StockCaller(n, [url], n) for n in range(NUM_CALLERS)]
     over = False
@@ -73,7 +74,7 @@ async def talking(url: str) -> AsyncIterator[Callable[[], object]]:
 
 
 def drain(host: Host) -> None:
-    """Make a host hand its sessions over and end."""
+    """Make a host hand its sessions over, and end."""
     host.send(signal.SIGTERM)
     assert host.end() == 0
 
@@ -84,7 +85,7 @@ def test_hosts_are_added_taken_away_replaced_and_killed_and_a_stock_client_misse
 
     async def act() -> None:
         async with talking(front.ws) as go_on:
-            # One more host, which gets callers when the doors have found it.
+            # Adds a host, which gets callers after the doors have found it.
             third = await asyncio.to_thread(hosts.add_host)
             await asyncio.to_thread(third.wait)
             async with AsyncExitStack() as connected:
@@ -98,14 +99,14 @@ def test_hosts_are_added_taken_away_replaced_and_killed_and_a_stock_client_misse
                 story = asyncio.create_task(listener.converse(1, num_words=STORY))
                 while len(listener.view.heard_at_s) == before:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-                # It is removed: its callers are elsewhere, and have heard a long answer to the end.
+                # Removes that host. Its callers are at other hosts, and have heard a long answer to its end.
                 await asyncio.to_thread(drain, third)
                 await story
                 await listener.converse(1)
                 assert set(listener.view.responses.values()) == {"completed"}
                 listener.check()
             await go_on()
-            # Both doors are replaced, one after the other, and HAProxy reloads meanwhile.
+            # Both doors are replaced, one after the other. Meanwhile HAProxy reloads its file.
             for host in (first, second):
                 await asyncio.to_thread(drain, host)
                 before = front.workers()
@@ -118,7 +119,7 @@ def test_hosts_are_added_taken_away_replaced_and_killed_and_a_stock_client_misse
                 host.start()
                 await asyncio.to_thread(host.wait)
                 await go_on()
-            # One host is killed, and its supervisor reports it.
+            # Kills a host, which its supervisor reports.
             await asyncio.to_thread(first.kill)
             await asyncio.to_thread(hosts.unregister, first)
             await go_on()

@@ -1,4 +1,4 @@
-"""A small service on a virtual clock: the claims of the simulation of a thousand hosts, as tests."""
+"""A small service on a virtual clock. The tests check what the simulation of a thousand hosts claims."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_tenfold_peak_is_followed_without_swinging_and_nobody_is_lost() -> Non
     num = [hosts for _, hosts, *_ in counts.trace]
     assert max(num) >= 40
     assert num[-1] <= 16
-    # Up with the peak and down after it; randomness may reverse it now and then.
+    # The number of hosts follows the peak up and down. Randomness may reverse it now and then.
     assert counts.reversals <= 12
 
 
@@ -63,7 +63,7 @@ def test_when_a_zone_is_gone_its_sessions_are_back_and_none_is_lost() -> None:
     assert gone > 50
     assert counts.lost == 0
     assert counts.most_load <= 1.0
-    # Sessions whose callers hung up meanwhile do not return.
+    # Sessions whose callers have hung up in the meantime do not return.
     assert 0.8 * gone <= len(counts.away_s) <= gone
 
 

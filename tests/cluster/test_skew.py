@@ -1,4 +1,4 @@
-"""Two hosts of one store on different machines: clocks that are an hour off, and a full disk on one of them."""
+"""Two hosts of one store on different machines: with clocks that are far apart, and with a full disk on one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.live.test_ownership import SESSION, answer, last_seq
 pytestmark = pytest.mark.server
 HOUR_S = 3600.0
 KEY = "of-all"
-# Rows live shorter than the clocks differ, so that a host that compared the clocks would find no rows.
+# Rows expire before the clocks' difference has passed, so a host that compared the clocks would find no rows.
 SHORT = ("--host-ttl-s", "1.5", "--state-hours", "0.25")
 
 
@@ -38,7 +38,7 @@ def skewed(kind: str) -> Iterator[Cluster]:
 
 
 async def resumed(host: Host, about: dict[str, Any]) -> tuple[Any, Wire, dict[str, Any]]:
-    """Resume at a host. Returns the connection's context, the connection, and the first frame."""
+    """Resume at a host. Return the connection's context, the connection, and the first frame."""
     context = connect(host.ws, f"?resume={about['session_id']}", additional_headers=as_key(KEY))
     wire = await context.__aenter__()
     await wire.say("session.resume", **about)
@@ -60,14 +60,14 @@ def test_when_the_clocks_of_two_hosts_are_two_hours_apart_then_leases_claims_and
                 "last_received_server_event_seq": last_seq(wire),
             }
         for owner, next_host in ((ahead, behind), (behind, ahead)):
-            # Longer than the TTL of a host's key: it was renewed, by the other host's clock too.
+            # Longer than a host's key lives. The key was renewed, and is valid by the other host's clock, too.
             await asyncio.sleep(2.0)
             context, wire, frame = await resumed(next_host, about)
             assert frame["how"] == "relayed", frame
             assert await answer(wire, "two") == "two"
             about |= {"resume_token": frame["resume_token"], "last_received_server_event_seq": last_seq(wire)}
             await context.__aexit__(None, None, None)
-            # No supervisor reports its death, so its key has to expire.
+            # No supervisor reports the host's death, so its key has to expire.
             await asyncio.to_thread(owner.kill)
             context, wire, frame = await resumed(next_host, about)
             assert frame["how"] == "claimed", frame
@@ -91,12 +91,12 @@ def test_when_the_clock_of_a_host_is_off_then_its_client_secrets_hold_as_long_as
             asked = {"expires_after": {"seconds": 600}, "session": {"type": "realtime"}}
             made = httpx.post(f"{host.url}/v1/realtime/client_secrets", json=asked, headers=as_key(KEY)).json()
             assert asyncio.run(opened(host, made["value"]))
-            # The client uses the host's clock, as a client on that machine would.
+            # The client has the host's clock, as a client on that machine would.
             assert abs(made["expires_at"] - (time.time() + skew_s + 600)) < 60
 
 
 def test_when_the_disk_of_one_host_of_two_is_full_then_its_clients_are_told_and_the_others_notice_nothing() -> None:
-    """One host may write only 400 kB to a file, as on a full disk: its part of the store, and its log."""
+    """One host may write only 400 kB to a file, as on a full disk. This affects its part of the store, and its log."""
 
     async def main(hosts: Cluster) -> None:
         full, free = hosts.hosts
@@ -105,7 +105,7 @@ def test_when_the_disk_of_one_host_of_two_is_full_then_its_clients_are_told_and_
                 await each.read()
                 await each.say("session.update", session=SESSION)
                 assert await answer(each, "one") == "one"
-            # More than the host may write, in small items.
+            # Small items that are more than the host may write.
             for n in range(40):
                 content = [{"type": "input_text", "text": f"{n}" * 20_000}]
                 item = {"type": "message", "role": "user", "content": content}

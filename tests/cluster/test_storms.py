@@ -1,4 +1,4 @@
-"""Many connections resume the same sessions at once, at all hosts: each gets an answer, and one gets the session.
+"""Many connections resume the same sessions at once, at all hosts. Each gets a reply, and one gets the session.
 
 The sockets and the hosts, which share a store, are real.
 """
@@ -22,21 +22,21 @@ from tests.server.live.test_ownership import SESSION, Server, answer, last_seq, 
 
 NUM_SESSIONS, NUM_AT_ONCE = 20, 10
 LIMIT_S = 60.0
-# The allowed answers: the session; another connection was faster, so try again; or the token is outdated. A host has 64
-# places for connections without a first event; further ones are also asked to try again (1013).
+# The replies that are allowed: the session; "try again", because another connection was faster; "the token is
+# outdated". A host has 64 places for connections without a first event, and tells further ones to try again (1013).
 SERVED = {"attached", "relayed", "claimed"}
 REFUSED = {"session_elsewhere", "invalid_resume_token", "session.replaced", "resource_exhausted", "closed 1013"}
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[list[Server]]:
-    """Three hosts that share a store and can reach each other."""
+    """Return three hosts that share a store and can reach each other."""
     with sharing(tmp_path, 3, reachable=True) as found:
         yield found
 
 
 async def begun(host: Server, name: str) -> tuple[str, str, int]:
-    """Begin a session that says its name and is answered. Returns its id, its token, and its last event."""
+    """Begin a session, say a name in it, and wait for the answer. Return its id, its token and its last event."""
     async with connect(host.ws, "?resume=1") as wire:
         created = await wire.read()
         await wire.say("session.update", session=SESSION)
@@ -45,7 +45,7 @@ async def begun(host: Server, name: str) -> tuple[str, str, int]:
 
 
 async def storm(stack: AsyncExitStack, host: Server, session: tuple[str, str, int]) -> tuple[str, Wire | None]:
-    """Resume a session. Returns the answer in the first frame, and the connection if it got the session."""
+    """Resume a session. Return what the first frame says, and the connection if it got the session."""
     session_id, token, last = session
     socket = await stack.enter_async_context(
         websockets.connect(f"{host.ws}/v1/realtime?resume={session_id}", max_size=None, open_timeout=LIMIT_S)
@@ -63,7 +63,7 @@ async def storm(stack: AsyncExitStack, host: Server, session: tuple[str, str, in
 
 
 async def alive(wire: Wire) -> bool:
-    """Whether a connection still has its session: the answer knows the name that was said before."""
+    """Return whether a connection still has its session, whose answer then has the name that was said before."""
     try:
         return await answer(wire, "still") == "still"
     except ConnectionClosed:
@@ -96,7 +96,7 @@ def test_when_200_connections_resume_20_sessions_at_once_then_each_is_answered_a
             for n in range(NUM_SESSIONS):
                 wires = [wire for _, wire in reported[n * NUM_AT_ONCE : (n + 1) * NUM_AT_ONCE] if wire]
                 served.append(sum([await alive(wire) for wire in wires]))
-            # Of the connections that got the session one after the other, the last one has it.
+            # Connections may get the session one after the other. The last of these has it.
             assert served == [1] * NUM_SESSIONS, (served, outcomes)
             owners = Counter(session_id for host in at for session_id in host.state.sessions.resumable)
             assert owners == Counter(session_id for session_id, _, _ in sessions)

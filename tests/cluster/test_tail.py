@@ -1,4 +1,4 @@
-"""`--store-speech`: speech under way outlives its host, even if the client keeps only its last second."""
+"""With `--store-speech`, speech in progress outlives its host, even if the client keeps only its last second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SESSION = {
     "audio": {"input": {"transcription": {}, "turn_detection": {"type": "server_vad", "silence_duration_ms": 300}}},
 }
 FRAME_S = 0.1
-# Whole words of 320 ms. A host that stops hands a session over in mid-turn after 3.5 s at most.
+# Whole words of 320 ms. A host that stops hands a session over after 3.5 s at most, even during a turn.
 BEFORE, AFTER = 10, 16
 # The configuration, and a written turn before the speech.
 NUM_FIRST = 3
@@ -57,7 +57,7 @@ def test_a_turn_that_was_being_said_is_heard_whole_by_the_next_host(hosts: Clust
             await wire.until("input_audio_buffer.speech_started")
             if drains:
                 one.send(signal.SIGTERM)
-                # The user speaks on until the client notices the end.
+                # The user keeps speaking until the client is notified of the end.
                 async with asyncio.TaskGroup() as both:
                     speaking = both.create_task(speak(wire, frames[num_before:]))
                     await wire.until("session.moving")
@@ -79,5 +79,5 @@ def test_a_turn_that_was_being_said_is_heard_whole_by_the_next_host(hosts: Clust
 
     received, transcript = asyncio.run(main())
     assert transcript.strip() == text(1, BEFORE + AFTER)
-    # All 3.2 s are in it; if the host was killed, except the audio after the last chunk, at most a second.
+    # All 3.2 s are stored, except that a killed host loses the audio after the last chunk, at most a second.
     assert received > NUM_FIRST + num_before - (1 if drains else 15)

@@ -1,11 +1,12 @@
-"""The compose file, as far as it runs without a registry of images: the second part of `make image`.
+"""Runs the compose file, as far as this is possible without an image registry: the second part of `make image`.
 
     python tests/deploy/compose.py [--volume FROM:TO:ro]…
 
 podman-compose starts `deploy/compose.yaml` with the image that `make image` has built. HAProxy, the store and
-Prometheus are Debian's, in place of the images that the file names; Grafana is left out, as Debian has none.
-`--volume`: what the fetching of models sees besides, as settings of pip. Each line is something that a client did and
-got. Root runs this, with Debian's buildah, podman, netavark and aardvark-dns; it uses the file's ports.
+Prometheus are Debian's, instead of the images that the file names. Grafana is left out, because Debian does not have
+it. `--volume` gives the container that fetches models another volume, such as pip's settings. Each printed line says
+what a client did and what it got. The script has to run as root, with Debian's buildah, podman, netavark and
+aardvark-dns. It uses the ports that the file names.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ FILE = ROOT / "deploy" / "compose.yaml"
 SERVERS = "localhost/antiphon-servers"
 URL = "http://127.0.0.1:8000"
 METRICS_KEY = "of-prometheus"
-# Debian has no Grafana, and the others are started only where they are asked for.
+# Debian has no Grafana, and the compose file starts the others only on request.
 LEFT_OUT = ("grafana", "postgres", "vllm")
 HOSTS, DOORS = ("host-1", "host-2"), ("door-1", "door-2")
-# Podman's settings: names of services are looked up by netavark's server, and limits are what a machine may set.
+# Podman's settings: netavark's DNS server resolves the names of services, and the limits are low enough for any
+# machine.
 SETTINGS = """
 [containers]
 default_ulimits = ["nofile=16384:16384", "nproc=16384:16384"]
@@ -53,7 +55,10 @@ network_backend = "netavark"
 
 
 def replaced(volumes: list[str]) -> dict[str, Any]:
-    """What the file says, with Debian's servers in place of its images; who fetches models has these volumes too."""
+    """Return the content of the file, with Debian's servers instead of its images.
+
+    `models` gets the given volumes, too.
+    """
     found: dict[str, Any] = yaml.safe_load(FILE.read_text())
     services = found["services"]
     for name in LEFT_OUT:
@@ -67,7 +72,7 @@ def replaced(volumes: list[str]) -> dict[str, Any]:
     store = ["--protected-mode", "no", "--dir", "/data"]
     commands = {
         "haproxy": ["haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"],
-        # Of another name, and with what the image of Valkey is made with.
+        # Debian's program has another name. The other options are set in the image of Valkey.
         "valkey": ["redis-server", *services["valkey"]["command"][1:], *store],
         "prometheus": services["prometheus"]["command"],
     }
@@ -78,7 +83,7 @@ def replaced(volumes: list[str]) -> dict[str, Any]:
 
 
 class Composed:
-    """The services of the file, by podman-compose."""
+    """The services of the compose file, run by podman-compose."""
 
     def __init__(self, folder: Path, volumes: list[str]) -> None:
         (folder / "containers.conf").write_text(SETTINGS.format(runtime=runtime()))
@@ -105,8 +110,9 @@ class Composed:
 
 
 def check_health(over: threading.Event) -> None:
-    """Have each container's health checked every second until it is over: podman leaves that to systemd's timers, and a
-    sandbox has no systemd.
+    """Check each container's health every second until `over` is set.
+
+    Podman leaves these checks to systemd's timers, but a sandbox has no systemd.
     """
     while not over.wait(1.0):
         for name in podman("ps", "--format", "{{.Names}}", check=False).stdout.split():
@@ -115,7 +121,7 @@ def check_health(over: threading.Event) -> None:
 
 @contextmanager
 def composed(volumes: list[str]) -> Iterator[Composed]:
-    """The services of the file, which are gone at the end of the block, with their volumes."""
+    """Yield the services of the file. At the end of the block, they are removed with their volumes."""
     with tempfile.TemporaryDirectory(prefix="antiphon-compose-") as folder:
         found = Composed(Path(folder), volumes)
         over = threading.Event()
@@ -135,14 +141,14 @@ def composed(volumes: list[str]) -> Iterator[Composed]:
 
 
 def watched(of: Composed) -> dict[str, str]:
-    """Which servers Prometheus reads, and whether they answer it."""
+    """Return the servers that Prometheus scrapes, each with its state: `up` if it answers."""
     code = "import urllib.request as u; print(u.urlopen('http://prometheus:9090/api/v1/targets').read().decode())"
     found = json.loads(podman("exec", "antiphon_host-2_1", "python3", "-c", code).stdout)
     return {t["labels"]["instance"]: t["health"] for t in found["data"]["activeTargets"]}
 
 
 async def goes_on(of: Composed) -> None:
-    """The host of a conversation is killed; the client, which knows nothing of resuming, is answered by the other."""
+    """Kill the host of a conversation. The other host answers the client, which knows nothing of resuming."""
     async with talking(URL, key=KEY, **TEXT) as talk:
         first = await talk.answer("My name is Ada.")
         assert first["status"] == "completed", first
@@ -158,7 +164,8 @@ async def goes_on(of: Composed) -> None:
             assert response["usage"]["input_tokens"] > used, response["usage"]
             used = response["usage"]["input_tokens"]
             say(f"{host} was killed: {response['output'][0]['content'][0]['text']!r} after {took_s:.1f} s")
-            # Docker would do it by the file's `restart`; podman 4.3 leaves alone what depends on one that has ended.
+            # Docker would restart it, as the file's `restart` says. Podman 4.3 does not restart containers that others
+            # depend on.
             begun_s = time.monotonic()
             await asyncio.to_thread(podman, "start", f"antiphon_{host}_1")
             await asyncio.to_thread(wait_for, lambda: all_ready(of))
@@ -166,7 +173,7 @@ async def goes_on(of: Composed) -> None:
 
 
 def all_ready(of: Composed) -> bool:
-    """Whether both hosts would take a session."""
+    """Return whether both hosts accept sessions."""
     code = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ready')"
     done = [podman("exec", f"antiphon_{host}_1", "python3", "-c", code, check=False) for host in HOSTS]
     return not any(one.returncode for one in done)

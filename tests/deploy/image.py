@@ -1,10 +1,11 @@
-"""The image, built and run as docs/deploy.md says: `make image`.
+"""Builds and runs the image as docs/deploy.md says: `make image`.
 
     python tests/deploy/image.py [--volume FROM:TO:ro]…
 
-buildah builds it without a daemon, on a base that is made of Debian's packages (`BASE` names another one), and podman
-runs it as strictly as the chart does. `--volume`: what the build and the fetching of models see besides, as settings of
-pip. Each line is something that a container did. Root runs this, with Debian's buildah, debootstrap and podman.
+buildah builds the image without a daemon, on a base that is made of Debian's packages (`BASE` names another one).
+Podman runs it with the same restrictions as the chart. `--volume` gives the build and the fetching of models another
+volume, such as pip's settings. Each printed line says what a container did. The script has to run as root, with
+Debian's buildah, debootstrap and podman.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from tests.store.servers import free_port
 ROOT = Path(__file__).resolve().parents[2]
 TAG = "localhost/antiphon-tested"
 RECORDING = ROOT / "tests" / "data" / "audio" / "tau2-yes.flac"
-# As the chart runs it: no root that can be written to, no capabilities, nothing more to be gained.
+# The restrictions of the chart: a read-only root, no capabilities, and no way to gain privileges.
 STRICT = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "--security-opt", "no-new-privileges")
-# Podman's own may be above what this machine lets it set.
+# Podman's default limits may be higher than this machine allows.
 LIMITS = ("--ulimit", "nofile=16384:16384", "--ulimit", "nproc=16384:16384")
 KEY = "secret"
 USER = "10001"
@@ -45,7 +46,10 @@ def say(text: str) -> None:
 
 
 def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run podman, within READY_S. Raises TimeoutExpired, and CalledProcessError where it fails and `check` is set."""
+    """Run podman, for at most READY_S.
+
+    Raises TimeoutExpired, and CalledProcessError if it fails and `check` is true.
+    """
     done = subprocess.run(["podman", *arguments], capture_output=True, text=True, check=False, timeout=READY_S)
     if check and done.returncode:
         print(done.stderr, file=sys.stderr)
@@ -55,7 +59,7 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
 
 @cache
 def runtime() -> str:
-    """The runtime that runs containers here: it depends on the kernel's groups."""
+    """Return the runtime that can run containers here. This depends on the kernel's cgroups."""
     for name in ("crun", "runc"):
         if podman("run", "--rm", "--runtime", name, *LIMITS, TAG, "--version", check=False).returncode == 0:
             return name
@@ -63,7 +67,7 @@ def runtime() -> str:
 
 
 class Container:
-    """A container of the image that runs, strictly, with the volume of models."""
+    """A running container of the image, with the chart's restrictions and the volume of models."""
 
     def __init__(self, volume: Path, *options: str, command: Sequence[str] = ()) -> None:
         self.id = podman(
@@ -83,15 +87,15 @@ class Container:
         ).stdout.strip()
 
     def asked(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in it."""
+        """Run a command in the container."""
         return podman("exec", self.id, *command, check=False)
 
     def is_healthy(self) -> bool:
-        """Whether the image's own check passes."""
+        """Return whether the image's own health check passes."""
         return podman("healthcheck", "run", self.id, check=False).returncode == 0
 
     def stop(self) -> tuple[int, float]:
-        """End it by SIGTERM. Returns its exit status, and how long it took, in seconds."""
+        """End it by SIGTERM. Return its exit status, and the seconds that it took."""
         begun_s = time.monotonic()
         podman("stop", "--time", str(STOP_S), self.id)
         took_s = time.monotonic() - begun_s
@@ -103,7 +107,10 @@ class Container:
 
 @contextmanager
 def container(volume: Path, *options: str, command: Sequence[str] = ()) -> Iterator[Container]:
-    """A container that is removed at the end of the block; its log is printed where the block fails."""
+    """Yield a container, which is removed at the end of the block.
+
+    If the block fails, the container's log is printed.
+    """
     found = Container(volume, *options, command=command)
     try:
         yield found
@@ -125,7 +132,7 @@ def build(options: Sequence[str]) -> None:
 
 
 def build_with(name: str, packages: str) -> None:
-    """Build an image of this name: the one that is tested, with these packages of Debian's, as root."""
+    """Build an image with this name from the tested image and these packages of Debian. Its user is root."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "Dockerfile"
         install = f"apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}"
@@ -135,7 +142,7 @@ def build_with(name: str, packages: str) -> None:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    """Wait until a function returns True. Raises TimeoutError."""
+    """Wait until a function returns true. Raises TimeoutError after READY_S."""
     until_s = time.monotonic() + READY_S
     while not true():
         if time.monotonic() > until_s:
@@ -151,7 +158,7 @@ def ready(url: str) -> bool:
 
 
 def transcribed(url: str) -> str:
-    """What the server at `url` hears in a recording."""
+    """Return the text that the server at `url` recognizes in a recording."""
     answer = httpx.post(
         f"{url}/v1/audio/transcriptions",
         files={"file": (RECORDING.name, RECORDING.read_bytes())},
@@ -165,7 +172,7 @@ def transcribed(url: str) -> str:
 
 
 def spoken(url: str) -> int:
-    """How many bytes of sound the server at `url` speaks."""
+    """Return the number of bytes of audio that the server at `url` speaks."""
     answer = httpx.post(
         f"{url}/v1/audio/speech",
         json={"model": "tts-1", "input": "Good morning.", "voice": "alloy", "response_format": "pcm"},
@@ -178,7 +185,7 @@ def spoken(url: str) -> int:
 
 
 async def answered(url: str) -> str:
-    """What the server at `url` answers in a conversation."""
+    """Return the answer of the server at `url` in a conversation."""
     async with talking(url, key=KEY, **TEXT) as talk:
         response = await talk.answer("Say hello.")
     assert response["status"] == "completed", response
@@ -186,7 +193,7 @@ async def answered(url: str) -> str:
 
 
 def serve(volume: Path) -> None:
-    """The image's own command, and a door, which share a network as a pod's containers do."""
+    """Run the image's own command, and a door. They share a network, as the containers of a pod do."""
     port, door_port = free_port(), free_port()
     url, door = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{door_port}"
     keys = ("--env", f"ANTIPHON_API_KEYS={KEY}")
@@ -219,7 +226,7 @@ def serve(volume: Path) -> None:
 
 
 def alone(volume: Path) -> None:
-    """From the filled volume it needs no network."""
+    """Check that a host starts without a network if the volume already has the models."""
     with container(volume, "--network", "none", "--env", f"ANTIPHON_API_KEYS={KEY}") as host:
         asked = "import http.client; c = http.client.HTTPConnection('127.0.0.1', 8000); c.request('GET', '/ready');"
         asked += "raise SystemExit(c.getresponse().status != 200)"

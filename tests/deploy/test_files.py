@@ -1,4 +1,4 @@
-"""What runs antiphon elsewhere: the chart, the compose file, units and HAProxy's file say what antiphon understands."""
+"""The files that run antiphon elsewhere (chart, compose file, units, HAProxy's file) use only what antiphon accepts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "ingress": {"ingress": {"enabled": True, "host": "voice.example.org", "tlsSecret": "tls"}},
     "secret": {"existingSecret": "mine", "networkPolicy": {"enabled": False}},
 }
-# What their operators read of objects that are not Kubernetes' own: required fields, as their definitions have them.
+# Required fields of objects of other operators, as their definitions have them. Kubernetes itself does not know them.
 THEIRS = {"ScaledObject": ("scaleTargetRef", "triggers"), "PodMonitor": ("selector", "podMetricsEndpoints")}
 SETTINGS = {option.variable for option in options()}
 
@@ -83,10 +83,10 @@ def test_ray_is_given_two_applications_and_what_serve_needs_to_carry_sessions() 
         given = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
         assert wanted.items() <= given.items()
         assert {name for name in given if name.startswith("ANTIPHON_")} <= SETTINGS
-        # Longer than a session, and than hosts drain.
+        # HAProxy waits longer than any session lasts, and the pod longer than its hosts drain.
         assert int(given["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > Settings().server.session_s
         assert pod["spec"]["terminationGracePeriodSeconds"] > int(given["ANTIPHON_DRAIN_S"])
-    # All of them find a place: a door takes a tenth of a CPU.
+    # All hosts and doors fit into the pod; a door takes a tenth of a CPU.
     workers = cluster["workerGroupSpecs"][0]
     cpus = float(pods[1]["spec"]["containers"][0]["resources"]["requests"]["cpu"])
     assert hosts["args"]["host_cpus"] + 0.1 * doors["args"]["doors"] <= cpus
@@ -112,7 +112,7 @@ def test_the_linter_of_charts_finds_nothing_and_a_service_without_keys_is_refuse
 
 
 def containers(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each container of ours, with its pod."""
+    """Yield each container that runs antiphon, with its pod."""
     for one in manifests(values):
         pod = one.get("spec", {}).get("template", {}).get("spec", {}) if one["kind"] != "Service" else {}
         for container in [*pod.get("initContainers", ()), *pod.get("containers", ())]:
@@ -128,10 +128,10 @@ def test_every_container_gets_arguments_and_settings_that_there_are(values: dict
         args = argument_parser().parse_args([str(arg) for arg in container["args"]])
         assert args.command in ("serve", "pull")
         assert {one["name"] for one in container["env"]} <= SETTINGS
-        # Longer than it drains, and as nobody in particular.
+        # The pod ends later than its drain, and runs as a user without privileges.
         if args.command == "serve":
             assert pod["terminationGracePeriodSeconds"] > float(args.drain_s)
-        # A Service that is named antiphon would set ANTIPHON_PORT to its own address in every pod beside it.
+        # Otherwise, a Service named antiphon would set ANTIPHON_PORT to its own address in every pod of the namespace.
         assert pod["enableServiceLinks"] is False
         assert pod["securityContext"]["runAsNonRoot"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
@@ -184,7 +184,7 @@ def test_the_compose_file_names_services_volumes_files_and_settings_that_there_a
             args = argument_parser().parse_args([str(arg) for arg in service["command"]])
             assert set(service.get("environment", ())) <= SETTINGS, name
             assert service["read_only"]
-            # The settings of an operator who sets only the keys.
+            # The environment if the operator sets only the keys.
             given = {
                 k: re.sub(r"\$\{\w+(?::-(.*?)|:\?.*?)\}", r"\1", v) for k, v in service.get("environment", {}).items()
             }
@@ -236,7 +236,7 @@ def test_metrics_have_a_key_which_the_prometheus_of_the_compose_file_gives(tmp_p
     prometheus = services["prometheus"]
     assert prometheus["environment"]["METRICS_KEY"] == services["door-1"]["environment"]["ANTIPHON_METRICS_KEY"]
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
-    # As the container begins: the key is in the file, and the command runs.
+    # Run as at the container's start: the key is written to the file, and the command runs.
     file = tmp_path / "metrics-key"
     shell, option, script = prometheus["entrypoint"]
     script = script.replace("$$", "$").replace(job["authorization"]["credentials_file"], str(file))
@@ -289,12 +289,12 @@ def test_systemd_takes_a_unit(unit: str, tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd is not installed")
     file = tmp_path / unit
-    # What it starts has to be there.
+    # systemd checks that the program exists.
     file.write_text((DEPLOY / "systemd" / unit).read_text().replace("/opt/antiphon/bin/antiphon", sys.executable))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True, timeout=60, check=False
     )
-    # Not what it says of units that this one wants.
+    # Messages about other units, which this unit wants, do not count.
     assert [line for line in done.stderr.splitlines() if unit in line] == []
 
 
@@ -302,7 +302,7 @@ def test_haproxy_takes_its_file(tmp_path: Path) -> None:
     if not shutil.which("haproxy"):
         pytest.skip("haproxy is not installed")
     file = tmp_path / "haproxy.cfg"
-    # There are no such names here.
+    # The names of the servers cannot be resolved here.
     file.write_text(re.sub(r"( server \S+) \S+", r"\1 127.0.0.1:8000", (DEPLOY / "haproxy.cfg").read_text()))
     done = subprocess.run(["haproxy", "-c", "-f", str(file)], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
@@ -319,7 +319,7 @@ def test_the_image_is_made_of_files_that_there_are_and_asks_for_its_health() -> 
     assert set(re.findall(r"\b(ANTIPHON_[A-Z_]+)=", text)) <= SETTINGS
     assert re.search(r"^USER 10001", text, re.MULTILINE)
     assert re.search(r"^HEALTHCHECK ", text, re.MULTILINE)
-    # Who it is, the chart says too.
+    # The chart has the same ids.
     for kind in ("user", "group"):
         assert re.search(rf"{kind}add .*--[ug]id 10001", text)
     templates = (CHART / "templates" / "_helpers.tpl").read_text()
@@ -327,7 +327,7 @@ def test_the_image_is_made_of_files_that_there_are_and_asks_for_its_health() -> 
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Answers /health with 200, and everything else with 503."""
+    """Answers /health with 200, and any other path with 503."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == self.server.healthy else 503)  # type: ignore[attr-defined]
@@ -343,7 +343,7 @@ def test_the_health_check_of_the_image_asks_the_port_that_is_set_and_no_proxy() 
     _, *arguments = shlex.split(command)
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         threading.Thread(target=server.serve_forever).start()
-        # A proxy that is not there.
+        # The proxy does not exist.
         environment = {"ANTIPHON_PORT": str(server.server_port), "http_proxy": "http://127.0.0.1:9"}
         try:
             for server.healthy, expected in (("/health", 0), ("/nothing", 1)):  # type: ignore[attr-defined]
@@ -360,12 +360,12 @@ DIGEST = "sha256:" + "a1" * 32
 
 
 def unversioned(images: Iterable[str]) -> list[str]:
-    """Those of the images that have no tag with a whole version."""
+    """Return the images whose tag is not a complete version."""
     return [image for image in images if not VERSIONED.fullmatch(image)]
 
 
 def named_images() -> dict[str, str]:
-    """The images of the compose file and the Dockerfile, by the variables that replace them."""
+    """Return the images of the compose file and the Dockerfile, by the name of the variable that replaces each."""
     found = dict(re.findall(r"\$\{(\w*IMAGE):-([^}]*)\}", (DEPLOY / "compose.yaml").read_text()))
     (found["BASE"],) = re.findall(r"^ARG BASE=(.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     return found
@@ -423,7 +423,7 @@ def test_the_chart_names_images_by_version_and_by_a_digest_that_is_given(mode: s
 
 
 def built(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the script with tools that write down what they are asked for, and give any image the same digest."""
+    """Run the script with tools that record their arguments, and report the same digest for every image."""
     for name, answer in (("buildah", ""), ("skopeo", variables.pop("answer", DIGEST))):
         tool = tmp_path / name
         tool.write_text(f'#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > {tool}.said\necho {answer}\n')
@@ -453,7 +453,7 @@ def test_the_script_writes_digests_and_builds_with_that_of_the_base(tmp_path: Pa
     assert ours.split(":")[0] not in lock
     assert built(tmp_path).returncode == 0
     assert f"BASE={base}@{DIGEST}" in (tmp_path / "buildah.said").read_text().split()
-    # An older one, of a base that is no more the Dockerfile's.
+    # A lock of an older base than that of the Dockerfile.
     (tmp_path / "images.lock").write_text(f"BASE_IMAGE=python:3.12.1@{DIGEST}\n")
     (tmp_path / "buildah.said").unlink()
     done = built(tmp_path)

@@ -1,4 +1,4 @@
-"""The lock has all that the project requires, each file by its sum, and pip takes no other file."""
+"""The lock has everything that the project requires, each file with its hash, and pip accepts no other file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SUM = "0" * 64
 
 
 def script() -> ModuleType:
-    """`deploy/lock.py`, as a module."""
+    """Return `deploy/lock.py` as a module."""
     spec = importlib.util.spec_from_file_location("lock", ROOT / "deploy" / "lock.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    # Its data classes look themselves up.
+    # Data classes look up their own module in `sys.modules`.
     sys.modules["lock"] = module
     spec.loader.exec_module(module)
     return module
@@ -38,7 +38,7 @@ LOCK = script()
 
 
 def required(lines: list[str]) -> set[str]:
-    """The names of the packages that these lines of the project require, those of its own extras included."""
+    """Return the packages that these requirement lines name, including those of the project's own extras."""
     own = [extra for line in lines if (m := re.fullmatch(r"antiphon\[(.*)\]", line)) for extra in m[1].split(",")]
     names = {LOCK.normalized(re.split(r"[\[<>=]", line)[0]) for line in lines} - {"antiphon"}
     return names.union(*(required(EXTRAS[extra]) for extra in own))
@@ -62,7 +62,7 @@ def test_every_line_has_a_sum_and_none_names_an_index() -> None:
     assert len(packages) > 100
     assert not [name for name, package in packages.items() if not package.hashes]
     assert not re.search(r"://|--index|--find|--trusted|-r |-e ", TEXT)
-    # What pip takes a requirement for is what was read.
+    # Every line that pip takes for a requirement was read.
     assert len(re.findall(r"^[^#\s]", TEXT, re.MULTILINE)) == len(packages)
 
 
@@ -88,7 +88,7 @@ def test_what_serves_is_installed_without_what_develops_and_without_cuda_where_t
     packages = LOCK.read(TEXT)
     image = {package.name for package in LOCK.selected(packages, ["all", "otel", "cluster"])}
     assert {"torch", "redis", "psycopg-binary", "opentelemetry-sdk"} <= image
-    # Ray's uvicorn wants uvloop; ours would take it for its event loop.
+    # Ray's uvicorn requires uvloop. With uvloop installed, our uvicorn would use it as its event loop.
     assert not image & {"mypy", "pytest", "ray", "uvloop", "matplotlib"}
     cuda = {name for name in packages if LOCK.CUDA.match(name)}
     assert {"triton", "nvidia-cublas", "cuda-toolkit"} <= cuda
@@ -112,7 +112,7 @@ def wheel(folder: Path, text: str, name: str = "toy", version: str = "1") -> Pat
 
 @pytest.mark.slow
 def test_a_file_that_is_not_the_locks_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With pip itself, and an index that has a file with another sum beside that which the lock has."""
+    """pip itself is used, with an index that has a file with another hash as well as the file in the lock."""
     good = hashlib.sha256(wheel(tmp_path, "GOOD = True").read_bytes()).hexdigest()
     package = LOCK.Locked("toy", "1", (f"toy==1 --hash=sha256:{good}",), frozenset({"base"}))
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "to"))
@@ -137,7 +137,7 @@ def test_the_sum_in_a_report_is_read_as_pip_of_debian_12_and_newer_ones_write_it
 def test_of_torchs_builds_that_is_installed_which_pip_would_take(
     folder: str, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With sums alone pip takes a build that its index has a sum of: 3 GB for a machine that has the small one."""
+    """With hashes alone, pip installs any build in its index that has a hash: 3 GB on a machine for the small build."""
     sums = {}
     for version in ("1", "1+cpu"):
         places = {"1": ("cuda", "both"), "1+cpu": ("cpu", "both")}[version]
@@ -167,7 +167,7 @@ def test_an_environment_that_is_not_the_locks_is_named(tmp_path: Path) -> None:
 
 
 def test_what_installs_checks_sums() -> None:
-    """The image, the Makefile and the pages install by the script, and what they install without it is antiphon."""
+    """The image, the Makefile and the pages install with the script. Without it, they install only antiphon itself."""
     files = {name: (ROOT / name).read_text() for name in ("deploy/Dockerfile", "Makefile", "docs/deploy.md")}
     for name, text in files.items():
         assert "deploy/lock.py install" in text, name

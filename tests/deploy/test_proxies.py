@@ -1,4 +1,4 @@
-"""The balancer's file and the recipes for nginx and Caddy, by the real programs: they hide what is for operators."""
+"""HAProxy's file and the recipes for nginx and Caddy, run by the real programs: they hide the operators' paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBES = ("/health", "/ready")
 
 
 def recipe(name: str) -> str:
-    """The first listing below this heading of the page for hardening."""
+    """Return the first listing below this heading of the hardening page."""
     (found,) = re.findall(rf"^### {name}\n.*?^```\n(.*?)^```", (DOCS / "hardening.md").read_text(), re.M | re.S)
     return str(found)
 
@@ -55,7 +55,7 @@ def caddy(upstream: Echo, port: int, folder: Path) -> list[str]:
 
 @contextmanager
 def running(command: list[str], port: int, folder: Path) -> Iterator[str]:
-    """The URL of a proxy that this command starts, once it answers."""
+    """Yield the URL of a proxy that this command starts, after it answers."""
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, env={"HOME": str(folder), "PATH": "/usr/sbin:/usr/bin"}
@@ -99,7 +99,7 @@ def _forget(upstream: Echo) -> None:
 
 
 def asked(upstream: Echo) -> list[str]:
-    """The requests that the upstream got, except the health checks of HAProxy."""
+    """Return the requests that the upstream got, without HAProxy's health checks."""
     return [target for target, headers, _ in upstream.seen if "host" in headers]
 
 
@@ -109,7 +109,8 @@ def test_what_is_hidden_comes_through_in_no_spelling(proxy: str, upstream: Echo,
         for headers in ({}, UPGRADE):
             status, _ = ask(proxy, target, headers=headers)
             assert not [seen for seen in asked(upstream) if is_hidden(seen)], name
-            # The proxy itself answers nothing else, except that Caddy may redirect to another spelling of a path.
+            # Without asking the upstream, the proxy only refuses, except that Caddy may redirect to another spelling of
+            # a path.
             assert status in (0, 301, 308, 400, 404, 414) or asked(upstream), (name, status)
             upstream.seen.clear()
 
@@ -117,7 +118,7 @@ def test_what_is_hidden_comes_through_in_no_spelling(proxy: str, upstream: Echo,
 @pytest.mark.parametrize("target", [*SERVED, *PROBES])
 def test_what_clients_ask_for_comes_through_as_it_is(proxy: str, upstream: Echo, target: str) -> None:
     assert ask(proxy, target)[0] == 200
-    # A host joins the slashes before and behind /v1/.
+    # A host merges the repeated slashes before and after /v1/.
     assert asked(upstream) == [target]
 
 
@@ -152,5 +153,5 @@ def test_the_three_have_the_list_and_the_expression_of_the_others() -> None:
 def test_the_page_reads_nothing_that_is_hidden() -> None:
     for script in WEB.glob("*.js"):
         read = {f"/{path}" for path in re.findall(r"""fetch\(["`]([a-z/]+)""", script.read_text())}
-        # It says where it cannot read the metrics; without the rest it does not work.
+        # The page reports it if it cannot read the metrics. Without the other paths it does not work.
         assert all(is_for_clients(path) for path in read - {"/metrics", *PROBES}), script

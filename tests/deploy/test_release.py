@@ -1,4 +1,4 @@
-"""What a release is made of, what refuses it, and the commit that a copy says it is of."""
+"""The parts of a release, the reasons to refuse one, and the commit that an installed copy reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def git(root: Path, *words: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with what a release reads, all of version 0.2.0."""
+    """Return a repository that has everything a release reads, all with version 0.2.0."""
     texts = {
         "pyproject.toml": '[project]\nname = "antiphon"\nversion = "0.2.0"\n',
         "src/antiphon/__init__.py": '__version__ = "0.2.0"\n',

@@ -1,4 +1,4 @@
-"""What is watched: every metric of the dashboard and of the alert rules is one that a server has."""
+"""Every metric that the dashboard and the alert rules use is one that a server exports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = re.compile(r"\b(?:antiphon|process)_[a-z_]+")
 
 
 def samples() -> str:
-    """A server's metrics."""
+    """Return the metrics of a server."""
     metrics = Metrics()
     metrics.watch_memory(MemoryLedger(MemorySettings()))
     metrics.watch_headroom(Headroom(None, 8), {})
@@ -40,7 +40,7 @@ def samples() -> str:
 
 
 def known() -> set[str]:
-    """The samples of a server's metrics, those without labels yet too."""
+    """Return the names of all samples that a server may export, including those that have no labels yet."""
     text = samples()
     kinds = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     suffixes = {"histogram": ("_bucket", "_count", "_sum")}
@@ -67,7 +67,7 @@ def test_what_is_1_or_0_while_something_fails_has_a_rule() -> None:
     watched = {name for rule in rules for name in NAME.findall(rule["expr"])}
     flags = set(re.findall(r"^# HELP (\S+) [01] (?:while|once)", samples(), re.MULTILINE))
     assert "antiphon_language_model_away" in flags
-    # Somebody has asked for a drain.
+    # A drain is no failure, because an operator requests it.
     assert flags - watched == {"antiphon_draining"}
 
 

@@ -1,10 +1,10 @@
-"""The systemd units, started by a real systemd in a container of the image: the third part of `make image`.
+"""Starts the systemd units with a real systemd, in a container of the image: the third part of `make image`.
 
     python tests/deploy/units.py [--volume FROM:TO:ro]…
 
-The container has Debian's systemd and Redis besides; a host and a door run in it by `deploy/systemd`. `--volume`: what
-the fetching of models sees besides, as settings of pip. Each line is something that systemd or a client did. Root runs
-this, with Debian's buildah and podman.
+In addition to the image, the container has Debian's systemd and Redis. `deploy/systemd` runs a host and a door in it.
+`--volume` gives the fetching of models another volume, such as pip's settings. Each printed line says what systemd or a
+client did. The script has to run as root, with Debian's buildah and podman.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = f"ANTIPHON_API_KEYS={KEY}\n{STORE}\nANTIPHON_PORT=8001\nANTIPHON_ADVE
 
 
 class Machine:
-    """A container that systemd runs, with the units in their place."""
+    """A container that systemd runs as its first process, with the units installed."""
 
     def __init__(self, folder: Path, volumes: list[str], port: int) -> None:
         (folder / "settings").write_text(SETTINGS)
@@ -66,7 +66,7 @@ def machine(volumes: list[str], port: int) -> Iterator[Machine]:
 
 
 async def goes_on(at: Machine, url: str) -> None:
-    """The host is killed under a conversation; systemd starts it again, and the client is answered."""
+    """Kill the host during a conversation. systemd starts it again, and the client is answered."""
     async with talking(url, key=KEY, **TEXT) as talk:
         first = await talk.answer("My name is Ada.")
         killed, restarts = at.property_of("antiphon", "MainPID"), int(at.property_of("antiphon", "NRestarts"))
@@ -88,12 +88,12 @@ def main() -> None:
     volumes = parser.parse_args().volume
     if podman("image", "exists", TAG, check=False).returncode:
         sys.exit("`make image` first: it builds the image")
-    # Its files lie where the units want them.
+    # The image has its files where the units expect them.
     build_with(WITH_SYSTEMD, "systemd redis-server")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with machine(volumes, port) as at:
-        # The user is the image's. The rest are the lines of docs/deploy.md.
+        # The image already has the user. The other commands are those of docs/deploy.md.
         started = ("running", "degraded")
         wait_for(lambda: podman("exec", at.id, "systemctl", "is-system-running", check=False).stdout.strip() in started)
         at("runuser", "-u", "antiphon", "--", "env", "ANTIPHON_HOME=/var/lib/antiphon/models", "antiphon", "pull")

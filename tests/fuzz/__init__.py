@@ -1,1 +1,1 @@
-"""Fuzzing of everything that reads clients' input: mutations of recorded frames, deterministic by their seed."""
+"""Fuzzing of everything that reads clients' input, with mutations of recorded frames. A seed determines all inputs."""

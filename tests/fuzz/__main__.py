@@ -1,7 +1,7 @@
 """A long fuzzing campaign: python -m tests.fuzz [--inputs 1000000] [--minutes 60] [--seed 0] [--only NAME,NAME]
 
-Prints the number of inputs, of passed inputs, and of inputs per second. Inputs that fail are written to
-tests/fuzz/corpus, and the exit status is then 1. tests/fuzz/test_fuzz.py repeats the inputs in the corpus.
+Prints the number of inputs, the number of inputs that passed, and the inputs per second. Inputs that fail are written
+to tests/fuzz/corpus, and the exit status is then 1. tests/fuzz/test_fuzz.py runs all inputs of the corpus again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A campaign: a number of generated inputs to every target, with a bystander session next to each one."""
+"""A campaign: generated inputs for every target, with a bystander session next to each attacked session."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from tests.fuzz.targets import TARGETS, Input, Target
 
 CORPUS = Path(__file__).parent / "corpus"
-# Inputs that a bystander reads during those of the attacked session.
+# Number of inputs that a bystander reads while the attacked session reads its own.
 POLITE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """An input that failed: it raised an error, or its bystander noticed it."""
+    """An input that failed. It raised an error, or its bystander noticed it."""
 
     target: str
     data: Input
@@ -29,7 +29,7 @@ class Find:
 
 @dataclass(slots=True)
 class Report:
-    """The number of inputs of each target, and the failures; of equal failures only the first."""
+    """The number of inputs of each target, and the failures. Of equal failures, only the first is kept."""
 
     tried: Counter[str] = field(default_factory=Counter)
     finds: list[Find] = field(default_factory=list)
@@ -46,9 +46,10 @@ class Report:
 def run(
     num_inputs: int, seed: int, until: Callable[[], bool] = lambda: False, only: Collection[str] = tuple(TARGETS)
 ) -> Report:
-    """Run `num_inputs` inputs on the targets in turn, the same for the same seed; fewer if `until` returns true.
+    """Run `num_inputs` inputs, with the targets in turn. Ends earlier if `until` returns true.
 
-    Each round makes new sessions, so that a session that stopped reacting does not hide later failures.
+    The same seed gives the same inputs. Each round makes new sessions, so that a session that no longer reacts does not
+    hide later failures.
     """
     report = Report()
     draws = {name: random.Random(f"{seed} {name}") for name in only}
@@ -65,8 +66,8 @@ def run(
 def one_session(name: str, target: Target, draw: random.Random, num_inputs: int, report: Report) -> None:
     """Attack one new session.
 
-    A bystander, another session in the process, reads a fixed list of inputs during the attack. A third session reads
-    them afterwards. Both must give the same answers.
+    A bystander, which is another session in the process, reads a fixed list of inputs during the attack. A third
+    session reads the same list afterwards. Both must give the same answers.
     """
     polite = random.Random(0)
     asked = [target.draw(polite) for _ in range(min(POLITE, num_inputs))]
@@ -94,7 +95,7 @@ def answer(read: Callable[[Input], str], data: Input) -> str:
 
 
 def tried(read: Callable[[Input], str], data: Input) -> str | None:
-    """Run one input. Returns the error it raised and its place, or None if it passed."""
+    """Run one input. Return the error that it raised and where, or None if it passed."""
     try:
         read(data)
     except Exception as error:
@@ -104,12 +105,12 @@ def tried(read: Callable[[Input], str], data: Input) -> str | None:
 
 
 def folder_of(target: str) -> Path:
-    """Return the corpus folder of a target's failures."""
+    """Return the folder of the corpus for a target's failures."""
     return CORPUS / re.sub(r"\W+", "-", target).strip("-")
 
 
 def written(find: Find) -> Path:
-    """Write a failure to the corpus: a file in the target's folder, named by a digest."""
+    """Write a failure to the corpus, as a file in the target's folder. A digest is its name."""
     data = find.data.encode("utf-8", "surrogatepass") if isinstance(find.data, str) else find.data
     folder = folder_of(find.target)
     folder.mkdir(parents=True, exist_ok=True)

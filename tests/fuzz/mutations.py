@@ -1,4 +1,4 @@
-"""Mutations of clients' input: of JSON values, of texts and of bytes. Deterministic for the same `random.Random`.
+"""Mutations of clients' input: JSON values, texts and bytes. They depend only on the given `random.Random`.
 
 The mutated frames are those of the clients in tests/traces/recorded, which use every dialect.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).parents[1] / "traces" / "recorded"
-# A trace's notes about a frame, next to the frame's own fields.
+# Fields that a trace adds to a frame, and that are not part of the frame.
 NOTES = {"at", "from", "socket", "spaced"}
-# Every type of JSON, with values at which parsers differ.
+# Values of every JSON type, among them values on which parsers differ.
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf")),
     *("", " ", "a", "\0", "\ud800", "\u202e", "9" * 400, "a" * 5000, "pcm16", "audio/pcm", "none", "auto", "inf"),
@@ -29,7 +29,7 @@ PIECES = ("{", "}", "[", "]", '"', ",", ":", "\\u", "\\", "null", "1e999", "\0",
 
 @functools.cache
 def recorded_bodies() -> Mapping[str, tuple[Any, ...]]:
-    """Return the distinct JSON bodies of the recorded requests, by their method and path."""
+    """Return the different JSON bodies of the recorded requests, by method and path."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(RECORDED.glob("*.jsonl")):
         for entry in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
@@ -40,7 +40,7 @@ def recorded_bodies() -> Mapping[str, tuple[Any, ...]]:
 
 @functools.cache
 def recorded_frames() -> Mapping[str, tuple[dict[str, Any], ...]]:
-    """Return the distinct JSON frames of the clients in recorded traces, by the path of their socket."""
+    """Return the different JSON frames of the clients in the recorded traces, by the path of the socket."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for path in sorted(RECORDED.glob("*.jsonl")):
         opened: dict[int, str] = {}
@@ -58,7 +58,7 @@ def recorded_frames() -> Mapping[str, tuple[dict[str, Any], ...]]:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every place inside a JSON value, at any depth: its container, and its key or index there."""
+    """Yield every place in a JSON value, at any depth: its container, and its key or index in that container."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield value, key
@@ -66,7 +66,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def mutated_value(seeds: Sequence[Any], draw: random.Random) -> Any:
-    """Return a seed with one to three of its fields retyped, removed, doubled, renamed, or taken from another seed."""
+    """Return a seed in which one to three fields are retyped, removed, doubled, renamed, or taken from another seed."""
     value = copy.deepcopy(draw.choice(seeds))
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         found = list(places(value))
@@ -91,7 +91,7 @@ def mutated_value(seeds: Sequence[Any], draw: random.Random) -> Any:
 
 
 def mutated_text(text: str, draw: random.Random) -> str:
-    """Return a text of which a piece is cut out, doubled, replaced or broken off."""
+    """Return a text in which a piece is cut out, doubled or replaced, or after which the text breaks off."""
     a, b = sorted((draw.randrange(len(text) + 1), draw.randrange(len(text) + 1)))
     match draw.randrange(5):
         case 0:
@@ -107,7 +107,7 @@ def mutated_text(text: str, draw: random.Random) -> str:
 
 
 def mutated_bytes(data: bytes, draw: random.Random) -> bytes:
-    """Return bytes of which some are flipped, cut off, removed, doubled, or set to a value at a limit."""
+    """Return bytes of which some are flipped, cut off, removed, doubled, or set to an extreme value."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4, 16))):
         if not out:
@@ -132,9 +132,9 @@ def mutated_bytes(data: bytes, draw: random.Random) -> bytes:
 
 
 def mutated_frame(seeds: Sequence[Any], draw: random.Random) -> str:
-    """Return a text frame: a mutated JSON object, whose text is sometimes mutated too.
+    """Return a text frame: a mutated JSON object, whose text is sometimes mutated as well.
 
-    It can be encoded as UTF-8, like every text frame of a WebSocket. Half of a surrogate pair appears as an escape.
+    As every text frame of a WebSocket must, it can be encoded as UTF-8. Half a surrogate pair therefore is an escape.
     """
     text = json.dumps(mutated_value(seeds, draw), ensure_ascii=draw.random() < 0.5)
     text = mutated_text(text, draw) if draw.random() < 0.15 else text

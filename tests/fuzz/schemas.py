@@ -1,4 +1,4 @@
-"""Random JSON schemas: every keyword, with patterns, references that are circular or broken, and depth."""
+"""Random JSON schemas with every keyword: with patterns, with circular and broken references, and with deep nesting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ATOMS = (
     "(?i)x",
     "[",
 )
-# Largest number of levels of a schema; one in a hundred is this deep.
+# Largest number of levels of a schema. One schema in a hundred is this deep.
 DEEP = 150
 
 
@@ -57,7 +57,7 @@ def draw_pattern(draw: random.Random, depth: int = 0) -> str:
 
 
 def draw_schema(draw: random.Random, depth: int = 0, most: int = 5) -> Any:
-    """Return a schema of some of the keywords, at level `depth`, with at most `most` levels."""
+    """Return a schema with some of the keywords. It is at level `depth` of at most `most` levels."""
     if depth >= most or draw.random() < 0.05:
         return draw.choice((True, False, {}, {"type": draw.choice(TYPES)}, {"$ref": "#"}, {"$ref": "#/$defs/a"}))
     schema: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def nested(draw: random.Random, depth: int) -> Any:
 
 
 def draw_grammar(draw: random.Random) -> str:
-    """Return a schema as text, with definitions that refer to each other; sometimes its text is mutated."""
+    """Return a schema as text, with definitions that refer to each other. Sometimes the text is mutated."""
     schema = nested(draw, DEEP) if draw.random() < 0.01 else draw_schema(draw)
     if isinstance(schema, dict):
         schema["$defs"] = {"a": draw_schema(draw, most=3), "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#"}]}}

@@ -1,7 +1,8 @@
-"""The targets: every dialect's connection, parsers of REST bodies and forms, headers of media, recordings, rows of
-stored sessions, answers of other servers, schemas, and requests to all routes of a host and through a door.
+"""The targets of fuzzing.
 
-A target reads one input after another. It answers, or raises an error of `antiphon.errors`; any other error is a find.
+They are: every dialect's connection; parsers of REST bodies, forms, media headers, recordings, rows of stored sessions,
+answers of other servers and schemas; and requests to all routes of a host, directly and through a door. A target reads
+one input after another. For each, it answers or raises an error of `antiphon.errors`. Any other error is a find.
 """
 
 from __future__ import annotations
@@ -73,16 +74,16 @@ CATALOG = SpeechCatalog(
     log_alias=lambda name, model: None,
 )
 Input = str | bytes
-# Inputs per round of targets whose inputs cost a hundred times, and ten times, those of others.
+# Number of inputs per round for targets whose inputs cost a hundred times, and ten times, as much as those of others.
 SLOW, COSTLY = 0.5, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`new` makes a reader of inputs, which returns the answer to the client as text. `draw` makes an input.
+    """A part of the server that reads inputs.
 
-    `per_round`: the number of inputs in each round of all targets; fewer for costly ones. A new reader is made per
-    round.
+    `new` makes a reader of inputs, which returns the answer to the client as text. `draw` makes an input. `per_round`
+    is the number of inputs in each round, which is smaller for expensive targets. Each round makes a new reader.
     """
 
     new: Callable[[], Callable[[Input], str]]
@@ -103,7 +104,7 @@ def context() -> Context:
 
 
 def connection(path: str) -> Callable[[Input], str]:
-    """Open a connection in the dialect of a URL, and return the function that reads its inputs."""
+    """Open a connection in the dialect of a URL. Return the function that reads the connection's inputs."""
     url = urlsplit(path)
     query = {name: values[0] for name, values in parse_qs(url.query).items()}
     opening = Opening(
@@ -129,7 +130,7 @@ def stream(dialect: SpeechDialect | VideoDialect) -> Callable[[Input], str]:
 
 
 def answers(received: Received[Any]) -> str:
-    """Return the frames that answer an input. Raises AssertionError for an error without an explanation."""
+    """Return the frames that answer an input. Raises AssertionError if an error has no explanation."""
     frames = [frame.encode() for frame in received.answers]
     for frame in frames:
         reported = json.loads(frame)
@@ -140,7 +141,7 @@ def answers(received: Received[Any]) -> str:
 
 
 def raising(parse: Callable[[Any], object]) -> Callable[[], Callable[[Input], str]]:
-    """Return a maker of readers that parse inputs. Errors of the project's own types count as answers."""
+    """Return a function that makes readers that parse inputs. Errors of the project's own types count as answers."""
 
     def read(data: Input) -> str:
         try:
@@ -172,7 +173,7 @@ def one_of(seeds: list[bytes]) -> Callable[[random.Random], Input]:
 
 
 def sounds() -> list[bytes]:
-    """Return a tenth of a second of audio in each container that clients send."""
+    """Return a tenth of a second of audio in each container format that clients send."""
     found = []
     for name, codec in (("wav", "pcm_s16le"), ("flac", "flac"), ("ogg", "libopus"), ("mp3", "libmp3lame")):
         out = io.BytesIO()
@@ -196,7 +197,7 @@ def pictures() -> list[bytes]:
 
 
 def read_image_uri(text: str) -> None:
-    # It raises ValueError with the reason, to which its callers add the field.
+    # The parser raises ValueError with the reason. Its callers add the name of the field.
     with suppress(ValueError):
         decode_image_uri(text)
 
@@ -242,7 +243,7 @@ def draw_image_uri(draw: random.Random) -> Input:
     return mutated_text("data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAAB", draw)
 
 
-# One event of each kind that a timeline reads, with the fields that it reads.
+# One event of each kind that a timeline reads, with the fields that it uses.
 FRAMES_OF_THE_SERVER: tuple[dict[str, Any], ...] = (
     {"type": "input_audio_buffer.speech_started", "item_id": "item_1", "audio_start_ms": 10},
     {"type": "input_audio_buffer.committed", "item_id": "item_1"},
@@ -297,7 +298,7 @@ def draw_row(draw: random.Random) -> Input:
 
 
 def row_reader() -> Callable[[Input], str]:
-    """Return a reader of the row of a conversation that outlived its server."""
+    """Return a reader for the stored row of a conversation that outlived its server."""
     state = scripted_state()
 
     def read(data: Input) -> str:
@@ -312,7 +313,7 @@ def row_reader() -> Callable[[Input], str]:
 
 
 def read_tape(data: Input) -> str:
-    """Read a recorded session: the input's first line has its facts, the other lines its events."""
+    """Read a recorded session. The first line of the input has its facts, and the other lines its events."""
     raw = data.encode() if isinstance(data, str) else data
     facts, _, events = raw.partition(b"\n")
     with tempfile.TemporaryDirectory() as name:
@@ -330,7 +331,7 @@ def read_tape(data: Input) -> str:
 
 
 def _sockets() -> dict[str, Target]:
-    """Return every dialect, by its path. Recorded paths of one dialect share their frames."""
+    """Return every dialect, by its path. All recorded paths of one dialect share their frames."""
     paths = list(recorded_frames())
     doors = {
         "/v1/realtime": [p for p in paths if p.startswith("/v1/realtime") and "mode=" not in p and "duplex" not in p],
@@ -364,12 +365,12 @@ def _tape_lines(draw: random.Random) -> Input:
 
 
 def _try_grammar(data: str | bytes) -> None:
-    """Try a schema as the server does, in a process with a time limit. A child process that remains is a find."""
+    """Compile a schema as the server does, in a process with a time limit. A child process that remains is a find."""
     TRIALS.check(Grammar("json_schema", data if isinstance(data, str) else data.decode(errors="replace")))
     assert not any(psutil.Process(pid).children() for pid in TRIALS.pids)
 
 
-# Events of another server's answer, by the API that it speaks.
+# Events of another server's answer, by the API that the server speaks.
 CHAT_EVENTS: tuple[dict[str, Any], ...] = (
     {"choices": [{"index": 0, "delta": {"content": "Hi <think>no</think> [{"}}]},
     {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f"}}]}}]},
@@ -394,7 +395,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 async def _events_of(raw: bytes) -> list[bytes]:
-    """Return the events of a stream that arrives in pieces of a few bytes."""
+    """Return the events that are read from a stream in pieces of a few bytes."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for at in range(0, len(raw), 37):
@@ -404,7 +405,7 @@ async def _events_of(raw: bytes) -> list[bytes]:
 
 
 def _answers_of_servers() -> dict[str, Target]:
-    """Return streams of events as servers of language models send them. Each input is a whole stream."""
+    """Return streams of events like those of language model servers. Each input is a whole stream."""
 
     def draw_stream(seeds: tuple[dict[str, Any], ...]) -> Callable[[random.Random], Input]:
         def draw_it(draw: random.Random) -> Input:

@@ -1,4 +1,4 @@
-"""Ten thousand generated inputs to every parser and dialect, and the inputs that failed before."""
+"""Ten thousand generated inputs for every parser and dialect, and all inputs that failed in earlier campaigns."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_no_generated_input_raises_and_no_bystander_notices_any() -> None:
 def test_an_input_that_did_not_hold_once_holds_now(path: Path) -> None:
     targets = {folder_of(name).name: target for name, target in TARGETS.items()}
     data = path.read_bytes()
-    # As bytes, and as the text frame that it may have been.
+    # Each file is read as bytes, and as the text frame that it may have been.
     assert tried(targets[path.parent.name].new(), data) is None
     assert tried(targets[path.parent.name].new(), data.decode(errors="replace")) is None

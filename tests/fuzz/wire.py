@@ -1,7 +1,8 @@
 """Requests over real sockets: to every route of a scripted host, and through a door in front of it.
 
 An input is a request as JSON: its method, its exact target, its headers, its body as Latin-1, and whether the client
-leaves before the answer. A log record with a traceback is a find, and so is an answer that contains what a door hides.
+leaves before the answer. Two things are finds: a log record with a traceback, and an answer through the door with
+something that a door hides.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.server.scripted import serving
 from tests.traces import models
 
 ANSWER_S = 30.0
-# Text that is never sent through a door: a host's metrics, and its list of hosts.
+# Text that a door must never let through, from a host's metrics and from its list of hosts.
 HIDDEN = (b"antiphon_event_loop_lag", b'"draining":')
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "BREW", "")
 KINDS = (
@@ -72,7 +73,7 @@ SDP = (
 
 
 def form(draw: random.Random) -> str:
-    """Return a multipart body with some of the fields of forms, and a file, which may be cut off."""
+    """Return a multipart body with some of the fields that forms have, and a file. It may be cut off."""
     fields = ("file", "model", "audio_sample", "name", "consent", "prompt", "sdp", "session", "response_format", "x")
     values = ("", "default", "en", "{}", '{"type":"realtime"}', SDP, "RIFF", "\0", "[1, 2]", "a" * 2000, "srt")
     parts = [
@@ -91,12 +92,12 @@ def targets() -> list[tuple[str, str]]:
     for route in ROUTES:
         if isinstance(route, Route):
             found += [(method, route.path) for method in sorted(route.methods or ())]
-    # This route would end the host.
+    # This route would stop the host.
     return [(method, path) for method, path in found if path != "/internal/drain"]
 
 
 def draw_request(draw: random.Random) -> str:
-    """Return a request to one of the routes, partly mutated."""
+    """Return a request to one of the routes, with some parts mutated."""
     method, path = draw.choice(targets())
     target = path.replace("{id:path}", "default").replace("{id}", "rtc-0").replace("{name:path}", "nobody")
     target = target.replace("{name}", draw.choice(("app.js", "x", "..")))
@@ -123,7 +124,7 @@ def draw_request(draw: random.Random) -> str:
 
 
 class Failures(logging.Handler):
-    """Collects log records with a traceback."""
+    """Collects the log records that have a traceback."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -136,7 +137,7 @@ class Failures(logging.Handler):
 
 @dataclass
 class Site:
-    """A host, a door in front of it, and their collected log records."""
+    """A host, a door in front of it, and the failures that both have logged."""
 
     host: str
     door: str
@@ -145,7 +146,7 @@ class Site:
 
 @functools.cache
 def site() -> Site:
-    """Return the host and the door, which are started once and run until the process ends."""
+    """Return the host and the door. They are started at the first call, and run until the process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
     home = stack.enter_context(tempfile.TemporaryDirectory())
@@ -185,7 +186,7 @@ def asking(through_door: bool) -> Callable[[str | bytes], str]:
             asked = json.loads(data)
             raw = request(asked)
         except (ValueError, TypeError, KeyError, AttributeError):
-            # A file of the corpus as bytes, or no longer a request.
+            # A file of the corpus as bytes, or a request so mutated that it is none any more.
             return ""
         address = urlsplit(at.door if through_door else at.host)
         answer = b""
@@ -204,7 +205,7 @@ def asking(through_door: bool) -> Callable[[str | bytes], str]:
 
 
 def request(asked: dict[str, Any]) -> bytes:
-    """Return the bytes of a request."""
+    """Return a request as the bytes to send."""
     body = asked["body"].encode("utf-8", "replace")
     length = f"Content-Length: {len(body)}"
     head = [f"{asked['method']} {asked['target']} HTTP/1.1", "Host: 127.0.0.1", *asked["headers"], length]

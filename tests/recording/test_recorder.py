@@ -1,4 +1,4 @@
-"""Recordings can be read back, and two runs are compared by the relevant differences."""
+"""Recordings can be read back, and comparing two runs shows only the differences that matter."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_when_a_session_is_recorded_then_the_same_is_read_back(tmp_path: Path) -
     update, append, unreadable, audio, sound, error = tape.entries
     assert isinstance(update, RecordedMessage)
     assert content(update) == {"type": "session.update"}
-    # The append is kept, because it may identify the dialect.
+    # The append is kept without its audio, because it may identify the dialect.
     assert content(append) == {"type": "input_audio_buffer.append", "audio": ""}
     assert content(unreadable) == {"unreadable": "{not json"}
     assert audio == RecordedAudio(0.4, 0, 3)
@@ -231,7 +231,7 @@ def test_what_is_redacted_is_recorded_as_silence_and_without_its_words(tmp_path:
     facts = SessionFacts(id="sess-1", opening=opening, redaction="mask")
     recorder = Recorder(tmp_path, facts, redactor=Redactor("mask", field_names(), ["one"]))
     loud = np.full(320, 0.5, np.float32)
-    # The session hears the original audio.
+    # The session hears the unchanged audio.
     assert np.abs(recorder.audio_in(loud)).max() > 0.4
     recorder.audio_out("item_2", loud, 24_000)
     recorder.event_in(json.dumps({"type": "session.update", "session": {"instructions": "Ask for 4711."}}))
@@ -253,7 +253,7 @@ def test_what_is_redacted_is_recorded_as_silence_and_without_its_words(tmp_path:
     assert "You speak with [email], [number]." in about
     assert '"model":"one"' in about
     assert "47" not in re.sub("sha256:[0-9a-f]{16}", "", written)
-    # Related events still have the same id.
+    # Events that belong together still have the same id.
     assert len(set(re.findall('"item_id": "(sha256:.*?)"', written))) == 1
     assert "silence" in render(tape)
     assert main(["replay", str(recorder.folder)]) == 1
@@ -329,7 +329,7 @@ def test_when_two_runs_are_compared_then_drawn_words_and_pieces_are_no_differenc
 ) -> None:
     then = entries(ANSWER)
     assert compare(then, then) == 0
-    # Other words of the model, split differently, later.
+    # The model says other words, in other pieces and later.
     other = [(t + 1, dict(e)) for t, e in ANSWER]
     other[4][1]["delta"] = "Good day"
     other.insert(5, other[4])
@@ -340,7 +340,7 @@ def test_when_two_runs_are_compared_then_drawn_words_and_pieces_are_no_differenc
     assert "Yellow." in capsys.readouterr().out
     failed = [*ANSWER[:-1], (2.5, {"type": "response.done", "response": {"id": "resp_1", "status": "failed"}})]
     assert compare(then, entries(failed)) == 1
-    # One more event, and one more turn.
+    # There is one more event, and one more turn.
     assert compare(then, entries([*ANSWER, (3.0, {"type": "error", "error": {"message": "no"}})])) == 1
     assert compare(then, entries([*ANSWER, (3.0, ANSWER[0][1] | {"item_id": "item_3"})])) == 2
 
@@ -372,7 +372,7 @@ def test_when_a_folder_holds_several_sessions_then_they_are_found_in_order(tmp_p
         facts = SessionFacts(id=f"sess-{name}", began=began)
         (tmp_path / name / "session.json").write_bytes(msgspec.json.encode(facts))
         (tmp_path / name / "events.jsonl").write_text(lines)
-    # A line that is longer than LAST_LINES_BYTES.
+    # This line is longer than LAST_LINES_BYTES.
     (tmp_path / "a" / "events.jsonl").write_text(json.dumps({"t": 4.0, "in": {"image": "A" * 200_000}}) + "\n")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "session.json").write_text("{")

@@ -1,4 +1,4 @@
-"""What is removed from a recording (numbers and e-mail addresses, or every text), and what stays readable."""
+"""What redaction removes from a recording (numbers and e-mail addresses, or all text), and what stays readable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from antiphon.protocols.dialects import field_names
 from antiphon.recording.redaction import Redaction, Redactor, masked
 
-# An id as the server generates it.
+# An id of the form that the server generates.
 HEX = "0123456789abcdef0123"
 HASH = re.compile("sha256:[0-9a-f]{16}")
 
@@ -91,10 +91,10 @@ SOUND = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAwF0AAIC7AAACABAAZGF0YQAAAAA" * 20
             "type": "conversation.item.create",
             "item": {"content": [{"image_url": "data:image/png;base64,iVBOR5551234"}]},
         },
-        # Parts of a text, none of which may be shown.
+        # Parts of a text, none of which may appear in the recording.
         {"type": "x.completed", "words": [{"word": "five"}, {"word": "five"}, {"word": "one"}, {"word": "jane@x.org"}]},
         {"type": "x.completed", "logprobs": [{"token": " five", "logprob": -0.1, "bytes": [32, 102, 105]}]},
-        # Names that a client chooses.
+        # Names that clients choose.
         {"type": "response.create", "metadata": {"state": "jane@x.org", "user_id": "555 1234", "0301234": 5551234}},
         # Values that a client chose: ids of all kinds, names, and numbers that are JSON numbers.
         {"type": "conversation.item.create", "previous_item_id": "555 1234", "item": {"id": "item_5551234"}},
@@ -116,7 +116,7 @@ SOUND = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAwF0AAIC7AAACABAAZGF0YQAAAAA" * 20
             "session": {"tools": [{"parameters": {"enum": [5551234], "const": 5551234.5, "required": ["5551234"]}}]},
         },
         {"type": "response.create", "response": {"prompt": {"id": "jane", "variables": {"555 1234": 5551234}}}},
-        # Values that only look like words of the protocol.
+        # Values that look like words of the protocol, but are not.
         {"type": "x", "item_id": "call 555 1234", "reason": "jane@x.org wrote me", "text": "sha256: 555 1234"},
     ],
 )
@@ -131,7 +131,7 @@ def test_no_other_way_leads_into_a_recording(event: dict[str, Any], redaction: A
 @pytest.mark.parametrize(
     "event",
     [
-        # The server's copies of values that a client chose.
+        # Copies by the server of values that a client chose.
         {"type": "error", "error": {"event_id": "jane", "message": "Item '5551234'", "param": "item.content5551234"}},
         {
             "type": "conversation.item.added",
@@ -176,9 +176,9 @@ def test_equal_ids_have_equal_hashes_in_one_recording_and_others_in_the_next() -
 
 
 def test_a_long_text_takes_time_in_proportion() -> None:
-    """Letters without an address, or spaces without a number, must not be searched again from each letter."""
+    """Letters without an address, and spaces without a number, must not be searched again from each position."""
     for text in ("A" * 100_000, "a." * 50_000, "at " * 33_000, "1 " * 50_000, "one " * 25_000, "(" * 100_000):
         began = time.process_time()
         masked(text)
-        # Milliseconds; a quadratic search took minutes.
+        # Milliseconds. A quadratic search would take minutes.
         assert time.process_time() - began < 5

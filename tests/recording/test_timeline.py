@@ -1,4 +1,4 @@
-"""The page of a recorded session: what it draws, in rows that fit any window."""
+"""The page that shows a recorded session: what it draws, in rows that fit into any window."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def tape_of(events: list[tuple[float, dict[str, Any]]], *, began: int = 0) -> Ta
 
 
 def with_output(at_s: float = 3.0) -> Tape:
-    """Return the session of CALL, whose client sent the output at `at_s`."""
+    """Return the session of CALL, in which the client sent the output of the call at `at_s`."""
     tape = tape_of(CALL)
     tape.entries.insert(6, RecordedMessage(at_s, json.dumps(OUTPUT)))
     return tape
 
 
 def wide(page: str) -> str:
-    """The chart for wide windows."""
+    """Return the chart for wide windows."""
     return page.partition("<div class=wide>")[2].partition("<div class=narrow>")[0]
 
 
 def test_when_an_answer_calls_a_function_then_the_call_and_its_output_are_drawn() -> None:
     (call,) = tool_calls(with_output())
     assert (call.name, call.arguments, call.output, call.response_id) == ("weather", WEATHER, "<rain>", "resp_1")
-    # From the time when its arguments were complete to the time when the client sent the output.
+    # The bar lasts from the completion of the call's arguments until the client sent the output.
     assert (call.at_s, call.output_s) == (2.4, 3.0)
     page = render(with_output())
     assert "weather({&quot;city&quot;: &quot;Oslo&quot;}) = &lt;rain&gt; (600 ms)" in page
@@ -97,7 +97,7 @@ def test_when_a_session_is_long_then_its_rows_hold_all_of_it_in_windows_of_both_
     assert (wide(page).count("<div class=row>"), narrow.count("<div class=row>")) == (3, 7)
     for chart in (wide(page), narrow.partition("<h2>")[0]):
         assert [chart.count(f"at {t}</title>") for t in (0.0, 19.5, 20.0, 40.0)] == [1, 1, 1, 1]
-    # Positions are fractions of the width, so nothing is wider than the window.
+    # Positions are fractions of the width, so nothing extends beyond the window.
     assert not re.search(r'<svg[^>]*width="\d{3,}"', page)
     assert all(0 <= float(x) <= 100 for x in re.findall(r' x1?="([\d.]+)%"', page))
 
@@ -148,7 +148,7 @@ def test_when_messages_are_of_any_shape_then_they_are_no_calls() -> None:
 
 
 def recorded(folder: Path, began: int, events: list[tuple[float, dict[str, Any]]], level: int, *, id: str) -> Path:
-    """Write a recording with a second of sound, 0.5 s after it began."""
+    """Write a recording with a second of audio, which starts 0.5 s after the recording began."""
     folder.mkdir()
     (folder / "session.json").write_text(json.dumps({"version": 1, "id": id, "began": began}))
     lines = [{"t": 0.5, "sound": [0, 16_000]}, *({"t": at_s, "out": event} for at_s, event in events)]

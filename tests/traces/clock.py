@@ -1,7 +1,7 @@
 """A process whose time is virtual, whose threads run inline and whose random tokens are counted.
 
-`install()` has to be called before anything else is imported: functions keep `time.monotonic` as a default value. It
-replaces names in the standard library and anyio only.
+Call `install()` before importing anything else, because functions keep `time.monotonic` as a default value. It replaces
+names only in the standard library and in anyio.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-# Where each run begins: seconds of the monotonic clock, and seconds since 1970.
+# The time at which each run begins, on the monotonic clock and in seconds since 1970.
 MONOTONIC_S, EPOCH_S = 1_000, 1_700_000_000
 
 
 class Stuck(RuntimeError):
-    """Everything waits, and nothing is due: a run would wait forever."""
+    """Raised when every task waits and no timer is due, because the run would wait forever."""
 
 
 class Clock:
-    """The time of the process. It counts whole microseconds: what sums of seconds round to does not show."""
+    """The virtual time of the process.
+
+    It counts whole microseconds, so that rounding errors of float sums do not show.
+    """
 
     def __init__(self) -> None:
         self.now_us = 0
@@ -39,7 +42,7 @@ class Clock:
         self.tokens: set[str] = set()
 
     def reset(self) -> None:
-        """Begin a run."""
+        """Set the time back to the beginning of a run."""
         self.__init__()  # type: ignore[misc]
 
     @property
@@ -48,11 +51,11 @@ class Clock:
         return self.now_us / 1e6
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, up to the next whole microsecond."""
+        """Let time pass, rounded up to a whole microsecond."""
         self.now_us += max(1, math.ceil(seconds * 1e6 - 1e-3))
 
     def token(self, length: int) -> str:
-        """Characters of [0-9a-f] that no other call gets."""
+        """Return characters of [0-9a-f] that no other call returns."""
         self.num_tokens += 1
         token = hashlib.sha512(f"token {self.num_tokens}".encode()).hexdigest()[:length]
         self.tokens.add(token)
@@ -63,7 +66,7 @@ CLOCK = Clock()
 
 
 class _Selector(selectors.DefaultSelector):
-    """Lets time pass where the event loop would wait for it."""
+    """Advances the clock instead of waiting when the event loop would wait."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
@@ -82,14 +85,14 @@ class _Selector(selectors.DefaultSelector):
 
 
 async def idle() -> None:
-    """Wait until nothing more can happen at this instant."""
+    """Wait until no task can do anything more without time passing."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     CLOCK.idle.append(waiter)
     await waiter
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """As asyncio.run, from the beginning of time."""
+    """Run a coroutine like asyncio.run, with the clock at the beginning of a run."""
     CLOCK.reset()
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Selector())) as runner:
         runner.run(main)

@@ -1,7 +1,7 @@
-"""The server in memory, with scripted models, and clients whose conversation is written down.
+"""The server in memory, with scripted models, and clients whose frames are written to a trace.
 
-Importing this module needs `clock.install()` first. Of antiphon it knows the application, its state, its settings and
-the table of loaded models; scenarios know none of it.
+Call `clock.install()` before importing this module. Of antiphon, it uses only the application, its state, its settings
+and the table of loaded models. Scenarios use nothing of antiphon.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tests.traces.clock import CLOCK, EPOCH_S, idle
 Frame = dict[str, Any]
 Play = Callable[["Stage"], Coroutine[Any, Any, None]]
 SCENARIOS: dict[str, Callable[[Trace], Coroutine[Any, Any, None]]] = {}
-# Virtual seconds that a client waits for a frame.
+# Virtual seconds that a client waits for a frame before it raises TimeoutError.
 PATIENCE_S = 60.0
-# What a server that drains gives its sessions, in seconds.
+# Seconds that a draining server gives its sessions.
 DRAIN_S = 8.0
-# A string as long as this is shown as its length and hash where it is base64.
+# Length above which a base64 string is written as its size and hash.
 LONG = 96
 BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 
@@ -46,17 +46,17 @@ BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON, as the server writes it."""
+    """Return compact JSON, as the server writes it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def digest(data: bytes) -> str:
-    """Bytes too many to be shown."""
+    """Return the size and hash of bytes, which a trace has instead of long data."""
     return f"<{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()[:32]}>"
 
 
 def shortened(value: Any) -> Any:
-    """`value` with each long base64 string as a digest."""
+    """Return `value` with each long base64 string replaced by a digest."""
     if isinstance(value, dict):
         return {k: shortened(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -69,7 +69,7 @@ def shortened(value: Any) -> Any:
 
 
 def shown(text: str) -> Frame:
-    """A text frame as a trace shows it: its JSON object, marked where it is not written compactly; else its text."""
+    """Return a text frame as a trace shows it: its JSON object, marked if its JSON is not compact; else its text."""
     try:
         frame = json.loads(text)
     except ValueError:
@@ -84,21 +84,24 @@ def shown(text: str) -> Frame:
 
 
 class Trace:
-    """The lines of one run, as they happen."""
+    """The lines of one run, in the order in which things happened."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self.num_sockets = 0
 
     def add(self, side: str, socket: int, frame: Mapping[str, Any]) -> None:
-        """One frame of a socket; HTTP requests have number 0."""
+        """Add a frame of a socket. HTTP requests have number 0."""
         named = {"socket": socket} if socket > 1 else {}
         self._lines.append(
             json.dumps({"at": round(CLOCK.now_s, 3), "from": side, **named, **frame}, ensure_ascii=False)
         )
 
     def text(self) -> str:
-        """JSON lines, with each random id named by its prefix and the order in which such ids appeared."""
+        """Return the trace as JSON lines.
+
+        Each random id is replaced by its prefix and its number among ids of that prefix.
+        """
         names: dict[str, str] = {}
         counts: dict[str, int] = {}
 
@@ -120,11 +123,14 @@ class Trace:
 
 
 class Closed(Exception):
-    """The server closed the socket. `args`: code and reason."""
+    """The server closed the socket. `args` has the close code and the reason."""
 
 
 class Socket:
-    """One WebSocket client. It acts when the server has nothing left to do at that instant, and keeps all that came."""
+    """One WebSocket client.
+
+    It acts when the server has nothing left to do at the current time, and keeps all frames.
+    """
 
     def __init__(self, stage: Stage, number: int) -> None:
         self._stage = stage
@@ -181,7 +187,7 @@ class Socket:
     # --- what a scenario calls
 
     async def send(self, frame: Frame | str | bytes) -> None:
-        """One frame: an object as JSON."""
+        """Send one frame. An object is sent as JSON."""
         await idle()
         if isinstance(frame, bytes):
             self._stage.trace.add("client", self._number, {"binary": digest(frame)})
@@ -194,20 +200,20 @@ class Socket:
         await idle()
 
     async def say(self, type: str, **fields: Any) -> None:
-        """A JSON frame of this type."""
+        """Send a JSON frame of this type."""
         await self.send({"type": type, **fields})
 
     def stop_reading(self) -> None:
-        """The next frame is not taken from the wire."""
+        """Stop reading, so that the server cannot send the next frame."""
         self._reads.clear()
 
     async def read_on(self) -> None:
-        """Take what waits."""
+        """Read again, beginning with the frames that wait."""
         self._reads.set()
         await idle()
 
     async def leave(self, code: int = 1000) -> None:
-        """The client closes the socket, or loses it (1006)."""
+        """Close the socket as the client; with code 1006, lose the connection."""
         await idle()
         self._stage.trace.add("client", self._number, {"leaves": code})
         self.closed = self.closed or (code, "")
@@ -215,7 +221,10 @@ class Socket:
         await idle()
 
     async def until(self, type: str, count: int = 1, **fields: Any) -> Frame:
-        """Read up to the `count`th frame from here of this type and these values. Raises Closed, TimeoutError."""
+        """Read up to the `count`th frame from here on that has this type and these fields.
+
+        Raises Closed or TimeoutError.
+        """
         while True:
             frame = await self.next()
             if isinstance(frame, dict) and frame.get("type") == type and fields.items() <= frame.items():
@@ -224,7 +233,7 @@ class Socket:
                     return frame
 
     async def next(self) -> Any:
-        """The next frame. Raises Closed, TimeoutError."""
+        """Return the next frame. Raises Closed or TimeoutError."""
         async with asyncio.timeout(PATIENCE_S):
             while self._read == len(self.seen):
                 if self.closed:
@@ -236,7 +245,7 @@ class Socket:
         return self.seen[self._read - 1]
 
     async def end(self) -> tuple[int, str]:
-        """Read until the server closes: its code and reason."""
+        """Read until the server closes the socket. Return the close code and the reason."""
         try:
             while True:
                 await self.next()
@@ -244,12 +253,12 @@ class Socket:
             return closed.args  # type: ignore[return-value]
 
     def of(self, type: str, **fields: Any) -> list[Frame]:
-        """All frames so far of this type and these values."""
+        """Return all frames so far that have this type and these fields."""
         return [f for f in self.seen if isinstance(f, dict) and f.get("type") == type and fields.items() <= f.items()]
 
     @property
     def kinds(self) -> list[str]:
-        """The types of all frames so far; a run of one type counts once."""
+        """The types of all frames so far. Consecutive frames of the same type count once."""
         out: list[str] = []
         for frame in self.seen:
             kind = frame["type"] if isinstance(frame, dict) else "binary"
@@ -258,16 +267,19 @@ class Socket:
         return out
 
     def joined(self, type: str, field: str = "delta", **fields: Any) -> str:
-        """The texts of all frames so far of this type."""
+        """Return the joined texts of all frames so far that have this type."""
         return "".join(f[field] for f in self.of(type, **fields))
 
     def num_bytes(self, type: str, field: str = "delta", **fields: Any) -> int:
-        """The bytes of sound in all frames so far of this type."""
+        """Return the number of bytes of audio in all frames so far that have this type."""
         return sum(len(base64.b64decode(f[field])) for f in self.of(type, **fields))
 
 
 class Response:
-    """An HTTP response. `events`: the data of its server-sent events. `broken`: the server broke it off."""
+    """An HTTP response.
+
+    `events` has the data of its server-sent events. `broken`: the server closed the connection early.
+    """
 
     def __init__(self) -> None:
         self.status = 0
@@ -290,7 +302,7 @@ def _headers(message: Frame) -> dict[str, str]:
 
 
 def _body(data: bytes) -> Frame:
-    """A body as a trace shows it."""
+    """Return a body as a trace shows it."""
     if not data:
         return {"body": ""}
     try:
@@ -304,7 +316,7 @@ def _body(data: bytes) -> Frame:
 
 
 class Kept:
-    """A store of conversations that outlive the server, in memory; each write is done at once."""
+    """An in-memory store for the conversations that outlive their server. Each write is done at once."""
 
     def __init__(self, before: Kept | None = None) -> None:
         self.rows: dict[str, Any] = dict(before.rows) if before else {}
@@ -327,7 +339,7 @@ class Kept:
         return ()
 
     def host(self, name: str) -> None:
-        """No other host lives."""
+        """Return None, because no other host is alive."""
 
     def release(self, hold: Any) -> futures.Future[None]:
         self.rows[hold.session_id] = replace(self.rows[hold.session_id], owner="")
@@ -340,7 +352,7 @@ class Kept:
 
 
 class Stage:
-    """One server and its clients."""
+    """One server and all clients that a scenario connects to it."""
 
     def __init__(self, trace: Trace, serve: Callable[[Kept], ServerState]) -> None:
         self.trace = trace
@@ -351,7 +363,7 @@ class Stage:
 
     @property
     def now_s(self) -> float:
-        """Virtual seconds since the beginning."""
+        """Virtual seconds since the beginning of the run."""
         return CLOCK.now_s
 
     def _scope(self, kind: str, url: str, headers: Mapping[str, str]) -> Frame:
@@ -374,7 +386,7 @@ class Stage:
     async def connect(
         self, url: str, headers: Mapping[str, str] | None = None, subprotocols: Sequence[str] = ()
     ) -> Socket:
-        """A WebSocket; where the server refuses it, it is closed and has a `status`."""
+        """Open a WebSocket. If the server refuses it, the returned socket is closed, and its `status` is set."""
         await idle()
         self.trace.num_sockets += 1
         number = self.trace.num_sockets
@@ -402,7 +414,7 @@ class Stage:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """An HTTP request, read to its end."""
+        """Send an HTTP request, and read the response to its end."""
         await idle()
         asked = {"headers": dict(headers)} if headers else {}
         if json is not None:
@@ -438,19 +450,19 @@ class Stage:
 
         await self._app(scope, receive, send)
         if not ended:
-            # The server closes the connection.
+            # The application returned without a complete response, so the server closes the connection.
             response.broken = True
             self.trace.add("server", 0, {"breaks": True})
         await idle()
         return response
 
     async def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let virtual time pass."""
         await asyncio.sleep(seconds)
         await idle()
 
     async def kill(self) -> None:
-        """The server is gone at once, and another begins with what that one had kept on disk."""
+        """End the server without warning, and start another with the sessions that the first one stored."""
         await idle()
         self._kept = Kept(self._kept)
         self._state = self._serve(self._kept)
@@ -460,13 +472,13 @@ class Stage:
         self._app = build(self._state)
 
     def drain(self) -> None:
-        """Tell the server to finish, as a signal does."""
+        """Make the server drain, as SIGTERM does."""
         self._state.admission.draining = True
         for live in list(self._state.sessions.live):
             live.drain(DRAIN_S)
 
     async def finish(self) -> None:
-        """Every client that is still there leaves, and every connection ends."""
+        """Close all sockets that are still open, and wait for the end of every connection."""
         await idle()
         for socket in self._sockets:
             if not socket.closed:
@@ -477,17 +489,17 @@ class Stage:
 
 
 def settings_of(**sections: Mapping[str, Any]) -> Settings:
-    """Settings that differ from the defaults in these sections' values."""
+    """Return the default settings with these values, by section."""
     settings = Settings()
     changed = {name: replace(getattr(settings, name), **values) for name, values in sections.items()}
     return replace(settings, **changed)  # type: ignore[arg-type]
 
 
 def scenario(*, native: bool = False, speaks: bool = True, **sections: Mapping[str, Any]) -> Callable[[Play], Play]:
-    """Register a scenario under its function's name; its trace is recorded/NAME.jsonl.
+    """Register a scenario under the name of its function. Its trace is recorded/NAME.jsonl.
 
-    `native`: the partner takes turns by itself. `speaks`: it has a voice. `sections`: settings that differ from the
-    defaults, by section.
+    With `native`, the conversation model takes turns by itself. With `speaks`, it has a voice. `sections` has the
+    settings that differ from the defaults, by section.
     """
 
     def register(play: Play) -> Play:
@@ -530,27 +542,27 @@ def scenario(*, native: bool = False, speaks: bool = True, **sections: Mapping[s
 
 
 def b64(data: bytes) -> str:
-    """Base64 text."""
+    """Return the data as base64 text."""
     return base64.b64encode(data).decode()
 
 
 def pcm16(text: str, silence_s: float = 0.0, rate_hz: int = 24_000) -> bytes:
-    """These words, 320 ms each, then silence, as 16-bit samples."""
+    """Return these words, 320 ms each, then silence, as 16-bit samples."""
     return (models.said(text, silence_s, rate_hz) * 32768).round().astype("<i2").tobytes()
 
 
 def f32(text: str, silence_s: float = 0.0, rate_hz: int = 16_000) -> bytes:
-    """As pcm16, as 32-bit floats."""
+    """Return the same audio as `pcm16`, as 32-bit floats."""
     return models.said(text, silence_s, rate_hz).astype("<f4").tobytes()
 
 
 def pieces(data: bytes, size: int) -> list[bytes]:
-    """`data` in pieces of `size` bytes."""
+    """Return `data` in pieces of `size` bytes."""
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
 def image(grey: int, side: int = 64) -> bytes:
-    """A PNG of one grey, written without a library: the same bytes everywhere."""
+    """Return a PNG of a single grey. It is written without a library, so its bytes are the same everywhere."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -563,7 +575,7 @@ def image(grey: int, side: int = 64) -> bytes:
 
 
 def wav(text: str, silence_s: float = 0.0, rate_hz: int = 16_000) -> bytes:
-    """As pcm16, as a WAV file."""
+    """Return the same audio as `pcm16`, as a WAV file."""
     data = pcm16(text, silence_s, rate_hz)
     form = struct.pack("<IHHIIHH", 16, 1, 1, rate_hz, 2 * rate_hz, 2, 16)
     sizes = (struct.pack("<I", size) for size in (36 + len(data), len(data)))

@@ -1,7 +1,7 @@
-"""Models that follow a script: the same sound is always the same words, and the same words the same sound.
+"""Scripted models: the same audio always means the same words, and the same words always become the same audio.
 
-A user's sound carries its words: a sample's value is a hundredth of a word's place in VOCABULARY while the word is
-spoken, 0 in silence. A model's steps take odd times, so that no two of them are due at the same instant.
+The audio of a user carries its words. While a word is spoken, the value of a sample is a hundredth of the word's index
+in VOCABULARY. In silence it is 0. A model's steps take odd times, so that no two steps end at the same time.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ STORY = (
 
 
 def said(text: str, silence_s: float = 0.0, rate_hz: int = HEARD_HZ) -> np.ndarray:
-    """These words, 320 ms each, then silence. float32 [num_samples]."""
+    """Return the audio of these words, 320 ms each, then silence. float32 [num_samples]."""
     values = [VOCABULARY.index(word) / 100 for word in text.split()]
     spoken = np.repeat(np.asarray(values, np.float32), round(WORD_S * rate_hz))
     return np.concatenate((spoken, np.zeros(round(silence_s * rate_hz), np.float32)))
 
 
 def heard(pcm: np.ndarray) -> list[tuple[str, float, float]]:
-    """The words of a sound at 16 kHz, with where they begin and end in seconds. Of half a word nothing is heard."""
+    """Return the words in audio at 16 kHz, with their start and end in seconds. Less than half a word is not heard."""
     numbers = np.rint(pcm * 100).astype(int)
     edges = np.flatnonzero(np.diff(numbers)) + 1
     spans = zip([0, *edges], [*edges, len(numbers)], strict=True)
@@ -82,7 +82,7 @@ def heard(pcm: np.ndarray) -> list[tuple[str, float, float]]:
 
 
 class Ears:
-    """A transcriber. "fail" makes it fail."""
+    """A transcriber. The word "fail" makes it raise an error."""
 
     def __init__(self) -> None:
         self.profile = TranscriberProfile(
@@ -156,7 +156,7 @@ class Ears:
 
 
 class Detector:
-    """A speech detector that takes what is loud for speech."""
+    """A voice activity detector that takes every loud frame for speech."""
 
     frame_samples = FRAME
 
@@ -180,7 +180,7 @@ class DetectorStream:
 
 
 class Judge:
-    """Takes a turn that ends with "and" for unfinished."""
+    """A turn detector that takes a turn for unfinished if it ends with "and"."""
 
     async def complete(self, pcm: np.ndarray) -> float:
         await asyncio.sleep(0.0127)
@@ -189,7 +189,7 @@ class Judge:
 
 
 class Writer:
-    """A language model. What the user says decides what it answers: see `answer`."""
+    """A language model. The user's words decide its answer; see `answer`."""
 
     def __init__(self) -> None:
         self.profile = LanguageProfile("writer", 4096)
@@ -206,14 +206,14 @@ class Writer:
 
 class Dialogue:
     def __init__(self) -> None:
-        # It begins as another did.
+        # As if another session had computed the first rows of the prompt already.
         self.known = 2
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         return
 
     def answer(self, last: Message, options: ReplyOptions) -> str | dict[str, str]:
-        """Its text, or the arguments of a call of its first tool."""
+        """Return the answer's text, or the arguments of a call of the first tool."""
         text = last.text
         if last.role == "tool":
             return f"It says {text}."
@@ -255,14 +255,14 @@ class Dialogue:
 
 
 def tone(number: int, seconds: float, rate_hz: int = SPOKEN_HZ) -> np.ndarray:
-    """A triangle wave of whole 16-bit values; its period differs with `number`. float32 [num_samples]."""
+    """Return a triangle wave of whole 16-bit values. `number` selects its period. float32 [num_samples]."""
     period = 40 + 2 * (number % 30)
     at = np.arange(round(seconds * rate_hz)) % period
     return ((np.abs(at - period // 2) * 200 - 4000) / 32768).astype(np.float32)
 
 
 class Voice:
-    """A synthesizer: a word is 300 ms of sound. "bad" makes it fail, "foreign" cannot be spoken."""
+    """A synthesizer whose words take 300 ms each. "bad" makes it raise an error; "foreign" cannot be spoken."""
 
     def __init__(self) -> None:
         self.profile = SynthesizerProfile(
@@ -288,7 +288,7 @@ class Voice:
 
 
 class Reader:
-    """Reads on every image how many bytes it has."""
+    """An image reader that returns the number of bytes of each image as its text."""
 
     async def read(self, image: EncodedImage) -> tuple[str, ...]:
         await asyncio.sleep(0.0531)
@@ -296,7 +296,7 @@ class Reader:
 
 
 class Native:
-    """A model that takes turns by itself, in units of 200 ms: after speech and a pause it answers."""
+    """A model that takes turns by itself, in units of 200 ms. It answers after speech and a pause."""
 
     def __init__(self, *, voice: bool = True) -> None:
         self.profile = NativeProfile(

@@ -1,6 +1,6 @@
 """Play scenarios in this process: `python -m tests.traces.play FOLDER [NAME ...]`.
 
-Writes FOLDER/NAME.jsonl for each, and FOLDER/NAME.error where the scenario itself failed.
+Writes FOLDER/NAME.jsonl for each scenario, and FOLDER/NAME.error if the scenario raises an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.traces import clock
 
 def main(folder: Path, names: list[str]) -> None:
     clock.install()
-    # The clocks are replaced: from here on the server may be imported.
+    # The clocks are replaced now, so the server may be imported.
     from tests.traces import scenarios  # noqa: F401 (they register themselves)
     from tests.traces.harness import SCENARIOS, Trace
 

@@ -1,6 +1,6 @@
-"""Every dialect's wire, frame by frame, as it was recorded: see README.md.
+"""Every dialect's wire, compared frame by frame with its recording: see README.md.
 
-`ANTIPHON_TEST_TRACES=write` records them anew.
+With `ANTIPHON_TEST_TRACES=write`, the traces are recorded again instead.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tests.traces.scenarios import ALL
 RECORDED = Path(__file__).parent / "recorded"
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
-# Frames shown before the first that differs.
+# Number of frames that are printed before the first one that differs.
 CONTEXT = 3
 MAX_LINE = 1_000
 assert ALL
 
 
 def play(folder: Path, *names: str, environment: dict[str, str] | None = None) -> None:
-    """Play scenarios in a process of their own, whose clocks are virtual."""
+    """Play scenarios in a separate process with a virtual clock."""
     command = [sys.executable, "-m", "tests.traces.play", str(folder), *names]
     done = subprocess.run(
         command,
@@ -34,7 +34,7 @@ def play(folder: Path, *names: str, environment: dict[str, str] | None = None) -
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
-        # A home of its own: no voice that somebody uploaded on this machine is in the traces.
+        # A new home, so that no uploaded voice of this machine appears in the traces.
         env=os.environ | {"HOME": str(folder / "home")} | (environment or {}),
     )
     assert done.returncode == 0, done.stderr
@@ -42,14 +42,14 @@ def play(folder: Path, *names: str, environment: dict[str, str] | None = None) -
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All scenarios' traces."""
+    """Return the traces of all scenarios, played once."""
     folder = tmp_path_factory.mktemp("played")
     play(folder)
     return folder
 
 
 def difference(recorded: list[str], played: list[str]) -> str:
-    """The first frame that differs, after the frames before it."""
+    """Return a description of the first frame that differs, after the frames before it."""
     same = next((i for i, (a, b) in enumerate(zip(recorded, played, strict=False)) if a != b), None)
     at = min(len(recorded), len(played)) if same is None else same
     lines = [f"frame {at + 1} differs (of {len(recorded)} recorded, {len(played)} played):"]
@@ -59,7 +59,7 @@ def difference(recorded: list[str], played: list[str]) -> str:
 
 
 def _fields(recorded: list[str], played: list[str]) -> list[str]:
-    """One frame as recorded (-) and as played (+): the whole of it, then the fields that differ."""
+    """Return a frame as recorded (-) and as played (+): first whole, then only the fields that differ."""
     out = [f"  {sign} {line[:MAX_LINE]}" for sign, lines in (("-", recorded), ("+", played)) for line in lines]
     if recorded and played:
         was, now = json.loads(recorded[0]), json.loads(played[0])

@@ -1,4 +1,4 @@
-"""A live session and a transport that a test controls, without sockets and without waiting for a clock."""
+"""A live session and a transport that tests control, without sockets and without waiting for a clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def note(text: str) -> Any:
 
 
 class ScriptedSession:
-    """An AttachedSession that does nothing by itself."""
+    """An AttachedSession that does nothing of its own accord."""
 
     id = "sess"
     caller = Caller()
@@ -59,7 +59,7 @@ class ScriptedSession:
 
 
 class ScriptedTransport:
-    """A transport whose client sends the text passed to `say`, and reads unless it is stalled."""
+    """A transport whose client sends what is passed to `say`, and reads unless it is stalled."""
 
     playback = None
 
@@ -86,7 +86,7 @@ class ScriptedTransport:
 
     @property
     def notes(self) -> list[str]:
-        """A word for each sent frame: the code of a note, the type of other frames."""
+        """One word for each frame that was sent: the code of a note, or the type of another frame."""
         words = []
         for data in self.sent:
             event = json.loads(data)

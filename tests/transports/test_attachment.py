@@ -1,4 +1,4 @@
-"""Clients that stop reading, and clients that time out as idle: what each still receives, and the cost."""
+"""Clients that stop reading, and clients that are idle too long: what each still receives, and what they cost."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from antiphon.transports.outbox import Outbox
 from tests.transports.scripted import ScriptedSession
 
 STALL_S, GRACE_S, MAX_WAITING = 0.05, 0.1, 3
-# Longer than any test: the assertions must hold before this time, even on a slow machine.
+# Seconds; longer than any test. The assertions must hold before this time, even on a slow machine.
 NO_END_S = 600.0
 
 
 class Stalled:
-    """A transport whose client keeps its connection and reads nothing after the first frame."""
+    """A transport whose client stays connected, but reads nothing after the first frame."""
 
     playback = None
 
@@ -85,12 +85,12 @@ def test_when_a_client_stops_reading_then_it_is_detached_and_costs_bounded_memor
     session, transport, overflowed = asyncio.run(bounded())
     assert len(transport.sent) == 1
     if resumes:
-        # The client might resume, so frames are kept up to the bound. Then the session ends with a reason.
+        # The client might resume, so frames are kept up to the bound. At the bound, the session ends with a reason.
         assert overflowed == ["overflow"]
         assert session.said < 400
     else:
         assert not overflowed
-        # The bound, and a few frames more while the client is being detached.
+        # The session fills the bound, and says a few frames more while the client is being detached.
         assert session.said <= 20
 
 
@@ -118,7 +118,7 @@ class Waiting:
 
 
 class Idle(ScriptedSession):
-    """A session that ends after an idle timeout, as speech and video streams do: it finishes without draining."""
+    """A session that ends after an idle timeout. As speech and video streams do, it ends without draining."""
 
     idle_s = 0.0
 
@@ -156,7 +156,7 @@ def test_when_a_client_is_given_up_as_idle_then_it_gets_its_last_frames_before_t
 
 
 class Leaving(Waiting):
-    """A transport whose client leaves while a frame is sent to it; `on_leaving` is called as the sending ends."""
+    """A transport whose client leaves while a frame is sent to it. `on_leaving` is called when the sending ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Leaving(Waiting):
 
 
 class Drained(ScriptedSession):
-    """A session that has nothing left to do when it is to wind up."""
+    """A session that has nothing left to do when it has to drain."""
 
     def __init__(self, lifecycle: LifecycleMachine) -> None:
         self.lifecycle = lifecycle

@@ -1,4 +1,4 @@
-"""The tables of a live session's lifecycle and of its attachment, in the code and in docs/design/resume.md."""
+"""The state tables of a session's lifecycle and of its attachment, in the code and in docs/design/resume.md."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LACKING = [
 
 
 def walk(machine: StateMachine[Any, Any], table: Mapping[Any, Any], events: Iterable[Enum]) -> list[tuple[Any, Any]]:
-    """Apply the events that the table has, one after the other; return each with the state that it led to."""
+    """Apply the events one after another, without those that the table lacks. Return each with the resulting state."""
     steps = []
     for event in events:
         if event in table.get(machine.state, {}):
@@ -56,7 +56,7 @@ def test_when_anything_happens_to_a_session_then_its_lifecycle_only_goes_forward
     order = list(Lifecycle)
     places = [order.index(state) for state in states]
     assert places == sorted(set(places))
-    # States without production are never followed by one with it, and likewise for resuming.
+    # After a state without production, no state has production. The same holds for resuming.
     for earlier, later in pairwise(states):
         assert earlier.is_running >= later.is_running
         assert earlier.resumable >= later.resumable
@@ -72,7 +72,7 @@ def test_when_clients_come_and_go_in_any_order_then_one_transport_at_most_has_th
         num_transports += event is AttachmentEvent.TRANSPORT_ATTACHED
         num_transports -= event is AttachmentEvent.TRANSPORT_GONE
         assert num_transports == state.has_transport
-        # Frames are sent only to an attached transport.
+        # Frames are sent only while a transport is attached.
         assert state.has_transport >= state.takes_frames
 
 

@@ -1,4 +1,4 @@
-"""The frames that wait in an outbox for a client that does not read."""
+"""The frames that wait in an outbox because their client does not read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGE = 1 << 20
 
 @pytest.mark.parametrize("resumes", [False, True])
 def test_when_large_frames_are_not_read_then_their_session_waits_after_a_few(resumes: bool) -> None:
-    """A short message may have a large answer, so a few frames may hold many bytes."""
+    """A short message can have a large answer, so a few frames can hold many bytes."""
 
     async def main() -> tuple[int, int]:
         outbox = Outbox(Journal(time.monotonic, resumes), 256)
@@ -31,7 +31,7 @@ def test_when_large_frames_are_not_read_then_their_session_waits_after_a_few(res
                 await outbox.wait_for_room()
 
         talking = asyncio.create_task(talk())
-        # No client reads, so the task runs until it has to wait for room.
+        # The client does not read, so the task runs until it has to wait for room.
         await asyncio.sleep(0)
         unread = said
         await outbox.get()

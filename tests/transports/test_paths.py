@@ -1,4 +1,4 @@
-"""Which paths are for clients, and which spellings of paths are refused."""
+"""Which paths are for clients, and which spellings of a path are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from antiphon.server.routes.table import ROUTES
 from antiphon.transports.paths import FOR_CLIENTS, MAX_PATH_BYTES, flaw, is_for_clients
 from tests.cluster.spellings import HIDDEN, SERVED, is_hidden, spelled
 
-# Paths for operators. A new route is hidden, unless its path is in FOR_CLIENTS.
+# Paths for operators. A new route is hidden unless its path is in FOR_CLIENTS.
 OPERATORS = {
     *("/health", "/ready", "/metrics", "/start_profile", "/stop_profile"),
     *("/internal/drain", "/internal/hosts", "/internal/hosts/{name:path}"),
@@ -26,7 +26,7 @@ def test_the_routes_of_a_host_are_for_clients_or_for_those_who_run_it() -> None:
 def test_a_hidden_path_is_refused_in_every_spelling(hidden: str) -> None:
     for name, target in spelled(hidden).items():
         path = target.split("?")[0]
-        # An accepted path is a different one for every server, such as one of wide letters below /v1/.
+        # If a spelling is accepted, every server takes it for another path, such as one with wide letters below /v1/.
         assert flaw(path) or not is_for_clients(path) or not is_hidden(target), name
 
 

@@ -1,4 +1,4 @@
-"""A call without a network: arriving items, and its end."""
+"""A call without a network: how items arrive, and how it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from antiphon.transports.webrtc import MAX_ARRIVED_ITEMS, OutputTrack, WebRtcCal
 
 
 class Channel:
-    """A data channel whose events come from the test."""
+    """A data channel whose events the test sends."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Callable[..., None]] = {}
@@ -45,7 +45,7 @@ class BrokenTrack(MediaStreamTrack):
 
 
 class InvertedTrack(MediaStreamTrack):
-    """A microphone whose right channel is the inverted left one, as with a wrongly wired cable."""
+    """A microphone whose right channel is its inverted left one, as with a wrongly wired cable."""
 
     kind = "audio"
     num_frames = 0
@@ -83,7 +83,7 @@ def test_when_more_arrives_than_is_kept_then_that_is_logged_and_the_end_is_kept(
         for number in range(MAX_ARRIVED_ITEMS + 5):
             channel.handlers["message"](str(number))
         channel.handlers["close"]()
-        # Items after the end drop nothing, in particular not the end.
+        # Items after the end do not displace other items, in particular not the end.
         for _ in range(MAX_ARRIVED_ITEMS):
             channel.handlers["message"]("late")
         received = [await call.receive() for _ in range(MAX_ARRIVED_ITEMS)]
@@ -126,7 +126,7 @@ def test_when_playing_is_held_then_it_goes_on_from_the_very_sample() -> None:
     whole = np.concatenate(before + after)
     expected = (ramp[: len(whole)] * 32767).astype(np.int16)
     assert np.abs(whole.astype(int) - expected).max() <= 2
-    # Cut during a hold: only what was played was heard, and new audio is played at once.
+    # The response was cut while it was held. Only what was played counts as heard, and new audio plays at once.
     track.hold(True)
     assert track.silence() == [(at, 120)]
     track.send(ResponseAudioDelta(ContentPosition("response", "next", 0, 0), ramp, 48_000, ()))

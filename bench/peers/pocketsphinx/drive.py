@@ -22,7 +22,7 @@ def main():
     for clip in json.loads(Path(args.clips).read_text()):
         words = [re.sub(r"[^a-z']", "", w) for w in clip["text"].lower().split()]
         found = None
-        # Sentences with words that its dictionary lacks cannot be aligned, and are skipped.
+        # A sentence with a word that is not in the dictionary cannot be aligned, and is skipped.
         if all(words) and all(decoder.lookup_word(w) for w in words):
             with wave.open(clip["path"]) as f:
                 data = f.readframes(f.getnframes())

@@ -1,4 +1,4 @@
-"""Plays clips in real time into RealtimeSTT's AudioToTextRecorder, and records its texts."""
+"""Plays clips in real time to RealtimeSTT's AudioToTextRecorder, and records its texts."""
 
 import os
 
@@ -18,7 +18,7 @@ from RealtimeSTT import AudioToTextRecorder
 
 RATE = 16000
 CHUNK = 512  # samples a step: 32 ms
-GRACE = 0.6  # seconds of silence after the clip before "nothing going on" is believed
+GRACE = 0.6  # seconds of silence after the clip before the clip counts as finished
 # Settings of the recorder that are stored with the result.
 KEPT = (
     "post_speech_silence_duration", "deactivity_silence_confirmation_duration", "realtime_processing_pause",
@@ -37,7 +37,7 @@ def read_pcm(path):
 
 
 def chunk_at(pcm, k):
-    """Return step k of the stream as bytes: the clip, then zeros without end."""
+    """Return step k of the stream as bytes: the clip, and after it zeros without end."""
     piece = pcm[k * CHUNK : (k + 1) * CHUNK]
     return np.pad(piece, (0, CHUNK - len(piece))).astype("<i2").tobytes()
 
@@ -74,7 +74,7 @@ def event(t, kind, text, **more):
 
 
 class Session:
-    """The recorder, the loop that gets its finals, and the events of the current clip."""
+    """The recorder, the loop that takes its finals, and the events of the current clip."""
 
     def __init__(self, args):
         self.lock = threading.Lock()
@@ -155,7 +155,7 @@ class Session:
                 self.marks.append({"t": round(self.clock.now(), 3), "what": what})
 
     def quiet(self):
-        """Return whether nothing is being recorded, and every recording so far has a final."""
+        """Return whether nothing is being recorded, and every recording has its final."""
         if self.error is not None:
             raise RuntimeError("the recorder's text() failed") from self.error
         with self.lock:

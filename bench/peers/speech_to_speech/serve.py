@@ -1,13 +1,13 @@
-"""Serves huggingface speech-to-speech over the OpenAI Realtime API, with the models in antiphon's home.
+"""Serves Hugging Face speech-to-speech over the OpenAI Realtime API, with the models in antiphon's model folder.
 
     bench/peers/setup.sh speech_to_speech
     bench/peers/.venv-speech_to_speech/bin/python bench/peers/speech_to_speech/serve.py [--port 8765]
     antiphon certify --url ws://127.0.0.1:8765 --kinds captions,conversation --minutes 0 --out peer.json
 
-The package is unmodified. Two servers run next to it: llama.cpp's for the language model, and one for the voice. The
-latter is thirty lines over hibari-tts, because the package fetches its own voices from a hub. At its first start, the
-package fetches Silero's repository (torch.hub) and NLTK's `punkt_tab`. Without a network, set TORCH_HOME and NLTK_DATA
-to folders with them. It runs --pipelines concurrent sessions, one by default.
+The package is unmodified. Two servers run next to it: llama.cpp's own for the language model, and one for the voice.
+The latter is thirty lines of code around hibari-tts, because the package would fetch its own voices from a hub. At its
+first start, the package fetches Silero's repository (torch.hub) and NLTK's `punkt_tab`. Without a network, set
+TORCH_HOME and NLTK_DATA to folders that have them. --pipelines is the number of concurrent sessions, 1 by default.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def voice(port: int, model: Path) -> None:
         pieces = ((np.clip(pcm, -1, 1) * 32767).astype("<i2").tobytes() for pcm in sound)
         return StreamingResponse(pieces, media_type="audio/pcm")
 
-    # FastAPI resolves the annotations by name, in the module's namespace.
+    # FastAPI looks the annotations up by name in the module's namespace.
     speech.__annotations__ = {"request": Request}
     app.post("/v1/audio/speech")(speech)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server listens. Raises SystemExit if its process ends first."""
+    """Wait until a server listens. Raises SystemExit if its process ends before that."""
     while True:
         with socket.socket() as probe:
             if not probe.connect_ex(("127.0.0.1", port)):

@@ -17,9 +17,9 @@ from tests.scripted import text
 from tests.server.routes.test_calls import SDP, Caller, Microphone, call
 
 pytestmark = pytest.mark.server
-# Longer than any call here.
+# Seconds; longer than any call here.
 SILENCE = np.zeros(60 * 16_000, np.float32)
-# Opus removes constant signals, such as scripted words.
+# Opus removes constant signals, and scripted words are constant signals.
 TONE = 0.3 * np.sin(np.arange(20_000) * 0.1, dtype=np.float32)
 SESSION = {"audio": {"input": {"turn_detection": {"type": "server_vad", "silence_duration_ms": 300}}}}
 
@@ -91,7 +91,7 @@ def test_when_somebody_speaks_over_an_answer_then_it_is_cut_to_what_was_played(d
             cleared = await caller.until("output_audio_buffer.cleared")
             cut = await caller.until("conversation.item.truncated")
             assert cleared["response_id"] in {e["response"]["id"] for e in caller.seen if "response" in e}
-            # The response ends when the speech begins. Its transcript is what was heard by then: words of 0.3 s.
+            # The response ends when the speech begins. Its transcript is what was heard until then, in words of 0.3 s.
             assert 900 < cut["audio_end_ms"] < 6_000
             caller.say("conversation.item.retrieve", item_id=cut["item_id"])
             kept = (await caller.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
@@ -159,7 +159,7 @@ def test_when_the_caller_leaves_while_its_host_is_lost_then_no_host_keeps_the_se
             ask(caller, text(1, 3))
             await caller.until("output_audio_buffer.stopped")
             dying, other = sorted(hosts.hosts, key=Host.num_sessions, reverse=True)
-            # The other host answers the resume after the caller has left.
+            # The other host answers the resume only after the caller has left.
             other.send(signal.SIGSTOP)
             await asyncio.to_thread(dying.kill)
             await asyncio.sleep(0.5)
@@ -188,7 +188,7 @@ def test_a_call_is_hung_up_by_its_location(hosts: Cluster, door: Host) -> None:
 
 
 async def offered(session: dict[str, Any] | None = None, num_audio: int = 1) -> dict[str, Any]:
-    """Return the fields of a request with an offer such as a browser makes."""
+    """Return the fields of a request with an offer like a browser's."""
     caller = Caller(SILENCE)
     for _ in range(num_audio - 1):
         caller.peer.addTrack(Microphone(SILENCE))

@@ -1,4 +1,4 @@
-"""A full service: a door tries its other hosts and returns the last refusal; deploy/haproxy.cfg tries other doors."""
+"""A full service: a door tries its other hosts, then returns the last refusal; HAProxy's file tries other doors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TALK = "/v1/realtime?model=gpt-realtime"
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two hosts, each certified for one conversation, and two doors, each of which knows one of the hosts."""
+    """Return two hosts, each certified for one conversation, and two doors, each of which knows one of the hosts."""
     file = tmp_path_factory.mktemp("certified") / "certificate.json"
     kinds = {"conversation": CertifiedKind(1, Objective(2.0, ""), ())}
     file.write_bytes(encode(Certificate(1, "", {}, (), {}, kinds)))
@@ -36,7 +36,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 async def knock(url: str) -> Any:
-    """Open a WebSocket; return it, or the response that refused it."""
+    """Open a WebSocket. Return it, or the response that refused it."""
     try:
         return await websockets.connect(url + TALK)
     except InvalidStatus as refused:
@@ -77,7 +77,7 @@ def test_the_haproxy_of_the_deployment_asks_another_door_where_one_is_full(hosts
         async with httpx.AsyncClient(base_url=front.url, trust_env=False) as client:
             assert (await client.get("/metrics")).status_code == 404
             assert (await client.get("/internal/hosts")).status_code == 404
-        # Whichever door HAProxy picks, the free host is found, four times.
+        # Four times, the free host is found through whichever door HAProxy picks.
         for _ in range(4):
             taken = await knock(hosts.doors[0].ws)
             assert not hasattr(taken, "status_code")

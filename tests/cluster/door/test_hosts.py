@@ -1,4 +1,4 @@
-"""The order in which a door tries its hosts: those of its settings, and those in the store."""
+"""The order in which a door tries its hosts, which are those of its settings and those in the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests that a door forwards: a real process in front of an upstream that echoes what it gets."""
+"""The requests that a door forwards. The door is a real process, in front of an upstream that echoes what it gets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def door(doors: Cluster, upstream: Echo) -> Host:
 
 @pytest.fixture(scope="module")
 def inner(doors: Cluster, upstream: Echo) -> Host:
-    """A door behind a load balancer on this machine, with a metrics key, listening on all addresses."""
+    """Return a door behind a load balancer on this machine. It has a metrics key, and listens on all addresses."""
     given = ("--trusted-proxies", "127.0.0.1", "--metrics-key", "scrape", "--allow-anonymous")
     found = doors.add_door("--behind", f"http://{upstream.address}", *given)
     found.wait()
@@ -69,7 +69,7 @@ def test_what_clients_ask_for_is_passed_on_as_it_came(door: Host, upstream: Echo
     assert ask(door.url, target) == (200, seen)
     path, _, query = seen.partition("?")
     ask(door.url, target, headers=UPGRADE)
-    # The door requests a resumable session. urlencode encodes the other parameters again.
+    # The door adds a parameter to request a resumable session. urlencode then encodes the other parameters again.
     asked = upstream.seen[1][0]
     assert asked.partition("?")[0] == path
     assert "resume=1" in asked
@@ -136,7 +136,7 @@ def test_a_host_logs_the_address_of_a_client_behind_doors_and_not_what_it_says()
             for headers in ({}, UPGRADE):
                 given = {"X-Forwarded-For": "192.0.2.66"} | as_key("wrong") | headers
                 assert ask(door.url, "/v1/realtime", headers=given, source="127.0.0.2")[0] in (401, 404)
-        # A host logs a request after its answer.
+        # A host logs a request after it has answered it.
         deadline_s = time.monotonic() + 10
         while host.log.count("refusal=") < 4 and time.monotonic() < deadline_s:
             time.sleep(0.05)
@@ -164,7 +164,7 @@ def test_a_host_knows_a_client_by_the_address_of_its_connection(door: Host, upst
         ("::ffff:203.0.113.9", "203.0.113.9"),
         ("203.0.113.9:4711", "203.0.113.9"),
         ("[2001:db8::9]:4711", "2001:db8::9"),
-        # Without a forwarded address, the connection's counts.
+        # Without a forwarded address, the address of the connection counts.
         ("unknown", "127.0.0.1"),
         ("_hidden", "127.0.0.1"),
         ("fe80::1%key=forged level=error", "127.0.0.1"),
@@ -194,7 +194,7 @@ def test_the_metrics_of_a_door_have_a_key(inner: Host) -> None:
 
 @contextmanager
 def broken(answer: bytes) -> Iterator[str]:
-    """Yield the URL of a server that sends this to each connection and closes it."""
+    """Yield the URL of a server that sends this to each connection, and then closes it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -261,5 +261,5 @@ def test_what_a_client_without_a_key_sends_does_not_fill_the_log(doors: Cluster)
                     pass
     lines = door.log[before:].splitlines()
     door.kill()
-    # One limit for uvicorn's lines, and one for the door's.
+    # uvicorn limits its lines, and the door has a limit of its own.
     assert len(lines) == 2 * REFUSED_LINES, lines

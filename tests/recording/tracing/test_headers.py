@@ -1,4 +1,4 @@
-"""Trace headers of clients on the wire: a link if they are valid, and never an error."""
+"""Trace headers that clients send: valid ones link the turn to the client's trace, and none causes an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.server.collector import collector
 VALID = f"00-{'ab' * 16}-{'cd' * 8}-01"
 OTHER = f"00-{'ef' * 16}-{'cd' * 8}-00"
 Sent = list[tuple[str, str]]
-# The headers, and whether a turn is linked to them.
+# Headers, and whether they link the turn to a trace.
 HEADERS: dict[str, tuple[Sent, bool]] = {
     "well formed": ([("traceparent", VALID)], True),
     "in capitals": ([("TraceParent", VALID)], True),
@@ -81,7 +81,7 @@ def test_whatever_a_client_says_of_its_trace_is_a_link_or_nothing(tmp_path: Path
 
 
 async def a_turn(host: Host, name: str, headers: Sent) -> None:
-    """Send an HTTP request and a turn over a WebSocket with these headers; both are served."""
+    """Send an HTTP request, and a turn over a WebSocket, with these headers. Both succeed."""
     raw = [(key.encode(), value.encode("latin-1")) for key, value in headers]
     async with httpx.AsyncClient(base_url=host.url, trust_env=False, timeout=60) as client:
         assert (await client.get("/v1/models", headers=raw)).status_code == 200, name

@@ -1,4 +1,4 @@
-"""Turns as they are followed: stages that add up, decisions, turns without an answer, and the exported spans."""
+"""How turns are traced: stages that add up, decisions, turns without an answer, and the exported spans."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FINAL = object()
 
 
 def heard_for(tracer: TurnTracer, seconds: float, piece_ms: int = 40) -> None:
-    """Feed sound in real time, in pieces that arrive when they are complete."""
+    """Feed audio in real time. Each piece arrives when its last sample has been recorded."""
     for number in range(1, int(seconds * 1000) // piece_ms + 1):
         tracer.sound(piece_ms * 16, BEGAN_S + number * piece_ms / 1000)
 
@@ -103,7 +103,7 @@ def test_the_stages_of_a_turn_add_up_to_voice_to_voice() -> None:
 
 @given(st.permutations([2.6, 2.7, 3.1]), st.booleans())
 def test_however_instants_lie_stages_follow_each_other_and_add_up(order: list[float], committed_late: bool) -> None:
-    """A preemptive answer may sound before its transcript is reported."""
+    """A preemptive answer may be audible before its turn's transcript is reported."""
     tracer = TurnTracer()
     heard_for(tracer, 2.5)
     final, token, heard = order

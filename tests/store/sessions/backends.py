@@ -1,4 +1,4 @@
-"""The three backends of sessions for tests, which open them, inspect them, tamper with them and make them fail."""
+"""The three backends of the session store, with what tests need to open, inspect, damage and interrupt them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from antiphon.store.sessions.writer import QueuedStore
 from tests.store.servers import PostgresServer, RedisServer
 
 DAY_S = 24 * 3600.0
-# The columns of a row's received counts.
+# The columns of a row that have its received counts.
 COUNTS = {"events": "received_events", "audio_ms": "received_audio_ms"}
-# A test decides when a host's key expires.
+# Long enough that a host's key never expires unless a test wants it to.
 LONG_S = 1000.0
 
 
 def row(
     name: str, text: str = "{}", owner: str = "a/1", fence: int = 1, key_hash: str = "who", restores: int = 0
 ) -> StoredSession:
-    """Make a row of a session."""
+    """Return the row of a session, for tests to store."""
     return StoredSession(name, key_hash, b"hash", text.encode(), owner, fence, restores=restores)
 
 
 class BackendKit(Protocol):
-    """A backend, and the operations that tests need on it."""
+    """A backend, with the operations that tests need on it."""
 
     name: str
 
     def open(self, max_age_s: float = DAY_S, host_ttl_s: float = LONG_S, *, skew_s: float = 0.0) -> SessionStore:
-        """Open a new store over the backend. `skew_s`: how far its machine's clock is ahead, if it uses one."""
+        """Open a new store over the backend.
+
+        `skew_s` is the lead of its machine's clock, if the backend uses that clock.
+        """
         ...
 
     def text(self) -> bytes:
@@ -43,25 +46,26 @@ class BackendKit(Protocol):
         ...
 
     def tamper(self, session_id: str, field: str, value: Any) -> bool:
-        """Write an invalid value into a row. Returns False if the backend does not accept it. `field`: a field of
-        StoredSession, or `events` or `audio_ms` of its received counts.
+        """Write an invalid value into a row. Returns False if the backend refuses it.
+
+        `field` is a field of StoredSession, or `events` or `audio_ms` of its received counts.
         """
         ...
 
     def tamper_tail(self, session_id: str, at_ms: Any, data: Any) -> bool:
-        """Write an invalid chunk into a tail. Returns False if the backend does not accept it."""
+        """Write an invalid chunk into a tail. Returns False if the backend refuses it."""
         ...
 
     def tamper_host(self, name: str, field: str, value: Any) -> bool:
-        """Write an invalid value into a host. Returns False if the backend does not accept it. `field`: of Host."""
+        """Write an invalid value into a field of a host. Returns False if the backend refuses it."""
         ...
 
     def stop(self) -> None:
-        """Make the backend unavailable: writes fail."""
+        """Make the backend unavailable, so that writes fail."""
         ...
 
     def start(self) -> None:
-        """Make the backend available again, with its data."""
+        """Make the backend available again, with the same data."""
         ...
 
     def close(self) -> None:
@@ -70,7 +74,7 @@ class BackendKit(Protocol):
 
 
 class SqliteKit:
-    """SQLite. It becomes unavailable when another process locks the file."""
+    """SQLite. It becomes unavailable because another process locks the file."""
 
     name = "sqlite"
 

@@ -1,4 +1,4 @@
-"""A fixture with each backend of sessions in turn. Redis and Postgres start once for all tests of this folder."""
+"""A fixture that has each session backend in turn. Redis and Postgres start once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def backend(
 
 @pytest.fixture
 def opened(backend: BackendKit) -> Iterator[Open]:
-    """Opens stores over the backend. After the test, closes them and makes the backend available again."""
+    """Return a function that opens stores over the backend.
+
+    After the test, they are closed, and the backend is started.
+    """
     stores: list[SessionStore] = []
 
     def open_one(*args: float, **options: float) -> SessionStore:

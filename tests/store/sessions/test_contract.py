@@ -1,5 +1,6 @@
-"""The contract of every backend of sessions: rows, owners and fences, tails, hosts, deletion. The same tests for all
-three.
+"""The contract of every session backend: rows, owners and fences, tails, hosts, deletion.
+
+The same tests run for all three backends.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def test_when_a_session_was_stored_then_every_host_finds_all_of_its_latest_row(o
     for n in range(20):
         store.put(replace(full, snapshot=b'{"n":%d}' % n))
     latest = replace(full, snapshot=b'{"n":19}')
-    # The store that got the write sees it at once, even before it is stored.
+    # The store that took the write returns it at once, even before the backend has it.
     assert store.get("row-1") == latest
     store.put(latest).result(WAIT_S)
     assert other.get("row-1") == latest
@@ -66,7 +67,7 @@ def test_when_a_session_was_stored_then_every_host_finds_all_of_its_latest_row(o
 def test_what_waits_to_be_written_does_not_hide_another_owner(
     opened: Open, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
-    """The first owner hung, and does not know that it lost the session."""
+    """The first owner was hanging, and does not know that it has lost the session."""
     store, other, name = opened(), opened(), f"hidden-{last}"
     before = row(name, owner="a/1")
     store.put(before).result(WAIT_S)
@@ -131,10 +132,10 @@ def test_when_the_owner_lives_then_nobody_else_can_claim_its_session(opened: Ope
     store.renew(Host("alive/1"))
     store.put(row("alive-1", owner="alive/1")).result(WAIT_S)
     assert store.claim("alive-1", "b/1", 1) is ClaimRefusal.OWNER_ALIVE
-    # A restarted process is another host, even with the same name.
+    # A restarted process is another host, even under the same name.
     assert store.claim("alive-1", "alive/2", 1) is ClaimRefusal.OWNER_ALIVE
     assert store.put(row("alive-1", owner="alive/1")).exception(WAIT_S) is None
-    # An owner may claim its own session again.
+    # The owner may claim its own session again.
     assert claimed(store.claim("alive-1", "alive/1", 1)).fence == 2
 
 
@@ -148,7 +149,7 @@ def test_when_the_owner_is_dead_then_one_claims_and_no_write_of_the_old_owner_su
     now = claimed(other.claim("dead-1", "b/1", 1))
     assert (now.owner, now.fence, now.restores, now.snapshot) == ("b/1", 2, 1, b"before")
     assert other.tail("dead-1") == (TailChunk(0, b"sound"),)
-    # The host returns: it had only been cut off.
+    # The host returns, because it had only been cut off.
     store.renew(Host("dead/1"))
     late = (
         store.put(replace(old, snapshot=b"late"), turn_kept=True),
@@ -179,11 +180,11 @@ def test_when_a_session_is_released_then_it_can_be_claimed_though_its_owner_live
     store, other = opened(), opened()
     store.renew(Host("giving/1"))
     given = row("given-1", owner="giving/1", restores=2)
-    # Both hosts start at the same moment, or one after the other.
+    # The two hosts start at the same moment, or one after the other.
     store.put(given)
     store.release(given.hold).result(WAIT_S)
     assert other.get("given-1") == replace(given, owner="", restores=0)
-    # Again: the answer to the first may have been lost.
+    # The same request again, because the reply to the first may have been lost.
     store.release(given.hold).result(WAIT_S)
     assert isinstance(store.put(given).exception(WAIT_S), SupersededError)
     assert claimed(other.claim("given-1", "b/1", 1)).restores == 1
@@ -239,7 +240,7 @@ def test_when_a_turn_is_kept_then_its_tail_is_gone(opened: Open) -> None:
     kept = row("tail-1")
     store.put(kept)
     chunks = [TailChunk(at_ms, b"%d" % at_ms) for at_ms in (0, 1000, 2000)]
-    # In any order; a repeated chunk is stored once.
+    # Chunks arrive in any order, and a repeated chunk is stored once.
     for chunk in (chunks[2], chunks[0], chunks[1], TailChunk(1000, b"again")):
         store.append_tail(kept.hold, chunk).result(WAIT_S)
     assert store.tail("tail-1") == tuple(chunks)
@@ -291,10 +292,10 @@ def test_when_a_session_is_forgotten_then_its_text_is_nowhere_and_no_owner_makes
     assert other.claim("gone-1", "b/1", 1) is ClaimRefusal.UNKNOWN
     assert isinstance(other.put(secret).exception(WAIT_S), SupersededError)
     assert isinstance(other.append_tail(secret.hold, TailChunk(0, b"blackbird")).exception(WAIT_S), SupersededError)
-    # Merged into one write, or as two.
+    # The two may be merged into one write, or not.
     other.put(secret)
     assert isinstance(other.release(secret.hold).exception(WAIT_S), SupersededError)
-    # Again: the answer to the first may have been lost.
+    # The same request again, because the reply to the first may have been lost.
     other.forget(secret.hold).result(WAIT_S)
     assert b"blackbird" not in backend.text()
 
@@ -322,7 +323,7 @@ def test_when_a_supervisor_unregisters_a_name_then_all_its_incarnations_are_dead
     assert [h.name for h in other.hosts() if h.name.startswith("sup")] == ["sup-2/1", "sup/1", "sup/2"]
     other.unregister("sup")
     assert [h.name for h in store.hosts() if h.name.startswith("sup")] == ["sup-2/1"]
-    # The host is alive after all.
+    # The host is alive after all, and renews its key.
     store.renew(Host("sup/1"))
     assert other.host("sup/1") == Host("sup/1")
 
@@ -358,7 +359,7 @@ def test_when_there_is_garbage_in_a_row_then_it_is_refused_by_name_and_the_other
             with pytest.raises(RowError, match=name):
                 ask()
         assert isinstance(store.put(row(name)).exception(WAIT_S), RowError | None)
-    # The store does not check the content of a snapshot; its reader does.
+    # The store does not check what is in a snapshot. The reader of the snapshot does.
     store.put(row("garbage-text")).result(WAIT_S)
     backend.tamper("garbage-text", "snapshot", b"\xff")
     assert claimed(store.get("garbage-text") or ClaimRefusal.UNKNOWN).snapshot == b"\xff"

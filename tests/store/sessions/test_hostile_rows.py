@@ -1,6 +1,6 @@
-"""Invalid rows, tails and hosts in every backend, as an attacker with write access or a broken machine leaves them.
+"""Invalid rows, tails and hosts in every backend, as an attacker with write access or broken hardware leaves them.
 
-The error of a damaged row names the row, which stays as it is; all other rows work, and the store continues.
+The error for a damaged row names the row, which stays as it is. All other rows work, and the store continues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ODD: dict[str, tuple[Any, ...]] = {
 
 
 def reported(ask: Callable[[], Any]) -> Any:
-    """Return a store's answer about a row, or the RowError that it raises."""
+    """Return what a store answers about a row, or the RowError that it raises."""
     try:
         return ask()
     except RowError as error:
@@ -65,7 +65,7 @@ def test_when_a_field_of_a_row_is_odd_then_that_row_alone_is_refused_by_name(
         store.put(kept).result(WAIT_S)
         store.append_tail(kept.hold, TailChunk(0, b"sound")).result(WAIT_S)
         if not backend.tamper(name, field, value):
-            # The backend itself does not accept the value.
+            # The backend itself refuses the value.
             assert store.get(name) == kept
             continue
         found = reported(partial(store.get, name))
@@ -97,7 +97,7 @@ def test_when_a_chunk_of_a_tail_is_odd_then_it_is_refused_by_name_or_read(
         assert isinstance(found, RowError) or all(
             isinstance(chunk.at_ms, int) and isinstance(chunk.data, bytes) for chunk in found
         )
-    # Its session continues, and so do all others.
+    # The row's session continues, and so do all others.
     store.append_tail(kept.hold, TailChunk(3, b"sound"))
     store.put(row("beside-a-tail")).result(WAIT_S)
     store.put(kept, turn_kept=True).result(WAIT_S)
@@ -189,7 +189,7 @@ def test_when_a_conversation_grows_too_large_then_its_client_alone_is_told_until
             assert await answer(other, "three") == "three"
             assert not [f for f in other.seen if f["type"] == "session.state_degraded"]
             assert host.store.degraded is None
-            # The frames that the client may have missed are stored as well.
+            # The frames that the client may have missed are stored, too.
             await wire.say("session.event_ack", server_event_seq=last_seq(wire))
             await wire.say("conversation.item.delete", item_id=large)
             assert (await wire.until("session.state_degraded"))["degraded"] is False
@@ -237,7 +237,7 @@ def hosting(store: SessionStore) -> Iterator[Server]:
 
 
 def with_items(snapshot: bytes, count: int, chars: int) -> bytes:
-    """Return the snapshot with `count` copies of its first item, each with a text of the given length."""
+    """Return the snapshot with `count` copies of its first item, whose texts have the given length."""
     document = json.loads(snapshot)
     first = document["items"][0]
     part = first["parts"][0] | {"text": "x" * chars}
@@ -245,7 +245,7 @@ def with_items(snapshot: bytes, count: int, chars: int) -> bytes:
     return json.dumps(document).encode()
 
 
-# Tampered snapshots, and the answer to a client that resumes them: `unknown_session` if it is not a conversation.
+# Tampered snapshots, each with the reply to a client that resumes it: `unknown_session` if it is not a conversation.
 SNAPSHOTS: dict[str, tuple[Any, str]] = {
     "cut": (lambda kept: kept[: len(kept) // 2], "unknown_session"),
     "empty list": (lambda _: b"[]", "unknown_session"),
@@ -288,7 +288,8 @@ def test_when_a_stored_snapshot_is_odd_then_it_is_refused_by_name_or_restored_an
     with hosting(store) as host:
         asyncio.run(main())
         until(lambda: not host.state.sessions.live or all(s.attachment.token for s in host.state.sessions.live))
-    # Hosts never write a row of this size. A backend may not return it before its timeout; the client gets that error.
+    # No host writes a row of this size. A backend may need longer to return it than its timeout, which is then the
+    # error.
     assert found.pop("60 MB") in ("session.resumed", "resource_exhausted")
     assert found == {name: reported for name, (_, reported) in SNAPSHOTS.items() if name != "60 MB"}
     assert store.degraded is None

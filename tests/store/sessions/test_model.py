@@ -1,7 +1,7 @@
-"""Compares each backend with a model of owners and fences: for any actions of hosts in any order, the backend returns
-what the model predicts.
+"""Compares each backend with a model of owners and fences: it has to do what the model predicts.
 
-So the writes of two owners never both succeed, a claim has one winner, and an old fence never writes.
+The hosts take any actions in any order. It follows that the writes of two owners never both succeed, that a claim has
+one winner, and that an old fence never writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUMBERS = itertools.count()
 
 @dataclass
 class Modelled:
-    """The expected content of the backend: the row, None for a forgotten session, and its tail."""
+    """What the backend should contain: the row, or None for a forgotten session, and its tail."""
 
     row: StoredSession | None
     fence: int
@@ -59,13 +59,13 @@ def test_whatever_hosts_do_a_session_has_one_owner(stores: dict[str, SessionStor
             self.texts = itertools.count()
             self.alive = set(NAMES)
             self.model: Modelled | None = None
-            # All holds that any host ever had, to be tried again at any time.
+            # All holds that any host ever had, which may be used again at any time.
             self.holds = [Hold(self.id, name, 1) for name in NAMES]
             for name in NAMES:
                 stores[name].renew(Host(name))
 
         def owns(self, hold: Hold) -> bool:
-            """Whether a write with this hold succeeds."""
+            """Return whether a write with this hold should succeed."""
             if self.model is None:
                 return True
             return self.model.row is not None and self.model.row.hold == hold
@@ -99,7 +99,7 @@ def test_whatever_hosts_do_a_session_has_one_owner(stores: dict[str, SessionStor
         def release(self, data: st.DataObject) -> None:
             hold = data.draw(st.sampled_from(self.holds))
             was = self.model.row if self.model else None
-            # A release may be repeated, since the host may not know that it succeeded.
+            # A release may be repeated, because the host may not know that it succeeded.
             released = was is not None and was.owner == "" and was.fence == hold.fence
             expected = self.owns(hold) or released
             assert (stores[hold.owner].release(hold).exception(WAIT_S) is None) == expected
@@ -117,7 +117,7 @@ def test_whatever_hosts_do_a_session_has_one_owner(stores: dict[str, SessionStor
 
         @rule(name=HOSTS, seen=st.integers(0, 3))
         def claim(self, name: str, seen: int) -> None:
-            """Claim with the current fence, or with an earlier one."""
+            """Claim with the current fence, or with an older one."""
             was = self.model.row if self.model else None
             fence = max(0, was.fence - seen) if was else seen
             found = stores[name].claim(self.id, name, fence)

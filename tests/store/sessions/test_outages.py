@@ -1,5 +1,6 @@
-"""A backend that is unavailable for a while: sessions continue, only stored writes are reported as stored, and all are
-stored in the end.
+"""A backend that is unavailable for a while: sessions continue, and in the end everything is stored.
+
+Only writes that are stored are reported as stored.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def test_when_the_home_is_away_then_the_store_is_degraded_and_writes_all_when_it
         store.put(replace(first, snapshot=b"during")).result(WAIT_S)
     assert time.monotonic() - began_s < WAIT_S / 2
     assert store.degraded
-    # Fails at once, since the store is known to be degraded.
+    # The write fails at once, because the store already knows that it is degraded.
     later = replace(first, snapshot=b"later")
     assert isinstance(store.put(later).exception(0), StoreError)
     store.append_tail(later.hold, TailChunk(0, b"sound"))
@@ -78,12 +79,12 @@ def test_when_a_session_was_claimed_during_an_outage_of_its_owner_then_the_owner
     try:
         other.claim("cut-1", "b/1", 1)
     except StoreError:
-        # Its connection is from before the outage.
+        # The connection is older than the outage, so its first use may fail.
         other.claim("cut-1", "b/1", 1)
     found = other.get("cut-1")
     until(lambda: store.put(row("cut-2")).exception(WAIT_S) is None)
     assert isinstance(store.put(mine).exception(WAIT_S), SupersededError | None)
-    # Either the write or the claim was first. A write that was too late changed nothing.
+    # The write came first, or the claim did. If the write was too late, it changed nothing.
     assert other.get("cut-1") == found
     assert isinstance(found, StoredSession)
     assert found.owner in ("b/1", "cut/1")
@@ -92,7 +93,10 @@ def test_when_a_session_was_claimed_during_an_outage_of_its_owner_then_the_owner
 @pytest.mark.parametrize("backend", ["redis", "postgres"], indirect=True)
 @pytest.mark.server
 def test_when_the_home_hangs_then_nobody_waits_long(backend: RedisKit | PostgresKit, opened: Open) -> None:
-    """The server keeps the connection but does not answer. With Postgres, the process of that connection hangs."""
+    """The server keeps the connection, but does not answer.
+
+    With Postgres, it is the connection's process that hangs.
+    """
     store = opened()
     store.put(row("hang-1")).result(WAIT_S)
     store.renew(Host("hang/1"))

@@ -1,4 +1,4 @@
-"""The writer's rounds: large conversations do not delay small ones, and are still written."""
+"""The writer's rounds: large conversations do not delay small ones, and are written, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.store.sessions.test_contract import until
 
 
 class WatchedBackend(SqliteBackend):
-    """A backend that delays its first write until `gate` is set, and records the sessions of each write."""
+    """A backend that delays its first write until `gate` is set, and records which sessions each write has."""
 
     rounds: list[list[str]]
     gate: threading.Event

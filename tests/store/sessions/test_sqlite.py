@@ -1,4 +1,4 @@
-"""Sessions in SQLite: files, locks and formats. test_contract.py has the tests for all backends."""
+"""Sessions in SQLite: files, locks and formats. The tests for all backends are in test_contract.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_when_a_session_was_stored_then_the_next_server_finds_its_latest_state(t
         store.put(stored("a", f'{{"n":{n}}}'))
     store.put(stored("b"))
     store.forget(stored("b").hold)
-    # Visible at once, even before it is stored.
+    # It can be read at once, even before it is stored.
     assert store.get("a") == stored("a", '{"n":19}')
     assert store.get("b") is None
     store.close()
@@ -95,7 +95,7 @@ def test_when_a_session_is_forgotten_then_its_text_is_in_no_file(tmp_path: Path)
     store.put(stored("b", "something else")).result(10)
     assert b"7391" in text_of(tmp_path)
     store.forget(stored("a").hold)
-    # Later writes are stored after it.
+    # Writes that are made later are stored after it.
     store.put(stored("b", "something else")).result(10)
     assert b"7391" not in text_of(tmp_path)
     store.close()
@@ -110,7 +110,7 @@ def test_when_a_session_becomes_too_old_while_the_server_runs_then_its_text_is_i
     store.put(stored("a", "the code is 7391")).result(10)
     hours[0] = 1.5
     for _ in range(2):
-        # The second write is stored after the thread has done the deletion of the first.
+        # When the second write is stored, the thread has done the deletion that the first one caused.
         store.put(stored("b", "something else")).result(10)
     assert b"7391" not in text_of(tmp_path)
     assert store.get("b")
@@ -124,7 +124,7 @@ def test_when_the_database_is_locked_then_nobody_waits_long_and_all_is_written_i
         with pytest.raises(StoreError, match="locked"):
             store.put(stored("a", "1")).result(10)
         assert store.degraded
-        # Fails at once, since the store is known to be degraded.
+        # The write fails at once, because the store already knows that it is degraded.
         assert isinstance(store.put(stored("a", "2")).exception(0), StoreError)
         assert store.get("a") == stored("a", "2")
         other.execute("rollback")
@@ -154,7 +154,7 @@ def test_when_one_session_cannot_be_written_then_the_others_are(tmp_path: Path) 
 
 
 def test_when_the_disk_is_full_then_it_is_said_and_what_was_written_stays(tmp_path: Path) -> None:
-    """The process may write only 200 kB to a file; later writes fail as on a full disk."""
+    """The process may write only 200 kB to a file. Writes beyond that fail as on a full disk."""
     script = f"""
 import resource
 from pathlib import Path
@@ -188,7 +188,7 @@ def test_when_the_file_is_of_a_newer_format_then_it_is_refused_by_name(tmp_path:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_when_the_file_is_of_an_earlier_format_then_it_is_migrated(tmp_path: Path, number: int) -> None:
-    """Files of format 0 still contain deleted data; files of format 1 do not."""
+    """Files of format 0 still contain deleted data. Files of format 1 do not."""
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
         db.execute("pragma journal_mode=wal")
         db.execute(f"pragma secure_delete={'on' if number else 'off'}")
@@ -201,7 +201,7 @@ def test_when_the_file_is_of_an_earlier_format_then_it_is_migrated(tmp_path: Pat
         db.commit()
     assert number or b"7391" in text_of(tmp_path)
     store = open_folder(tmp_path)
-    # The row has no owner, so the first host that claims it gets it.
+    # The row has no owner, so the first host that claims it becomes its owner.
     found = store.get("a")
     assert found == StoredSession("a", "who", b"hash", b"{}")
     claimed = store.claim("a", "a/1", 0)
