@@ -23,8 +23,8 @@ from antiphon.settings import MemorySettings
 MIB = 1 << 20
 # Retry-After for clients that are refused because memory is short.
 RETRY_AFTER_S = 10.0
-# Interval at which the process's memory is measured, and how far it may exceed its least value plus what clients hold
-# before garbage is collected and free memory is returned to the system.
+# Interval, in seconds, at which the process's memory is measured; and how many bytes it may exceed its least value plus
+# the memory held for clients, before garbage is collected and free memory is returned to the system.
 LOOK_EVERY_S, EXCESS_BYTES = 5.0, 64 * MIB
 
 
@@ -39,8 +39,8 @@ class MemoryAccount:
     def check(self, more: int) -> None:
         """Raise Refused if `more` bytes would exceed the limit of a session, of the key or of the server.
 
-        Does not reserve memory. A key that holds less than its equal share of the server's memory is not refused
-        because other keys hold more than their shares.
+        Does not reserve memory. A key is not refused because other keys hold too much, if it holds less than its equal
+        share of the server's memory.
         """
         self._ledger.check(self, more)
 
@@ -116,8 +116,9 @@ class MemoryLedger:
 def settle_garbage() -> None:
     """Exclude all objects that exist now from garbage collection. Call it after the models are loaded.
 
-    These objects live as long as the process. Without them, a collection takes a few milliseconds. The collector, which
-    starts when garbage is a quarter of all objects, then runs often enough to free sessions that have ended.
+    These objects live as long as the process. A collection that skips them takes a few milliseconds. The collector runs
+    when garbage is a quarter of the objects that it tracks, so without them it runs often enough to free sessions that
+    have ended.
     """
     gc.collect()
     gc.freeze()
@@ -130,9 +131,10 @@ async def reclaim_excess(
 ) -> None:
     """Return free memory to the system when the process has too much of it, until cancelled.
 
-    That is the case if the process has grown since the last time by EXCESS_BYTES more than clients hold, because large
-    sessions have ended or images were decoded. A growing KV also triggers it, once for each EXCESS_BYTES.
-    `resident_bytes` defaults to the process's memory, and `give_back`, which runs in a thread, to `reclaim`.
+    This happens if the process has grown, since the last time, by EXCESS_BYTES more than the memory held for clients:
+    for example after large sessions have ended or images were decoded. A growing KV also triggers it, once for each
+    EXCESS_BYTES. `resident_bytes` defaults to the process's memory, and `give_back`, which runs in a thread, to
+    `reclaim`.
     """
     resident_bytes, give_back = resident_bytes or _resident_bytes, give_back or reclaim
     least = resident_bytes()

@@ -55,7 +55,7 @@ class StoreUrl:
         return f"{parts.scheme}://{host}{port}{parts.path}"
 
     def hidden(self, text: str) -> str:
-        """Return a client library's message without the URL's secrets: its password, and the values of its options."""
+        """Return a client library's message without the URL's secrets: the password, and the values of options."""
         parts = self._parts
         secrets = {parts.password or "", unquote(parts.password or ""), parts.query}
         if "@" in parts.netloc:
