@@ -285,7 +285,7 @@ class CallClient:
     # --- playing ------------------------------------------------------------------------------------------------------
 
     def _silence(self) -> None:
-        """Stop playing. Sends `cleared` events to the caller, and to the host truncations of the items that were cut."""
+        """Stop playing. Sends `cleared` events to the caller, and truncations of the cut items to the host."""
         self._hold(False)
         cut = self._call.playback.silence()
         for response_id in dict.fromkeys(at.response_id for at, _ in cut):

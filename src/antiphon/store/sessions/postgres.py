@@ -1,6 +1,7 @@
 """Stores sessions in Postgres, in one table each for rows, tails and hosts.
 
-The server's setup decides how durable a commit is. Each write is one statement, which checks that the fence is the newest while it holds the row's lock.
+The server's setup decides how durable a commit is. Each write is one statement, which checks that the
+fence is the newest while it holds the row's lock.
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ class _Connection:
         self._watch.start()
 
     def run(self, work: Callable[[Any], Any], *, once: bool = False) -> Any:
-        """Run `work` with the connection. If the server had closed it, reconnect and run `work` again, unless `once`."""
+        """Run `work` with the connection. If the server had closed it, reconnect and run it again, unless `once`."""
         import psycopg
 
         was_open, self._is_cut = self._db is not None and not self._db.closed, False
