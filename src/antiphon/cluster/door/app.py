@@ -105,7 +105,7 @@ class WebSocketClient:
         await self._websocket.accept(subprotocol=subprotocol)
 
     async def receive(self) -> str | bytes | None:
-        """Return the client's next frame; None: the client has left."""
+        """Return the client's next frame; None if the client has left."""
         return await self._transport.receive()
 
     async def send(self, frame: str | bytes) -> None:

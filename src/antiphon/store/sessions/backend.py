@@ -35,7 +35,7 @@ class Write:
 
     # The owner and fence that must be current for the write to succeed.
     hold: Hold
-    # The new row; None: the row stays.
+    # The new row; None if the row stays as it is.
     row: StoredSession | None = None
     # Delete the earlier tail.
     clears_tail: bool = False

@@ -37,7 +37,7 @@ class StoreUrl:
 
     @property
     def is_redis(self) -> bool:
-        """Whether the server is Redis or Valkey, rather than Postgres."""
+        """True if the server is Redis or Valkey, and not Postgres."""
         return self._parts.scheme in REDIS_SCHEMES
 
     @property
@@ -72,5 +72,5 @@ class StoreUrl:
 
 
 def is_store_url(state: str) -> bool:
-    """Whether the setting `--state` names a server, rather than a folder."""
+    """Return True if the setting `--state` names a server, and not a folder."""
     return "://" in state

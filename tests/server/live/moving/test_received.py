@@ -61,7 +61,7 @@ MESSAGES = st.lists(st.sampled_from(["audio", "item", "urgent"]), max_size=30)
 
 @given(MESSAGES, st.data())
 def test_however_often_its_host_dies_then_each_message_takes_effect_once(kinds: list[str], data: st.DataObject) -> None:
-    """Hosts carry out messages in order and die at any point. The next host gets messages that are not covered again."""
+    """Hosts carry out messages in order and die at any point. The next host gets uncovered messages again."""
     effects: list[int] = []
     before = SettledMessages(0, [])
     for life in range(4):

@@ -232,12 +232,12 @@ class Persistence:
 
     @property
     def is_on(self) -> bool:
-        """Whether the server has a store."""
+        """True if the server has a store."""
         return self._state.sessions.store is not None
 
     @property
     def is_stored(self) -> bool:
-        """Whether this host owns the session in the store, or will own it after the store recovers."""
+        """True if this host owns the session in the store, or will own it after the store recovers."""
         return self._hold is not None and self._is_stored and self.kept is not Kept.SUPERSEDED
 
     @property

@@ -151,7 +151,7 @@ class ReceivedMessages:
         self._waiting_from_ms = 0.0
 
     def is_applied(self, number: int) -> bool:
-        """Whether this message was carried out before the session was restored, so that it has to be skipped now."""
+        """Return True if this message was carried out before the session was restored, and has to be skipped now."""
         if number not in self._applied:
             return False
         audio_end_ms = self._waiting[-1].audio_end_ms if self._waiting else self._waiting_from_ms
@@ -217,7 +217,7 @@ class Progress:
         self._num_samples = 0
 
     def is_applied(self, number: int) -> bool:
-        """Whether another host has carried out the client's message of this number, so that it is skipped here."""
+        """Return True if another host has carried out the client's message of this number, so that it is skipped here."""
         return self._messages.is_applied(number)
 
     def took(self, number: int, commands: Sequence[Command]) -> None:

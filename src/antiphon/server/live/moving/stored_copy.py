@@ -101,14 +101,14 @@ class StoredCopy:
         self._progress = Progress(inbox, restored.continued if restored else None, persistence.speech)
         self._conversation: RealtimeConversation | None = None
         self._is_on = persistence.is_on
-        # Whether the session is moving to another host.
+        # True while the session is moving to another host.
         self._is_moving = False
 
     # --- the session --------------------------------------------------------------------------------------------------
 
     @property
     def goes_on(self) -> bool:
-        """Whether the session continues at once from where another host left it, without waiting for a first frame."""
+        """True if the session continues at once where another host left it, without waiting for a first frame."""
         return self._restored is not None and self._restored.continued is not None
 
     def begin(self, conversation: RealtimeConversation | None) -> None:
@@ -136,7 +136,7 @@ class StoredCopy:
     # --- what the client sends ----------------------------------------------------------------------------------------
 
     def has(self, number: int) -> bool:
-        """Whether the last host has carried out the client's message of this number, so that it is skipped here."""
+        """Return True if the last host has carried out the client's message of this number, so that it is skipped here."""
         return self._restored is not None and self._progress.is_applied(number)
 
     def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:
