@@ -142,7 +142,7 @@ class AccessLog:
         log_fields(log, level, "request ended", fields)
 
     def _endpoint(self, scope: Scope) -> str:
-        """Return the path of the route that serves the request, with placeholders; "unknown" without a route."""
+        """Return the path of the route that serves the request, with placeholders; "unknown" if no route serves it."""
         for route in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 return str(getattr(route, "path", "unknown"))

@@ -23,8 +23,9 @@ from antiphon.settings import MemorySettings
 MIB = 1 << 20
 # Retry-After for clients that are refused because memory is short.
 RETRY_AFTER_S = 10.0
-# Interval, in seconds, at which the process's memory is measured; and how many bytes it may exceed its least value plus
-# the memory held for clients, before garbage is collected and free memory is returned to the system.
+# Interval, in seconds, at which the process's memory is measured, and the excess above which garbage is collected and
+# free memory is returned to the system. The excess is counted in bytes above the process's least memory plus the memory
+# held for clients.
 LOOK_EVERY_S, EXCESS_BYTES = 5.0, 64 * MIB
 
 

@@ -217,7 +217,7 @@ class Progress:
         self._num_samples = 0
 
     def is_applied(self, number: int) -> bool:
-        """Return True if another host has carried out the client's message of this number, so that it is skipped here."""
+        """Return True if another host has carried out the client's message `number`, so that it is skipped here."""
         return self._messages.is_applied(number)
 
     def took(self, number: int, commands: Sequence[Command]) -> None:
@@ -231,7 +231,7 @@ class Progress:
         self._messages.add(number, end_ms, self._inbox.num_put if commands else 0, is_audio=is_audio)
 
     def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:
-        """Return a message's commands with the audio that another host has already transcribed replaced by silence.
+        """Return a message's commands. Audio that another host has already transcribed is replaced by silence.
 
         While a response is being generated again, a request for another response waits instead of failing, because the
         client may not know of the first response yet.

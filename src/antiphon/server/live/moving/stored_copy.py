@@ -136,7 +136,7 @@ class StoredCopy:
     # --- what the client sends ----------------------------------------------------------------------------------------
 
     def has(self, number: int) -> bool:
-        """Return True if the last host has carried out the client's message of this number, so that it is skipped here."""
+        """Return True if the last host has carried out the client's message `number`, so that it is skipped here."""
         return self._restored is not None and self._progress.is_applied(number)
 
     def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:

@@ -176,7 +176,7 @@ async def _claim(
     websocket: WebSocket,
     row: StoredSession,
 ) -> bool | None:
-    """Claim a session without an owner and serve it; None if another host was faster, False if it no longer exists."""
+    """Claim and serve a session without an owner. Returns None if another host was faster, False if it is gone."""
     with state.admission.admit(caller, "conversation", resumes=True):
         claimed, tail = await _asked(partial(_claim_with_tail, store, row, state.sessions.host_name))
         if claimed is ClaimRefusal.UNKNOWN:
