@@ -102,12 +102,12 @@ class MemoryLedger:
         raise Refused(reason, RETRY_AFTER_S, by_own_limit=by_own_limit)
 
     def add(self, key: str, num_bytes: int) -> None:
-        """Add to the bytes that a key holds, or subtract from them. For MemoryAccount."""
+        """Add to the bytes that a key holds; a negative number subtracts. Called by MemoryAccount."""
         self.num_bytes += num_bytes
         self._by_key[key] = self._by_key.get(key, 0) + num_bytes
 
     def closed(self, account: MemoryAccount) -> None:
-        """Forget a key whose last account is closed. For MemoryAccount."""
+        """Forget a key whose last account is closed. Called by MemoryAccount."""
         self._num_accounts[account.key] -= 1
         if not self._num_accounts[account.key]:
             del self._num_accounts[account.key]

@@ -6,7 +6,7 @@ and installed atomically, and two processes may pull at the same time.
     <home>/partial/<sha256>.lock             one process pulls a file; a second one waits and finds it complete
 
 A file enters `models/` only by a rename, after its sha256 was checked. From an archive, only members that the registry
-names are read, into a file whose path we choose: names in an archive never become paths.
+names are read, into a file whose path this module chooses: names in an archive never become paths.
 """
 
 from __future__ import annotations

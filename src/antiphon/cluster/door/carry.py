@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 RESUME_S = 20.0
 # Limit on the client's unsent frames, in bytes. Above the limit, the door stops reading the client's socket.
 MAX_UNSENT_BYTES = 4 << 20
-# The close code of a host whose session continues on another host; and the code and reason with which a client is
-# closed whose host is lost.
+# The close code of a host whose session continues on another host; and the code and reason that close a client whose
+# host is lost.
 MOVED, HOST_LOST = 1012, (1011, "host_lost")
 # Timeout of closing the connection to a host, in seconds.
 CLOSE_S = 2.0

@@ -57,7 +57,7 @@ MAX_WAITING_FRAMES = 256
 
 
 class LiveRealtime:
-    """Serves one session over its first transport, and over later ones that resume it. Call `run` once.
+    """Serves one session over its first transport, and over later transports that resume it. Call `run` once.
 
     `wire` is open, and `first_frames` are the frames that opening it returned. `caller` opened the session. A client
     resumes it with `token`; without a token, it ends with its transport. `restored` is the stored state from which a

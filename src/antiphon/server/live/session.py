@@ -95,7 +95,7 @@ class LiveSession:
         return self._lifecycle.state
 
     async def serve(self, transport: Transport, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Serve `transport`, and later ones that resume, until the session is CLOSED.
+        """Serve `transport`, and later transports that resume the session, until the session is CLOSED.
 
         Runs `tasks` concurrently, and cancels them at the end. Meanwhile the session is in the server's registry.
         """

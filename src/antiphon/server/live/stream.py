@@ -64,7 +64,7 @@ class StreamedSession(Protocol):
 
 
 class LiveStream:
-    """Carries one streamed session over a WebSocket, and over later ones that resume it. Call `serve` once.
+    """Carries one streamed session over a WebSocket, and over later WebSockets that resume it. Call `serve` once.
 
     `caller` opened the session. A client resumes it with `token`; without a token, it ends with its WebSocket. `label`
     is its `dialect` in the metrics. For `max_waiting`, `waits_detached` and `stall_s` see Outbox and Attachment. A

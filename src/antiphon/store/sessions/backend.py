@@ -22,7 +22,7 @@ from antiphon.store.sessions.api import (
     TailChunk,
 )
 
-# Seconds for which a backend's answer is awaited.
+# Timeout, in seconds, for an answer of the backend.
 BUSY_S = 1.0
 # Exclusive upper bounds of a row's numbers and of `restores`. A claim increments `fence` and `restores`; the integers
 # of all backends can hold larger values.

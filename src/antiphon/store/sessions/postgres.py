@@ -150,7 +150,7 @@ class PostgresBackend(Backend):
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
-        """Apply all writes in one transaction, or each in its own if the database rejects one of them."""
+        """Apply all writes in one transaction, or each in its own transaction if the database rejects one of them."""
         # Sorted by id, so that two hosts that write the same rows do not deadlock.
         order = sorted(range(len(writes)), key=lambda number: writes[number].hold.session_id)
         ordered = [writes[number] for number in order]

@@ -4,10 +4,10 @@ continue it. Pure, except for the inbox.
 A host may die between any two messages of its client, or in the middle of a response. So a snapshot records which of
 the client's messages it covers, which response was open, and whether a response was owed.
 
-Audio that a host has heard but not transcribed is lost when the host dies. So a snapshot records the number of the
-last message up to which it covers everything, and the client sends all later messages again. Some later messages may
-be covered as well, for example one that created an item while the user was speaking. The snapshot lists them, and the
-host that restores the conversation skips them. If only part of the first message's audio is covered, the snapshot
+Audio that a host has heard but not transcribed is lost when the host dies. So a snapshot records the number of the last
+message up to which it covers everything, and the client sends all later messages again. Some later messages may be
+covered as well, for example a message that created an item while the user was speaking. The snapshot lists them, and
+the host that restores the conversation skips them. If only part of the first message's audio is covered, the snapshot
 records how much.
 
 A snapshot is written before the client receives the events that it covers. If the host dies in between, the next host
