@@ -70,12 +70,12 @@ LAUNCH = (
 def ingress_variables(settings: Settings) -> dict[str, str]:
     """Return the environment variables that Ray's processes need from their start for Serve to carry live sessions.
 
-    - HAProxy instead of Serve's Python proxy, which carries 1,100 frames a second in total.
-    - A change of the doors reloads HAProxy, and the old HAProxy closes its connections after a time limit. This sets a
-      limit longer than a session.
-    - A door that is removed waits for clients that cannot resume, for the same time as any other server (`--drain-s`).
-    - A door without capacity answers 503 before the upgrade. An upgrade is a GET request, so HAProxy may retry it at
-      another door.
+    - They select HAProxy instead of Serve's Python proxy, which carries only 1,100 frames a second in total.
+    - A change of the doors reloads HAProxy, and the old HAProxy closes its connections after a time limit. They set a
+      limit that is longer than a session.
+    - They let a removed door wait for clients that cannot resume, for the same time as any server (`--drain-s`).
+    - They let HAProxy try another door if a door without capacity answers 503. This is safe, since the door answers
+      before the upgrade, and the upgrade is a GET request.
     """
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -303,7 +303,7 @@ def serves(url: str) -> bool:
 
 
 def serve_here(settings: Settings, rules: ScalingRules, doors: int, on_ready: Any) -> None:
-    """Start a Ray on this machine and run both applications on it, until SIGTERM or SIGINT. Blocks.
+    """Start Ray on this machine and run both applications on it, until SIGTERM or SIGINT. Blocks.
 
     Without `--state`, the hosts share a folder on this machine. Ray's own ports are on loopback; `--host` and `--port`
     are the doors' address. `on_ready` is called with the URL. Raises SettingsError.

@@ -32,7 +32,7 @@ exec {haproxy} "$@"
 
 
 def listen_on_loopback() -> None:
-    """Make a Ray that this process starts later listen on loopback and require its token. Call it before importing
+    """Make Ray listen on loopback and require its token, if this process starts it later. Call it before importing
     `ray`. Variables that are already set in the environment stay as they are.
     """
     os.environ.setdefault(SWITCH, "0")
@@ -40,7 +40,7 @@ def listen_on_loopback() -> None:
 
 
 def listens_on_loopback() -> bool:
-    """Return whether this process belongs to, or starts, a Ray that listens on loopback."""
+    """Return whether this process belongs to, or starts, a Ray instance that listens on loopback."""
     return os.environ.get(SWITCH) == "0"
 
 

@@ -63,8 +63,8 @@ class Admission:
         self.draining = False
         # Sessions admitted since the start.
         self.num_admitted = 0
-        # Number of places taken, for each key: first by sessions and requests, then by WebSockets that wait for a first
-        # event.
+        # Number of places taken, for each key. The first counts the places of sessions and requests, the second the
+        # places of WebSockets that wait for their first event.
         self._by_key: Counter[str] = Counter()
         self._awaiting: Counter[str] = Counter()
         # The same places as in `_by_key`, by kind.

@@ -75,8 +75,8 @@ class Recent:
         now_s, values = self._clock(), self._within(name, evidence.long_s)
         late = [at_s for at_s, value in values if value >= limit]
         spared = int(0.05 * len(values)) if len(values) >= evidence.enough else len(late)
-        # `sustained` falls below the limit when two values have left their windows: the second newest late value the
-        # short window, and the newest late value below the top 5 % the long window.
+        # `sustained` falls below the limit after two events: the second newest late value leaves the short window, and
+        # the newest late value below the top 5 % leaves the long window.
         ends = [at_s + evidence.short_s for at_s in late[-2:-1]]
         ends += [at_s + evidence.long_s for at_s in late[: len(late) - spared]]
         return max(0.0, max(ends, default=now_s) - now_s)
@@ -162,11 +162,11 @@ class Metrics:
         )
 
     def watch_memory(self, memory: MemoryLedger) -> None:
-        """Report the memory held for clients, read at each request of /metrics. Call it once."""
+        """Report the memory held for clients, which is read at each request of /metrics. Call it once."""
         self.registry.register(_Memory(memory))
 
     def watch_headroom(self, headroom: Headroom, held: Mapping[Kind, int]) -> None:
-        """Report load, capacity, room and overload signals, read at each request of /metrics. Call it once."""
+        """Report load, capacity, room and overload signals, which are read at each request of /metrics. Call it once."""
         self.registry.register(_Headroom(headroom, held))
 
     def watch(

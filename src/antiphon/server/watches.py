@@ -200,7 +200,7 @@ def as_host(state: ServerState) -> Host:
 async def keep_registered(state: ServerState, store: SessionStore) -> None:
     """Renew the lease of this host until cancelled, even while the store fails.
 
-    Runs on the event loop that serves: if that loop hangs, the other hosts and the clients both find the server dead.
+    Runs on the event loop that serves clients. If this loop hangs, the server is dead for clients and for other hosts.
     """
     ttl_s, failing = state.settings.resume.host_ttl_s, False
     while True:

@@ -2,8 +2,8 @@
 
 The door terminates the media, so the call outlives its host. To the host, the door is a client with its own playback:
 it sends the microphone as `input_audio_buffer.append`, plays `response.output_audio.delta`, pauses when the host asks
-for it (`audio.output.ducking`), and truncates an interrupted item to what it has played. The caller gets the events of
-a call: the session's events without audio, and `output_audio_buffer.started`, `.stopped` and `.cleared`.
+for it (`audio.output.ducking`), and truncates an interrupted item to the part that it has played. The caller gets the
+events of a call: the session's events without audio, and `output_audio_buffer.started`, `.stopped` and `.cleared`.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class CallClient:
     """One call as a DoorClient. Its session is configured before the call is answered.
 
     `session`: the requested session, a JSON object; None for the default session. When a host has accepted or refused
-    the session, `decided` is set, and either `session_id` or `refusal`. The creator of `call` then answers the call,
-    and ends it with `hang_up` in any case.
+    the session, `decided` is set, and so is either `session_id` or `refusal`. The creator of `call` then answers the
+    call, and ends it with `hang_up` in any case.
     """
 
     path = "/v1/realtime"

@@ -310,8 +310,8 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
     def send_keepalive_ping(self) -> None:
         """Send a ping, or close the connection if the client is gone.
 
-        uvicorn's own method waits for the pong to each ping. Its close waits for a client that reads nothing until the
-        system's timeout.
+        uvicorn's own method waits for the pong to each ping. Its close waits until the system's timeout if the client
+        reads nothing.
         """
         now_s = self.loop.time()
         if self.read_paused and self.writable.is_set():

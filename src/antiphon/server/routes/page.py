@@ -29,7 +29,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 WEB = files("antiphon") / "web"
-# Maximum length of a file name. No file here has a longer name, which might cause an error of the file system.
+# Maximum length of a file name. No file here has a longer name, and a longer name might cause an error of the file
+# system.
 MAX_NAME_CHARS = 64
 
 

@@ -173,8 +173,8 @@ class Persistence:
     ) -> Future[None] | None:
         """Write the conversation as it is now. Does not wait. Returns None if the conversation is not stored.
 
-        `audio_ms` is how much of the client's audio this host has received. `turn_kept` is true if a turn has ended and
-        is in `items`; the session is then not suspected of crashing hosts.
+        `audio_ms` is the duration of the client's audio that this host has received. `turn_kept` is true if a turn has
+        ended and is in `items`; the session is then not suspected of crashing hosts.
         """
         store = self._state.sessions.store
         if store is None or token is None or self.kept is Kept.SUPERSEDED:

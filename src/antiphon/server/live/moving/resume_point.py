@@ -341,7 +341,7 @@ def _before_the_gap(missed: list[SentFrame], last_received: int) -> list[SentFra
 
 
 def check_counts(continued: ResumePoint) -> None:
-    """Raise RemoteProtocolError if the counts are impossible: the row is damaged."""
+    """Raise RemoteProtocolError if the counts are impossible, which means that the row is damaged."""
     is_wrong = any(not continued.received < number < MAX_NUMBER for number in continued.applied)
     if is_wrong or not 0 <= continued.received < MAX_NUMBER or not 0 <= continued.heard_ms <= MAX_HEARD_MS:
         raise RemoteProtocolError("unknown_session", "The stored session is damaged.", "session_id")

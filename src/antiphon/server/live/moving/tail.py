@@ -1,8 +1,8 @@
 """The tail of a stored conversation: the audio of the turn under way, message by message (`--store-speech`). Pure.
 
-A snapshot has no audio. Without a tail, the client has to send the audio again that was not transcribed when a host
-died. With a tail, the client need not keep that audio or send it again. A tail is used up to the first missing message:
-the client sends that message and all later ones again.
+A snapshot has no audio. If a host dies and the session has no tail, the client has to send all audio again that was not
+transcribed. With a tail, the client need not keep that audio or send it again. A tail is used up to the first missing
+message: the client sends that message and all later ones again.
 """
 
 from __future__ import annotations
