@@ -23,7 +23,7 @@ async def drain(state: ServerState, seconds: float, now: anyio.Event | None = No
     """Stop admitting sessions, let each live session finish its current turn and close, and wait until all have ended.
 
     After `seconds`, or when `now` is set, the rest is cut off: requests are answered with 503, and sessions send their
-    waiting frames and close. Sessions whose clients do not read these within LAST_WORDS_S are abandoned.
+    waiting frames and close. A session is abandoned if its client does not read these frames within LAST_WORDS_S.
     """
     state.admission.draining = True
     state.metrics.drained.set(1)

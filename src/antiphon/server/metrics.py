@@ -162,11 +162,11 @@ class Metrics:
         )
 
     def watch_memory(self, memory: MemoryLedger) -> None:
-        """Report the memory held for clients, which is read at each request of /metrics. Call it once."""
+        """Report the memory held for clients, which each request of /metrics reads. Call it once."""
         self.registry.register(_Memory(memory))
 
     def watch_headroom(self, headroom: Headroom, held: Mapping[Kind, int]) -> None:
-        """Report load, capacity, room and overload signals, which are read at each request of /metrics. Call it once."""
+        """Report load, capacity, room and overload signals, which each request of /metrics reads. Call it once."""
         self.registry.register(_Headroom(headroom, held))
 
     def watch(

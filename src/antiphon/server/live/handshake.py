@@ -69,8 +69,9 @@ MAX_RESUME_BYTES = 64 << 10
 def check_query(query: QueryParams) -> None:
     """Check the query of a session's URL, before the upgrade. Ignores parameters of other servers.
 
-    Raises RemoteProtocolError: `unknown_parameter` for a name similar to a supported one, `invalid_value`, and
-    `unsupported_parameter` for `call_id`, because a client that sends it means an existing call, not a new session.
+    Raises RemoteProtocolError with one of three codes: `unknown_parameter` for a name similar to a supported name;
+    `invalid_value`; or `unsupported_parameter` for `call_id`, because a client that sends it means an existing call,
+    not a new session.
     """
     if "call_id" in query:
         message = "'call_id' is not supported: a call is controlled on its own data channel."

@@ -159,7 +159,7 @@ class Persistence:
         self._stored_events = row.received.events if row else 0
         # Collects the client's audio for the tail, with `--store-speech`.
         self.speech = SpeechTail() if state.settings.resume.store_speech else None
-        # The store's state as it was last reported to the client, or will be next.
+        # The store's state as it was last reported to the client, or as it will be reported next.
         self.kept = Kept.STORED
 
     def put(
