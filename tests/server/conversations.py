@@ -60,7 +60,7 @@ class ConversationClient:
                 return frame
 
     def kinds(self, response: str | None = None) -> list[str]:
-        """Return the event types in order, each run of deltas once."""
+        """Return the types of the events in order. Consecutive deltas of one type appear once."""
         out: list[str] = []
         for frame in self.seen:
             its_response = frame.get("response_id") or frame.get("response", {}).get("id")

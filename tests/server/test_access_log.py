@@ -1,4 +1,4 @@
-"""The log line of each request, tested without a server process."""
+"""The log line of each request. These tests need no server process."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def certified(tmp_path: Path) -> Iterator[Host]:
 
 
 class Callers:
-    """Clients of a host, which all leave at the end of the block."""
+    """The clients of a host. All of them leave at the end of the block."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -128,7 +128,8 @@ def test_kinds_share_the_machine_and_a_vllm_client_is_counted_as_captions(certif
         async with Callers(certified) as callers:
             talks = [await callers.knock("/v1/realtime?model=gpt-realtime") for _ in range(2)]
             undecided = await callers.knock("/v1/realtime")
-            # Until its first message it counts as a conversation: 3 / 4. With one of captions it would be 1.08.
+            # Until its first message, the session counts as a conversation, so the load is 3 / 4. As a session of
+            # captions, the load would be 1.08.
             assert (await callers.knock("/v1/realtime?intent=transcription")).status_code == 503
             await undecided.send(json.dumps({"type": "session.update", "model": "default"}))
             await reached(lambda: certified.metric('antiphon_held_sessions{kind="captions"}') == 1)
@@ -242,7 +243,7 @@ def test_whoever_is_in_goes_on_beside_a_hostile_neighbour(tmp_path: Path, attack
 
 
 def test_a_server_whose_models_take_too_long_turns_red_and_takes_nobody_in(tmp_path: Path) -> None:
-    """The scripted transcriber first decodes each turn at once, and is then made to wait."""
+    """The scripted transcriber first decodes each turn at once. Then the test makes it wait."""
     host = started(tmp_path, "--certificate", str(certificate(tmp_path, captions=50)), ANTIPHON_TEST_FINAL_S="4")
 
     async def act() -> None:

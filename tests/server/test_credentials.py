@@ -1,4 +1,4 @@
-"""Which caller each key stands for, and for how long."""
+"""Which caller each key identifies, and when keys expire."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_client_secret_counts_in_memory_until_it_has_expired(monkeypatch: pyte
     assert keys.secret("old") is not None
     now_s = 10.0
     assert keys.secret("old") is None
-    # Its memory is released when its key makes another secret.
+    # The memory of the expired secret is released when its key makes another secret.
     keys.add("new", ClientSecret("alice", 20.0, SESSION))
     assert memory.num_bytes == SECRET_BYTES + len(bytes(SESSION))
 

@@ -127,7 +127,7 @@ def test_a_file_of_a_listed_host_is_fetched_and_redirects_are_followed(site: Sit
     for path in ("sound", "untyped", "again/2"):
         assert fetched(f"http://{host}/{path}", host) == SOUND
     assert site.asked == [f"{host}/{p}" for p in ("sound", "untyped", "again/2", "again/1", "again/0", "sound")]
-    # A name works as well as its address if both are listed.
+    # A host can be requested by its name and by its address if both are listed.
     assert (
         fetched(f"http://LOCALHOST:{site.port}/sound#x", f"localhost:{site.port}", host, f"[::1]:{site.port}") == SOUND
     )
@@ -203,7 +203,7 @@ def test_when_a_host_is_no_name_then_the_url_is_refused(name: str) -> None:
 
 def test_when_an_address_is_private_then_nothing_is_sent_to_it(site: Site) -> None:
     private = "its host has no public address."
-    # Any host is allowed, and none of these has a public address.
+    # Any host is allowed by the list, but none of these hosts has a public address.
     for host in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433", "127.1"):
         assert refused(f"http://{host}:{site.port}/secret", f"*:{site.port}") == private, host
     assert site.asked == []

@@ -18,7 +18,7 @@ LIMIT_S, WAIT_S = 0.05, 30
 
 
 def hold_the_loop(until: Callable[[], object]) -> None:
-    """Block the event loop's thread until something has happened in another thread."""
+    """Block the event loop's thread until `until` returns something true because of another thread."""
     end_s = time.monotonic() + WAIT_S
     while not until() and time.monotonic() < end_s:
         pass

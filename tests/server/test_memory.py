@@ -67,8 +67,8 @@ def test_when_the_process_is_larger_than_what_is_held_then_memory_is_given_back_
     monkeypatch.setattr("antiphon.server.memory.LOOK_EVERY_S", 0)
     books = MemoryLedger(MemorySettings())
     books.open("a").hold(200 * MIB)
-    # The process begins at 1000 MiB. Memory that clients hold, or slightly more, is not an excess. More is returned
-    # once.
+    # The process begins at 1000 MiB. Growth by the memory that clients hold, or slightly more, is not an excess. Larger
+    # growth is returned to the system once.
     seen, given = [1000, 1200, 1200, 1263, 1263, 1265, 1265], list[int]()
     left = iter([*seen, 1010, *[1010] * 40])
 

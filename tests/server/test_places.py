@@ -1,4 +1,4 @@
-"""Places of sessions and requests: which caller gets one, its kind, and when it is free again."""
+"""Places of sessions and requests: which caller gets a place, the kind of the place, and when it is free again."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_headroom_is_asked_once_it_is_watched(stack: ExitStack) -> None:
     admission, _ = of(burst_sessions="1")
     stack.enter_context(admission.admit(ALICE, "captions"))
     admission.asks_headroom = True
-    # The first session did not count as young, since headroom was not asked for it.
+    # The first session did not count as young, since it was admitted without asking headroom.
     stack.enter_context(admission.admit(BOB, "captions"))
     with pytest.raises(Refused, match="just begun"), admission.admit(CAROL, "captions"):
         pass
     with pytest.raises(Refused, match="just begun"):
         admission.refuse_early(CAROL, "captions")
-    # A session that another host had is admitted.
+    # A session from another host is admitted.
     stack.enter_context(admission.admit(CAROL, "captions", resumes=True))
     admission.asks_headroom = False
     admission.refuse_early(CAROL, "captions")

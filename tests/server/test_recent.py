@@ -1,4 +1,4 @@
-"""Which measurements are evidence of a server that is too slow: not one late value among five."""
+"""Which measurements indicate that a server is too slow. One late value among five is not enough."""
 
 from __future__ import annotations
 

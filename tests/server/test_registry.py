@@ -1,4 +1,4 @@
-"""Which sessions are live, which of them can be resumed, and which has the longest backlog."""
+"""The live sessions, the sessions among them that can be resumed, and the longest backlog."""
 
 from __future__ import annotations
 

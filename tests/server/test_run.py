@@ -52,7 +52,7 @@ def test_when_an_address_is_taken_then_the_error_names_it() -> None:
 def test_when_a_socket_is_handed_over_then_it_serves_and_is_closed_where_the_start_fails(tmp_path: Path) -> None:
     settings = Settings()
     models = replace(settings.models, profile="light", home=str(tmp_path), offline=True)
-    # This machine does not have this address, so binding another socket would fail.
+    # This machine does not have this address, so the server would fail if it bound another socket.
     settings = replace(
         settings, models=models, server=replace(settings.server, host="203.0.113.1", allow_anonymous=True)
     )

@@ -31,7 +31,7 @@ MAX_JUMP_S = 2.0
 
 
 class JumpingSelector(selectors.DefaultSelector):
-    """Does not wait for timers, but adds the wait to `jumped_s`. Waits a moment for data on its way to a socket."""
+    """Does not wait for timers, but adds their time to `jumped_s`. Waits a moment for data on its way to a socket."""
 
     jumped_s = 0.0
 
@@ -84,7 +84,7 @@ class Client:
         self.write()
 
     async def read(self, size: int = 1 << 16) -> list[Frame]:
-        """Read the available data, up to `size`. At the end of the connection, the close frame has been read before."""
+        """Read the available data, up to `size`. If the connection has ended, its close frame was read earlier."""
         data = await self._reader.read(size)
         assert data
         self.num_read += len(data)
@@ -175,8 +175,8 @@ def test_a_client_that_answers_pings_stays() -> None:
 
 @pytest.mark.parametrize(("pace", "buffers"), [(1.2, 0), (0.6, 50_000)])
 def test_a_client_that_reads_at_the_pace_of_speech_stays(pace: float, buffers: int) -> None:
-    # The pings wait behind all the data. If the socket buffers hold the data, the server only knows its amount.
-    # Otherwise it sees that the client reads.
+    # The pings wait behind all the data. If the socket buffers hold all of it, the server knows only how much it has
+    # sent. Otherwise it sees that the client reads.
     bytes_per_s = pace * SLOWEST_BYTES_PER_S
     size = int(130 * bytes_per_s) // len(MESSAGE) * len(MESSAGE)
 

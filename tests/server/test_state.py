@@ -126,11 +126,11 @@ def degraded_metric(url: str) -> float:
 def test_when_what_is_said_cannot_be_stored_then_the_client_is_told_before_it_is_acknowledged(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """Another process locks the file. The conversation continues, and is completely stored in the end."""
+    """Another process locks the file. The conversation continues, and all of it is stored in the end."""
     flags = ("--language-model", SMALL, "--state", str(tmp_path))
 
     async def types_until(socket: Any, kind: str) -> list[str]:
-        """Return the types of the messages up to one of this type, with the `degraded` of each state message."""
+        """Return the types of the messages up to one of `kind`, with the `degraded` of each state message."""
         found: list[str] = []
         while not found or found[-1] != kind:
             event = json.loads(await socket.recv())

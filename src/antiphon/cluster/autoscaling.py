@@ -1,8 +1,8 @@
 """Decides how many hosts a service should have, from the loads that they report. Pure: the time is an argument.
 
-A host with a certificate reports its load (`antiphon_load`): 1 means full. Hosts are added at once, and removed one at
-a time, when the rest have been enough for a while: moving a session costs its caller a pause, but a missing host costs
-the next caller the whole call.
+A host with a certificate reports its load (`antiphon_load`): 1 means full. Hosts are added at once. They are removed
+one at a time, after the remaining hosts would have been enough for a while: moving a session costs its caller a pause,
+but a missing host costs the next caller the whole call.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from antiphon.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
-    """When hosts are added and removed. Raises SettingsError for values that contradict each other."""
+    """Rules for adding and removing hosts. Raises SettingsError for values that contradict each other."""
 
-    # The least number of hosts, from 1.
+    # The minimum number of hosts, at least 1.
     fewest: int = 1
-    # The largest number of hosts.
+    # The maximum number of hosts.
     most: int = 100
-    # Hosts are added until the load of each is at most this. Above `low`, and at most 1.
+    # Hosts are added until the load of each is at most this. It has to be above `low`, and at most 1.
     target: float = 0.75
-    # The number of hosts to run beyond those.
+    # The number of hosts to run in addition to those that the load requires.
     spare: int = 1
     # A host may be removed if the load of each remaining one would be at most this.
     low: float = 0.6
-    # A host is removed after that has been true for this time, in seconds; also the time between two removals.
+    # A host is removed after `low` has allowed it for this time, in seconds; also the minimum time between two
+    # removals.
     after_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class ScalingRules:
 
 
 class Autoscaler:
-    """Decides for one service. Its only state is the time since which a host could be removed."""
+    """Computes the number of hosts for one service. Its only state is the time since which a host could be removed."""
 
     def __init__(self, rules: ScalingRules) -> None:
         self.rules = rules

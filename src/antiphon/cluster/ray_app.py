@@ -48,10 +48,10 @@ from antiphon.settings import Settings, environment_of, load, options
 from antiphon.store.sessions import is_store_url
 
 log = logging.getLogger(__name__)
-# Replicas import this module before their server listens.
+# Runs on import, because replicas import this module before their server listens.
 if listens_on_loopback():
     keep_replica_on_loopback(serve_replica)
-# Timeouts of a host, in seconds: of loading its models, and of ending after its drain.
+# Timeouts of a host, in seconds: for loading its models, and for ending after its drain.
 READY_S, END_S = 900.0, 20.0
 # Interval at which loads are reported and evaluated, in seconds.
 LOAD_EVERY_S = 2.0
@@ -70,11 +70,12 @@ LAUNCH = (
 def ingress_variables(settings: Settings) -> dict[str, str]:
     """Return the environment variables that Ray's processes need from their start for Serve to carry live sessions.
 
-    - HAProxy instead of Serve's Python proxy, which carries 1,100 frames a second in total.
-    - A change of the doors reloads HAProxy, and the old HAProxy then closes its connections after a time limit. The
-      limit is longer than a session.
-    - A door that is removed waits for clients that cannot resume, as long as any antiphon server does (`--drain-s`).
-    - A door without capacity answers 503 before the upgrade, which is a GET, so HAProxy may try another door.
+    - They select HAProxy instead of Serve's Python proxy, which carries only 1,100 frames a second in total.
+    - A change of the doors reloads HAProxy, and the old HAProxy closes its connections after a time limit. They set a
+      limit that is longer than a session.
+    - They let a removed door wait for clients that cannot resume, for the same time as any server (`--drain-s`).
+    - They let HAProxy try another door if a door without capacity answers 503. This is safe, since the door answers
+      before the upgrade, and the upgrade is a GET request.
     """
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -87,9 +88,9 @@ def ingress_variables(settings: Settings) -> dict[str, str]:
 class HostReplica:
     """One host: a process of `antiphon serve` on the replica's node. The replica is ready when the process is.
 
-    `variables`: the host's settings as ANTIPHON_... environment variables. `address`: the address to listen on; "": the
-    node's own, on which doors of other nodes reach it. `program`: the arguments of Python that start the host. Raises
-    RuntimeError if the host does not start.
+    `variables`: the host's settings as ANTIPHON_... environment variables. `address`: the address to listen on; "" for
+    the node's own address, on which doors of other nodes reach it. `program`: the arguments with which Python starts
+    the host. Raises RuntimeError if the host does not start.
     """
 
     def __init__(self, variables: Mapping[str, str], drain_s: float, address: str, program: Sequence[str]) -> None:
@@ -98,7 +99,8 @@ class HostReplica:
         ours = {option.variable for option in options()}
         environment = {k: v for k, v in os.environ.items() if k not in ours} | dict(variables)
         self._metrics_key = environment.get("ANTIPHON_METRICS_KEY", "")
-        # Ray sets it to the number of the replica's CPUs, 1 by default; the models choose their own number of threads.
+        # Ray sets this variable to the number of the replica's CPUs, 1 by default. The models choose their own number
+        # of threads.
         environment.pop("OMP_NUM_THREADS", None)
         address = address or ray.util.get_node_ip_address()
         command = [sys.executable, "-c", LAUNCH, *program, "--port", "0", "--host", address]
@@ -134,7 +136,7 @@ class HostReplica:
         await asyncio.to_thread(self._get, "/health")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Report the host's load to Serve: 1 means full. A host without a certificate reports none."""
+        """Report the host's load to Serve; 1 means full. A host without a certificate reports no load."""
         text = await asyncio.to_thread(self._get, "/metrics")
         loads = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith("antiphon_load ")]
         return {"load": float(loads[0])} if loads else {}
@@ -225,12 +227,12 @@ def hosts_application(
 ) -> Any:
     """Return the application of the hosts, which has no route. `rules` set the number of hosts.
 
-    `address`: the address on which hosts listen; "": each on its node's own. `program`: see HostReplica. Raises
-    SettingsError if hosts are to be scaled but have no certificate.
+    `address`: the address on which hosts listen; "" for the own address of each host's node. `program`: see
+    HostReplica. Raises SettingsError if hosts are to be scaled but have no certificate.
     """
     rules.check_certificate(settings.server.certificate)
     drain_s = settings.server.drain_s
-    # Each host listens on its own port, not on the configured host and port, which are those of the doors.
+    # Each host listens on its own port. The configured host and port are for the doors.
     own = replace(settings, server=replace(settings.server, host=Settings().server.host, port=Settings().server.port))
     scaled: dict[str, Any] = {"num_replicas": rules.fewest}
     if rules.most > rules.fewest:
@@ -262,8 +264,8 @@ def hosts_application(
 
 
 class Keeper:
-    """The nominal ingress of the hosts' application; it gets no requests. A host cannot be the ingress itself, since
-    Serve makes a stopping ingress wait for its HTTP clients, and hosts have none.
+    """The nominal ingress of the hosts' application; it gets no requests. A host cannot be the ingress itself: Serve
+    makes a stopping ingress wait for its HTTP clients, but hosts have no HTTP clients of Serve.
     """
 
     def __init__(self, hosts: Any) -> None:
@@ -271,7 +273,7 @@ class Keeper:
 
 
 def doors_application(settings: Settings, doors: int) -> Any:
-    """Return the application of the doors, for the route /. `doors`: their number. They find hosts in the store."""
+    """Return the application of the doors, for the route /. `doors` is their number. Doors find hosts in the store."""
 
     def door() -> Starlette:
         return door_app(settings)
@@ -292,7 +294,7 @@ def doors_application(settings: Settings, doors: int) -> Any:
 
 
 def serves(url: str) -> bool:
-    """Whether a door at this URL has found a host that is ready. Doors look for hosts once a second."""
+    """Return whether a door at this URL has found a host that is ready. Doors look for hosts once a second."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -301,7 +303,7 @@ def serves(url: str) -> bool:
 
 
 def serve_here(settings: Settings, rules: ScalingRules, doors: int, on_ready: Any) -> None:
-    """Start a Ray on this machine and run both applications on it, until SIGTERM or SIGINT. Blocks.
+    """Start Ray on this machine and run both applications on it, until SIGTERM or SIGINT. Blocks.
 
     Without `--state`, the hosts share a folder on this machine. Ray's own ports are on loopback; `--host` and `--port`
     are the doors' address. `on_ready` is called with the URL. Raises SettingsError.

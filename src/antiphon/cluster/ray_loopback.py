@@ -1,10 +1,11 @@
 """Keeps the ports of a single-machine Ray on loopback: `antiphon serve --ray`. Does not import Ray.
 
 Ray's processes talk to each other on about twenty ports, one of which accepts pickled Python. On Linux they listen on
-all addresses of the machine. Ray has a switch that makes it listen on loopback, intended for systems whose firewall
-prompts the user; it is read when `ray` is imported. Two parts ignore the switch: the internal port of a Serve replica,
+all addresses of the machine. Ray has a switch, read when `ray` is imported, that makes it listen on loopback; it is
+intended for systems whose firewall prompts the user. Two parts ignore the switch: the internal port of a Serve replica,
 and the statistics and metrics of Serve's HAProxy, whose addresses are in a template. Serve would also bind the doors'
-address for its own proxy and for each replica, so it gets the loopback address, and only HAProxy gets the doors'.
+address for its own proxy and for each replica. So Serve gets the loopback address, and only HAProxy gets the doors'
+address.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ exec {haproxy} "$@"
 
 
 def listen_on_loopback() -> None:
-    """Make a Ray that this process starts later listen on loopback and require its token. Call it before importing
+    """Make Ray listen on loopback and require its token, if this process starts it later. Call it before importing
     `ray`. Variables that are already set in the environment stay as they are.
     """
     os.environ.setdefault(SWITCH, "0")
@@ -39,7 +40,7 @@ def listen_on_loopback() -> None:
 
 
 def listens_on_loopback() -> bool:
-    """Whether this process belongs to, or starts, a Ray that listens on loopback."""
+    """Return whether this process belongs to, or starts, a Ray instance that listens on loopback."""
     return os.environ.get(SWITCH) == "0"
 
 
@@ -62,7 +63,7 @@ def write_launcher(folder: Path, haproxy: str, host: str, port: int) -> dict[str
 def keep_replica_on_loopback(replica: Any) -> None:
     """Make the internal server of this process's replica listen on loopback.
 
-    `replica`: Serve's module of that name. This replaces a function in it, since there is no setting for the address.
+    `replica`: Serve's module `replica`. Replaces a function in it, since Serve has no setting for the address.
     """
     listen = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, address: listen(server, address.replace("[::]", "127.0.0.1"))

@@ -1,6 +1,7 @@
 """Opens connections to other hosts on behalf of a client, and relays a client to the owner of its session.
 
-A client may reach a host that does not own its session. The relay then carries its frames to the owner, unread.
+A client may reach a host that does not own its session. The relay then forwards the client's frames to the owner
+without reading them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RELAYED_HEADER = "x-antiphon-relayed-by"
 CLOSE_GONE = 1012
 # Timeout of a host's answer to an upgrade, in seconds.
 OPEN_S = 10.0
-# Interval of pings to a host, and the timeout of their pongs, after which the host counts as hanging. In seconds.
+# Interval of pings to a host, and the timeout of a pong, in seconds. After the timeout the host counts as hanging.
 PING_S, PONG_S = 2.0, 4.0
 # Headers that belong to the client's own connection and are not forwarded.
 OWN_HEADERS = frozenset(
@@ -44,21 +45,21 @@ OWN_HEADERS = frozenset(
 )
 # Headers in which proxies describe the client. The server that forwards a request replaces the client's values.
 FORWARDED_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-proto", b"x-real-ip"})
-# A valid Host header: it contains no character that would begin another part of a URL.
+# Matches a valid Host header, without characters that would begin another part of a URL.
 _HOST = re.compile(r"[\w.%:\[\]-]+", re.ASCII)
 
 
 def forwarded(client: HTTPConnection) -> dict[str, str]:
     """Return the headers that describe a client to the next server: its address and scheme, as this server knows them.
 
-    The address is that of the connection, or the one that a trusted proxy reported.
+    The address is that of the connection, or the address that a trusted proxy reported.
     """
     address = {"x-forwarded-for": client.client.host} if client.client else {}
     return address | {"x-forwarded-proto": "https" if client.scope["scheme"] in ("https", "wss") else "http"}
 
 
 def close_of(host: ClientConnection) -> tuple[int, str] | None:
-    """Return the host's close code and reason; None if the connection broke, or the host hung, without a close."""
+    """Return the host's close code and reason; None if the connection broke or the host hung, so that none was sent."""
     received = host.protocol.close_rcvd
     return (received.code, received.reason) if received else None
 
@@ -68,9 +69,9 @@ async def connect_to_host(
 ) -> ClientConnection:
     """Open a WebSocket to the host at `url` (`http://host:port`) with this query.
 
-    `path`: percent-encoded; "": the client's own path. The host gets the client's headers, which include its key, the
-    subprotocols that the client offers, its address, and `headers`. Raises what `websockets.connect` raises: OSError,
-    TimeoutError, and InvalidHandshake with the host's response.
+    `path`: the percent-encoded path; "" for the client's own path. The host gets the client's headers, which include
+    its key, the subprotocols that the client offers, its address, and `headers`. Raises what `websockets.connect`
+    raises: OSError, TimeoutError, and InvalidHandshake with the host's response.
     """
     # Forward the client's Host header: the host checks browsers' origins against it.
     address = urlsplit(url)
@@ -105,7 +106,7 @@ async def open_relay(websocket: WebSocket, owner_url: str, host_name: str) -> Cl
 
 
 async def relay(websocket: WebSocket, owner: ClientConnection, first: str | bytes) -> None:
-    """Send the owner the client's `first` frame, then carry frames both ways until either side closes.
+    """Send the client's `first` frame to the owner, then forward frames in both directions until either side closes.
 
     The client gets the owner's close code, or 1012 if the owner is lost.
     """
@@ -121,7 +122,7 @@ async def relay(websocket: WebSocket, owner: ClientConnection, first: str | byte
             client_left = True
             await owner.close()
         except ConnectionClosed:
-            # The owner's reader notices it too.
+            # The task that reads from the owner notices the loss too.
             return
 
     async with anyio.create_task_group() as group:

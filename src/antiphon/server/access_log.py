@@ -1,8 +1,8 @@
 """Gives every request an id, and writes one log line when a request or a WebSocket ends.
 
-The line names the endpoint by its route and the API key by a short hash. It never contains the URL, whose text a client
-chooses. The record is in a context variable, so that any code that runs for a request, in its task or in a task that it
-started, can add to the line.
+The line names the endpoint by its route and the API key by a short hash. It never contains the URL, because a client
+chooses the URL's text. The record is in a context variable, so any code that runs for a request can add to the line, in
+the request's task or in a task that it started.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from antiphon.transports.http import LineLimit
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
-# Ids that a client may choose. Others could forge a log line, or fill the log.
+# Matches the ids that a client may choose. Any other id could forge a log line, or fill the log.
 _VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-# Routes that are polled every few seconds, or that serve the page. Logged only at the level debug.
+# Routes that are polled every few seconds, or that serve the page. They are logged only at level DEBUG.
 _QUIET = ("/health", "/ready", "/metrics", "/", "/web/{name}", "/web/client/{name}")
 # Close codes of a normal end. Their reason is not logged as a refusal.
 _PLAIN_CLOSES = (1000, 1001)
@@ -62,12 +62,12 @@ _current: ContextVar[RequestRecord] = ContextVar("request")
 
 
 def current_request() -> RequestRecord:
-    """Return the record of the request that this task runs for; outside of a request, one that is never logged."""
+    """Return the record of the request that this task runs for. Outside of a request, the record is never logged."""
     return _current.get(None) or RequestRecord("-")
 
 
 def log_fields(logger: logging.Logger, level: int, message: str, fields: Fields) -> None:
-    """Log `message` with fields, as `name=value` after it in text, and as members of the line's object in JSON.
+    """Log `message` with fields. In text they follow it as `name=value`; in JSON they are members of the object.
 
     Fields that are empty or 0 are left out. Values must not contain text that a client chooses, except checked ids.
     """
@@ -142,7 +142,7 @@ class AccessLog:
         log_fields(log, level, "request ended", fields)
 
     def _endpoint(self, scope: Scope) -> str:
-        """Return the path of the route that serves the request, with placeholders; "unknown" without a route."""
+        """Return the path of the route that serves the request, with placeholders; "unknown" if no route serves it."""
         for route in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 return str(getattr(route, "path", "unknown"))

@@ -1,4 +1,4 @@
-"""Admits sessions and requests to a server, each with a place, by limits, memory and headroom."""
+"""Decides by limits, memory and headroom which sessions and requests a server admits, and gives each a place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Place:
     _held: Counter[Kind]
 
     def becomes(self, kind: Kind) -> None:
-        """Change the kind of the place, if the upgrade did not show it. Never refused."""
+        """Change the kind of the place, for a session whose upgrade request did not show its kind. Never refuses."""
         self.release()
         self.kind = kind
         self._held[kind] += 1
@@ -44,7 +44,7 @@ _current_place: ContextVar[Place] = ContextVar("place")
 
 
 def current_place() -> Place | None:
-    """Return the place that this task's session or request holds; None outside of any."""
+    """Return the place that this task's session or request holds; None if the task runs for no session or request."""
     return _current_place.get(None)
 
 
@@ -56,14 +56,15 @@ class Admission:
         server = settings.server
         certificate = certificates.read(Path(server.certificate).expanduser()) if server.certificate else None
         by_device = MOST_YOUNG if settings.models.device == "cpu" else MOST_YOUNG_GPU
-        # Decides whether one more session fits. Asked only while its signals are watched.
+        # Decides whether one more session fits. Used only while its signals are watched.
         self.headroom = Headroom(certificate, server.max_sessions, burst=server.burst_sessions or by_device)
         self.asks_headroom = False
-        # Set on the first signal to stop. No session is admitted after that.
+        # True after the first signal to stop. No session is admitted then.
         self.draining = False
         # Sessions admitted since the start.
         self.num_admitted = 0
-        # Places taken, by key: by sessions and requests, and by WebSockets that wait for their first event.
+        # Number of places taken, for each key. The first counts the places of sessions and requests, the second the
+        # places of WebSockets that wait for their first event.
         self._by_key: Counter[str] = Counter()
         self._awaiting: Counter[str] = Counter()
         # The same places as in `_by_key`, by kind.
@@ -74,9 +75,10 @@ class Admission:
     def admit(self, caller: Caller, kind: Kind, *, resumes: bool = False) -> Iterator[None]:
         """Hold a place for one session of the caller's API key while the block runs. `current_place` returns it there.
 
-        `resumes`: the session was another host's, and is admitted even while headroom is short. Does not wait: a burst
-        is admitted one by one. Raises Refused while the server drains, and if the server or the caller has no place
-        left (`--max-sessions`, `--sessions-per-key`, headroom) or holds all the memory that it may.
+        `resumes` is true for a session from another host, which is admitted even while headroom is short. Does not
+        wait, so the sessions of a burst are admitted one by one. Raises Refused while the server drains, and if the
+        server or the caller has no place left (`--max-sessions`, `--sessions-per-key`, headroom) or has reached its
+        memory limit.
         """
         self.refuse_if_draining()
         with self._memory.opened(caller.key) as account:
@@ -95,7 +97,7 @@ class Admission:
                 place.release()
                 self.headroom.left(now_s, time.monotonic(), kind, client)
                 with suppress(ValueError):
-                    # Exited in another task than entered: a call outlives its request.
+                    # The block may end in another task than it began in, since a call outlives its request.
                     _current_place.reset(token)
 
     def refuse_if_draining(self) -> None:
@@ -112,8 +114,8 @@ class Admission:
     def await_first_event(self, caller: Caller) -> Iterator[None]:
         """Hold a place for one WebSocket that waits for its first event, while the block runs.
 
-        These places have the same limits as those of sessions but are counted apart from them, so that a client can
-        resume its session on a full server. Raises Refused if no place is left.
+        These places have the same limits as places of sessions but are counted separately, so that a client can resume
+        its session on a full server. Raises Refused if no place is left.
         """
         with self._place(self._awaiting, caller, "connections without a first event"):
             yield
@@ -147,7 +149,7 @@ class Admission:
 
     @property
     def num_under_way(self) -> int:
-        """Number of places that a drain waits for: of sessions, and of REST requests that hold a place."""
+        """Number of places that a drain waits for: those of sessions, and those of REST requests."""
         return self._by_key.total()
 
     def load(self) -> float | None:

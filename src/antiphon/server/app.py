@@ -30,7 +30,7 @@ MAX_SHOWN_CHARS = 100
 
 
 def build(state: ServerState) -> Starlette:
-    """Build the application over `state`, which its routes find at `app.state.antiphon`.
+    """Build the application. Its routes find `state` at `app.state.antiphon`.
 
     It can be built before the models are loaded: requests that need them are refused with 503 until then.
     """
@@ -58,7 +58,7 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     is_upgrade = scope["type"] == "websocket"
     known = [route for route in ROUTES if isinstance(route, Route | WebSocketRoute) and _is_listed(route.path)]
     if any(route.path == scope["path"] for route in known):
-        # The path exists, but is a WebSocket where a request was sent, or the reverse.
+        # The path exists, but the client sent a request to a WebSocket's path, or a WebSocket upgrade to another path.
         text = f"{scope['path']} is {'no' if is_upgrade else 'a'} WebSocket."
     else:
         text = f"There is no {'WebSocket ' if is_upgrade else ''}{scope['path'][:MAX_SHOWN_CHARS]}."
@@ -73,12 +73,12 @@ def _shown(route: Route | WebSocketRoute) -> str:
 
 
 def _is_listed(path: str) -> bool:
-    """Whether errors list a path: one for clients, probes or scrapers, but not the page's files."""
+    """Return whether errors list a path. They list paths for clients, probes and scrapers, but not the page's files."""
     return path in OPEN_PATHS or (is_for_clients(path) and not path.startswith("/web/"))
 
 
 class _Keys:
-    """Refuses HTTP requests without a known API key. The routes of WebSockets refuse them before the upgrade."""
+    """Refuses HTTP requests without a known API key. For WebSockets, the routes do so before the upgrade."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""API keys, the client secrets made with them, and the callers that they stand for."""
+"""API keys, the client secrets that are made with them, and the callers that they identify."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from antiphon.errors import Refused
 from antiphon.protocols.opening import NULL
 from antiphon.server.memory import MemoryAccount, MemoryLedger
 
-# Maximum number of client secrets of one key, and the memory that each takes in addition to its session.
+# Maximum number of client secrets of one key, and the bytes of memory that each takes in addition to its session.
 MAX_SECRETS, SECRET_BYTES = 10_000, 1024
 
 
@@ -22,9 +22,9 @@ MAX_SECRETS, SECRET_BYTES = 10_000, 1024
 class Caller:
     """The sender of a request, as far as the request shows it.
 
-    `key` is an API key, or the one that a client secret was made with; "" if the server requires none. `granted` is
-    the session that the client secret opens, as JSON; None for an API key, which may open anything. `address` is the
-    address of the client, or of the proxy in front of it.
+    `key` is an API key, or the API key that the client secret was made with; "" if the server requires no key.
+    `granted` is the session that the client secret opens, as JSON; None for an API key, which may open anything.
+    `address` is the address of the client, or of the proxy in front of it.
     """
 
     key: str = ""
@@ -33,7 +33,7 @@ class Caller:
 
     @property
     def client(self) -> str:
-        """The address and the key, by which the server recognizes a client that comes back."""
+        """The address and the key. The server recognizes a returning client by them."""
         return f"{self.address} {self.key}"
 
     @property
@@ -92,7 +92,7 @@ class Credentials:
         account.close()
 
     def secret(self, key: str | None) -> ClientSecret | None:
-        """Return the client secret of a short-lived key; None if it has expired, and for any other key."""
+        """Return the client secret of a short-lived key; None for an expired key, and for any other kind of key."""
         found, _ = self._secrets.get(key or "", (None, None))
         return found if found and found.until_s > time.monotonic() else None
 

@@ -41,7 +41,7 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
     calls = DoorCalls(door, server)
     app = build(door, calls.routes(), partial(_foreign, _origins(server)))
     app.state.body_timeout_s = server.body_timeout_s
-    # A door already logs the responses that its host breaks off.
+    # uvicorn need not log responses that a host breaks off, since the door logs them itself.
     quiet_log(lambda: True)
     log_failed_accepts(asyncio.get_running_loop())
     sock = bind(server.host, server.port)
@@ -60,12 +60,12 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
 
 
 def _origins(server: ServerSettings) -> Origins:
-    """Return the origins that may read the door's own responses. The metrics key is the only key that a door checks."""
+    """Return the origins that may read the door's own responses. A door checks no key except the metrics key."""
     return Origins(replace(server, api_keys=(server.metrics_key,) if server.metrics_key else ()))
 
 
 def _foreign(origins: Origins, request: HTTPConnection) -> Response | None:
-    """Return the refusal for a page of another site, as hosts do; None for an allowed request."""
+    """Return the response that refuses a page of another site, as a host would; None for an allowed request."""
     try:
         origins.check(request.headers)
     except Forbidden as error:

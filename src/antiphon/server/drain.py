@@ -14,16 +14,16 @@ from antiphon.server.state import ServerState
 from antiphon.signals import unless_set
 
 log = logging.getLogger(__name__)
-# How long, in seconds, clients that were cut off have to read the last frames.
+# Seconds that clients have to read the last frames after their sessions were cut off.
 LAST_WORDS_S = 2.0
 MESSAGE, CODE = "The server is shutting down.", "server_shutting_down"
 
 
 async def drain(state: ServerState, seconds: float, now: anyio.Event | None = None) -> None:
-    """Stop admitting sessions, have each live session finish the turn under way and close, and wait for all to end.
+    """Stop admitting sessions, let each live session finish its current turn and close, and wait until all have ended.
 
     After `seconds`, or when `now` is set, the rest is cut off: requests are answered with 503, and sessions send their
-    waiting frames and close. Sessions whose clients do not read these within LAST_WORDS_S are abandoned.
+    waiting frames and close. A session is abandoned if its client does not read these frames within LAST_WORDS_S.
     """
     state.admission.draining = True
     state.metrics.drained.set(1)
@@ -53,7 +53,7 @@ class CutRequests:
     """ASGI middleware that lets `drain` cancel the HTTP requests under way, and answers them.
 
     A response that has not begun becomes 503 `server_shutting_down`. Server-sent events end with an error event. Any
-    other body that has begun is cut off, which its client detects by the missing end of the chunked encoding.
+    other body that has begun is cut off. Its client detects this because the end of the chunked encoding is missing.
     """
 
     def __init__(self, app: ASGIApp, sessions: SessionRegistry) -> None:

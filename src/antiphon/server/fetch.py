@@ -1,6 +1,6 @@
-"""Fetches files that a client names by a URL, from hosts that the operator lists and never from a private address.
+"""Fetches files that a client names by URL. Uses only hosts that the operator lists, and no unlisted private address.
 
-A host's addresses are resolved here, and the connection is made to one of them, so that its name cannot resolve to
+This module resolves a host's name itself and connects to an address that it has checked, so the name cannot resolve to
 another address between the check and the connection. Each redirect is checked like the first URL. A key has at most
 MAX_FETCHES_OF_KEY fetches under way, and keys take turns, so that slow hosts of one key do not delay the others.
 """
@@ -30,14 +30,14 @@ MAX_FETCHES, MAX_FETCHES_OF_KEY = 8, 2
 PORTS = {"http": 80, "https": 443}
 # Content types that are accepted for an audio file.
 AUDIO_TYPES = re.compile(r"(audio|video)/.+|application/(octet-stream|ogg)|binary/octet-stream")
-# Public IPv6 addresses are only in this range. All others stand for IPv4 addresses, are local to a site or link, belong
+# The range of all public IPv6 addresses. Other addresses stand for IPv4 addresses, are local to a site or link, belong
 # to a protocol, or are unassigned.
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 # Ranges for documentation (RFC 9637), relays of 6to4 (RFC 7526) and protocols (RFC 6890).
 NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("3fff::/20", "192.88.99.0/24", "192.0.0.0/24")))
 # IPv6 addresses that a gateway translates to the IPv4 address in their last 32 bits (RFC 6052).
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# The middle of an IPv6 address that a host translates to the IPv4 address in its last 32 bits (ISATAP, RFC 5214).
+# Bits 64 to 95 of an IPv6 address that a host translates to the IPv4 address in its last 32 bits (ISATAP, RFC 5214).
 ISATAP = (0x5EFE, 0x0200_5EFE)
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -51,8 +51,8 @@ class _NotAllowedError(Exception):
 class _Host:
     """An entry of the list of hosts.
 
-    `name` is a host name as in a URL, `*.` followed by a domain for all its subdomains, or `*`. `port` None is the
-    default port of the scheme.
+    `name` is a host name as in a URL, `*.` followed by a domain for all its subdomains, or `*` for all hosts. If `port`
+    is None, the entry is for the scheme's default port.
     """
 
     name: str
@@ -90,9 +90,9 @@ class Fetcher:
     async def audio(self, url: str, param: str, max_bytes: int) -> bytes:
         """Return the file at a URL. Waits for at most MAX_FETCH_S, including the wait for a place.
 
-        Raises RemoteProtocolError (`invalid_value`) that names `param` and the reason: a host or an address that is not
-        allowed, also after a redirect; a file that is missing, larger than `max_bytes` or of another type; a server
-        that fails or is too slow.
+        Raises RemoteProtocolError (`invalid_value`) that names `param` and the reason: the host or address is not
+        allowed (also after a redirect); the file is missing, larger than `max_bytes` or of another type; or the server
+        fails or is too slow.
         """
         try:
             with anyio.fail_after(MAX_FETCH_S):
@@ -105,7 +105,7 @@ class Fetcher:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
             raise _refusal(param, "its server cannot be reached") from None
         except UnicodeError:
-            # A name with an empty label, or one that is too long.
+            # The name has an empty label, or a label that is too long.
             raise _refusal(param, "its host is not a valid name") from None
 
     async def _follow(self, url: str, param: str, max_bytes: int) -> bytes:
@@ -167,7 +167,7 @@ class _AllowedAddresses(httpcore.AsyncNetworkBackend):
 
         Raises _NotAllowedError, OSError for an unknown name, and UnicodeError for an invalid name.
         """
-        # In a separate thread, which is abandoned when the fetch times out.
+        # Runs in a separate thread, which is abandoned when the fetch times out.
         look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         limiter = anyio.CapacityLimiter(1)
         found = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=limiter)
@@ -201,7 +201,7 @@ async def _body(response: httpcore.Response, headers: dict[bytes, bytes], param:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is public, and so is any IPv4 address that it stands for."""
+    """Return whether an address is public. If it stands for an IPv4 address, that address has to be public too."""
     if isinstance(address, ipaddress.IPv6Address):
         last = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         if address.ipv4_mapped or address in NAT64:

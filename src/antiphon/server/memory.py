@@ -23,8 +23,9 @@ from antiphon.settings import MemorySettings
 MIB = 1 << 20
 # Retry-After for clients that are refused because memory is short.
 RETRY_AFTER_S = 10.0
-# Interval at which the process's memory is measured, and how far it may exceed its least value plus what clients hold
-# before garbage is collected and free memory is returned to the system.
+# Interval, in seconds, at which the process's memory is measured, and the excess above which garbage is collected and
+# free memory is returned to the system. The excess is counted in bytes above the process's least memory plus the memory
+# held for clients.
 LOOK_EVERY_S, EXCESS_BYTES = 5.0, 64 * MIB
 
 
@@ -39,8 +40,8 @@ class MemoryAccount:
     def check(self, more: int) -> None:
         """Raise Refused if `more` bytes would exceed the limit of a session, of the key or of the server.
 
-        Does not reserve memory. A key that holds less than its equal share of the server's memory is not refused
-        because other keys hold more than their shares.
+        Does not reserve memory. A key is not refused because other keys hold too much, if it holds less than its equal
+        share of the server's memory.
         """
         self._ledger.check(self, more)
 
@@ -101,12 +102,12 @@ class MemoryLedger:
         raise Refused(reason, RETRY_AFTER_S, by_own_limit=by_own_limit)
 
     def add(self, key: str, num_bytes: int) -> None:
-        """Add to the bytes that a key holds, or subtract from them. For MemoryAccount."""
+        """Add to the bytes that a key holds; a negative number subtracts. Called by MemoryAccount."""
         self.num_bytes += num_bytes
         self._by_key[key] = self._by_key.get(key, 0) + num_bytes
 
     def closed(self, account: MemoryAccount) -> None:
-        """Forget a key whose last account is closed. For MemoryAccount."""
+        """Forget a key whose last account is closed. Called by MemoryAccount."""
         self._num_accounts[account.key] -= 1
         if not self._num_accounts[account.key]:
             del self._num_accounts[account.key]
@@ -116,8 +117,9 @@ class MemoryLedger:
 def settle_garbage() -> None:
     """Exclude all objects that exist now from garbage collection. Call it after the models are loaded.
 
-    These objects live as long as the process. Without them, a collection takes a few milliseconds. The collector, which
-    starts when garbage is a quarter of all objects, then runs often enough to free sessions that have ended.
+    These objects live as long as the process. A collection that skips them takes a few milliseconds. The collector runs
+    when garbage is a quarter of the objects that it tracks, so without them it runs often enough to free sessions that
+    have ended.
     """
     gc.collect()
     gc.freeze()
@@ -130,9 +132,10 @@ async def reclaim_excess(
 ) -> None:
     """Return free memory to the system when the process has too much of it, until cancelled.
 
-    That is the case if the process has grown since the last time by EXCESS_BYTES more than clients hold, because large
-    sessions have ended or images were decoded. A growing KV also triggers it, once for each EXCESS_BYTES.
-    `resident_bytes` defaults to the process's memory, and `give_back`, which runs in a thread, to `reclaim`.
+    This happens if the process has grown, since the last time, by EXCESS_BYTES more than the memory held for clients:
+    for example after large sessions have ended or images were decoded. A growing KV also triggers it, once for each
+    EXCESS_BYTES. `resident_bytes` defaults to the process's memory, and `give_back`, which runs in a thread, to
+    `reclaim`.
     """
     resident_bytes, give_back = resident_bytes or _resident_bytes, give_back or reclaim
     least = resident_bytes()

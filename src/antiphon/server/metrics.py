@@ -33,7 +33,7 @@ MOST_RECENT = 2048
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The measurements that are evidence of load: `enough` within `long_s`, or two within `short_s`, in seconds."""
+    """The measurements that indicate load: `enough` within `long_s` seconds, or two within `short_s` seconds."""
 
     long_s: float
     short_s: float
@@ -60,10 +60,10 @@ class Recent:
         return found[int(0.95 * (len(found) - 1))] if found else 0.0
 
     def sustained(self, name: str, evidence: Evidence) -> float:
-        """Return a value that was reached by enough measurements to indicate load instead of chance.
+        """Return a value that enough measurements have reached to indicate load instead of chance.
 
-        It is the larger of the 95th percentile over `long_s`, if that has `enough` values, and the second largest value
-        over `short_s`.
+        The value is the 95th percentile over `long_s`, if that time has `enough` values, or the second largest value
+        over `short_s`, whichever is larger.
         """
         late = sorted(value for _, value in self._within(name, evidence.short_s))[-2:]
         second = late[0] if len(late) == 2 else 0.0
@@ -71,12 +71,12 @@ class Recent:
         return max(second, self.p95(name, evidence.long_s) if enough else 0.0)
 
     def falls_s(self, name: str, evidence: Evidence, limit: float) -> float:
-        """Return the seconds until `sustained` is below `limit`, if there are no further measurements."""
+        """Return the seconds until `sustained` falls below `limit`, assuming that no further measurements arrive."""
         now_s, values = self._clock(), self._within(name, evidence.long_s)
         late = [at_s for at_s, value in values if value >= limit]
         spared = int(0.05 * len(values)) if len(values) >= evidence.enough else len(late)
-        # The second newest late value has to leave the short window; the newest late value that is not in the 5 % above
-        # the percentile has to leave the long window.
+        # `sustained` falls below the limit after two events: the second newest late value leaves the short window, and
+        # the newest late value below the top 5 % leaves the long window.
         ends = [at_s + evidence.short_s for at_s in late[-2:-1]]
         ends += [at_s + evidence.long_s for at_s in late[: len(late) - spared]]
         return max(0.0, max(ends, default=now_s) - now_s)
@@ -87,7 +87,7 @@ class Recent:
 
 
 class Metrics:
-    """The server's counters, gauges and histograms.
+    """The counters, gauges and histograms of one server.
 
     All names begin with `antiphon_`, except those of the process (`process_resident_memory_bytes`, `process_open_fds`,
     ...), which exist only on Linux. Metrics may be updated from any thread.
@@ -162,11 +162,11 @@ class Metrics:
         )
 
     def watch_memory(self, memory: MemoryLedger) -> None:
-        """Report the memory held for clients, read at each request of /metrics. Call it once."""
+        """Report the memory held for clients, which each request of /metrics reads. Call it once."""
         self.registry.register(_Memory(memory))
 
     def watch_headroom(self, headroom: Headroom, held: Mapping[Kind, int]) -> None:
-        """Report load, capacity, room and overload signals, read at each request of /metrics. Call it once."""
+        """Report load, capacity, room and overload signals, which each request of /metrics reads. Call it once."""
         self.registry.register(_Headroom(headroom, held))
 
     def watch(
@@ -216,13 +216,14 @@ class Metrics:
         self.recent.add("loop", seconds)
 
     def count(self, what: str, number: int) -> None:
-        """Add to a counter of `antiphon_turns`; `what` becomes its label."""
+        """Add `number` to the counter of `antiphon_turns` that has the label `what`."""
         self.turns.labels(what).inc(number)
 
     def text(self, *, openmetrics: bool = False) -> bytes:
         """Return all metrics as /metrics sends them, in UTF-8.
 
-        The format is version 0.0.4 of Prometheus' text format, or OpenMetrics, which has exemplars.
+        The format is version 0.0.4 of Prometheus' text format. If `openmetrics`, it is OpenMetrics, which has
+        exemplars.
         """
         if openmetrics:
             found: bytes = openmetrics_latest(self.registry)  # type: ignore[no-untyped-call]
@@ -231,7 +232,7 @@ class Metrics:
 
 
 class TurnReports:
-    """Reports each turn that has ended in the metrics and, with `--otel-endpoint`, as a trace.
+    """Reports each turn that has ended: in the metrics, and as a trace if `--otel-endpoint` is set.
 
     Raises SettingsError if traces are enabled and OpenTelemetry is not installed.
     """

@@ -1,4 +1,4 @@
-"""The sessions, calls and requests under way on this server, and where to find sessions of other hosts."""
+"""The sessions, calls and requests under way on this server, and the store that knows the sessions of other hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from antiphon.shares.fair_cache import FairCache
 from antiphon.store.sessions import SessionStore
 from antiphon.transports.attachment import AttachedSession
 
-# Maximum number of ids kept of sessions that overflowed.
+# Maximum number of ids of overflowed sessions that are kept.
 MAX_OVERFLOWED = 10_000
 
 
@@ -29,7 +29,7 @@ class LiveCall(AttachedSession, Protocol):
         ...
 
     def hang_up(self) -> None:
-        """Have the session finish the audio it has received, and close. Returns at once."""
+        """Let the session finish the audio that it has received, then close. Returns at once."""
         ...
 
 
@@ -39,7 +39,7 @@ class SessionRegistry:
 
     # The full name of this server among the hosts of the store. It is different after each start.
     host_name: str
-    # The base URL at which the store's other hosts reach this one; "" if they cannot.
+    # The base URL at which the store's other hosts reach this host; "" if they cannot reach it.
     address: str = ""
     # The store of conversations that outlive the server; None without `--state`.
     store: SessionStore | None = None
@@ -53,8 +53,8 @@ class SessionRegistry:
     calls: dict[str, LiveCall] = field(default_factory=dict)
     # Cancels each HTTP request that is under way.
     requests: set[anyio.CancelScope] = field(default_factory=set)
-    # Requests that restore a session from the store, by the session's id, so that only one connection does. Each has
-    # shown the session's key and token.
+    # Requests that are restoring a session from the store, by the session's id, so that only one connection restores
+    # it. Each request has shown the session's key and token.
     restoring: dict[str, ResumeRequest] = field(default_factory=dict)
     # For each key, the ids of its sessions that ended because their journal overflowed while the client was away.
     overflowed: FairCache[str, bool] = field(default_factory=lambda: FairCache(MAX_OVERFLOWED))
@@ -73,7 +73,7 @@ class SessionRegistry:
 
     @property
     def may_resume(self) -> bool:
-        """Whether there may be a session to resume, here or in the store."""
+        """True if a session that can be resumed may exist, here or in the store."""
         return bool(self.resumable) or self.store is not None
 
     def backlog_s(self) -> float:

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 CLOSE_MODELS_S = 2.0
 # Timeout, in seconds, for sending the remaining traces when the server stops.
 CLOSE_TRACES_S = 5.0
-# Interval after which a busy thread yields the interpreter lock to a waiting one. Python's default is 5 ms. A model's
+# Seconds after which a busy thread yields the interpreter lock to a waiting thread. Python's default is 5 ms. A model's
 # step acquires the lock hundreds of times, so with the default one busy thread would make each step take seconds.
 SWITCH_INTERVAL_S = 0.0005
 
@@ -61,14 +61,15 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and close. Run it in the main thread's event loop.
 
-    The socket is open while the models load, and requests are refused with 503 meanwhile. `on_ready` is called with
-    the base URL when the models are loaded and warm. `on_app` gets the application at that time, for callers in this
-    process. `bound` is a socket from `bind`, which is closed at the end; None binds one. `ends` replaces the signals:
-    the first event stops the server, the second ends the drain. With `ends`, the event loop of any thread will do.
+    The socket is open while the models load, and requests are refused with 503 meanwhile. `on_ready` is called with the
+    base URL when the models are loaded and warm. `on_app` gets the application at that time, for callers in this
+    process. `bound` is a socket from `bind`, which is closed at the end; if None, the function binds a socket. `ends`
+    replaces the signals: its first event stops the server, and its second event ends the drain. With `ends`, the event
+    loop may run in any thread.
 
-    A signal while models load ends the server at once. A second signal ends the drain. Threads that hang or still load
-    are left to the caller, which ends the process. Raises SettingsError, StoreError or ModelError if the server cannot
-    start, and ModelLost after the drain if a model was lost and `exit_on_model_loss` is set.
+    A signal while models load ends the server at once. A second signal ends the drain. The function does not wait for
+    threads that hang or still load; the caller has to end the process. Raises SettingsError, StoreError or ModelError
+    if the server cannot start, and ModelLost after the drain if a model was lost and `exit_on_model_loss` is set.
     """
     check_exposure(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
@@ -126,7 +127,7 @@ async def _serve(
         with anyio.move_on_after(CLOSE_TRACES_S, shield=True):
             await anyio.to_thread.run_sync(state.turns.close, abandon_on_cancel=True)
         if models:
-            # A worker that hangs ends with the process.
+            # A worker that hangs is abandoned, and ends with the process.
             with anyio.move_on_after(CLOSE_MODELS_S, shield=True):
                 await anyio.to_thread.run_sync(models.close, abandon_on_cancel=True)
 
@@ -168,7 +169,7 @@ def _reaching(host: str) -> str:
 
 
 def first_cause(failure: Exception) -> Exception:
-    """Return the error to report: the first AntiphonError of an exception group, or else its first exception."""
+    """Return the error to report: the first AntiphonError in an exception group, or else its first exception."""
     while isinstance(failure, ExceptionGroup):
         found = failure.subgroup(AntiphonError)
         failure = (found or failure).exceptions[0]
@@ -185,7 +186,7 @@ def _open_session_store(state: ServerState) -> SessionStore | None:
         return None
     store = open_store(resume.state, resume.state_hours * 3600, resume.host_ttl_s)
     try:
-        # Registered before any session is stored, so that no session's owner counts as dead.
+        # The host is registered before any session is stored, so that the owner of a session never counts as dead.
         store.renew(as_host(state))
     except StoreError:
         store.close()

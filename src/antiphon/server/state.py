@@ -26,7 +26,7 @@ from antiphon.settings import Settings
 from antiphon.store.voices import VoiceStore
 
 log = logging.getLogger(__name__)
-# Maximum number of default model names that are logged, once each, and their maximum length.
+# Maximum number of default model names that are logged (once each), and the maximum length of a logged name.
 MAX_LOGGED_ALIASES = 1000
 MAX_ALIAS_CHARS = 80
 
@@ -50,7 +50,7 @@ class ServerState:
     stop: Callable[[], None] = lambda: None
     # Runs tasks that outlive the request that started them. Set by `run`.
     group: anyio.abc.TaskGroup | None = None
-    # The vectors of uploaded voices, by which sessions recognize their users.
+    # The vectors of uploaded voices, with which sessions recognize their users.
     enrolled_voices: EnrolledVoices = field(default_factory=EnrolledVoices)
     # The memory that the server holds for its clients, by key.
     memory: MemoryLedger = field(init=False)
@@ -117,7 +117,7 @@ class ServerState:
         self.group.start_soon(work)
 
     def log_alias(self, name: str, model: str = "") -> None:
-        """Log, once per name, that `model` (default: the transcriber) serves a client's default model name.
+        """Log once per `name`, a client's default model name, that `model` (default: the transcriber) serves it.
 
         Logs at most MAX_LOGGED_ALIASES names.
         """

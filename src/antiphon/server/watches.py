@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 # Interval at which the signals of live headroom are read. docs/design/admission.md describes each signal.
 HEADROOM_EVERY_S = 0.25
-# The event loop's lag is a percentile over the last LOOP_S. The other two signals need several late measurements: one
-# late final among five is chance, and does not cause a refusal.
+# Window of the percentile of the event loop's lag, in seconds. The two signals below need several late measurements:
+# one late final among five may be chance, and must not cause a refusal.
 LOOP_S = 2.0
 WINDOWS = {"wait": Evidence(5.0, 5.0), "final": Evidence(30.0, 10.0)}
 
@@ -73,7 +73,7 @@ def _signals(state: ServerState, models: LoadedModels) -> dict[str, float]:
 
 
 def _falls_s(state: ServerState) -> dict[str, float]:
-    """Return for each windowed signal the seconds until it is low again, if there are no further measurements."""
+    """Return the seconds until each windowed signal is low again, assuming that no further measurements arrive."""
     recent, green = state.metrics.recent, state.admission.headroom.overload.green_below
     return {
         "loop": LOOP_S,
@@ -103,10 +103,10 @@ def _used_of_system(file: Path = Path("/proc/meminfo")) -> float:
 
 # --- the event loop ---------------------------------------------------------------------------------------------------
 
-# All sessions share one event loop, so code that blocks the loop blocks all of them.
-# Interval at which the loop's lag is measured, and the lag above which the log shows what blocks the loop.
+# All sessions share one event loop, so code that blocks the loop blocks all of them. Interval at which the loop's lag
+# is measured, and the lag above which the log shows the code that blocks the loop. In seconds.
 INTERVAL_S, LIMIT_S = 0.05, 0.25
-# Minimum time between two such log lines, and the number of innermost calls that each shows.
+# Minimum seconds between two such log lines, and the number of innermost calls that each line shows.
 LOG_EVERY_S, MAX_FRAMES = 10.0, 12
 
 
@@ -121,7 +121,7 @@ async def watch_loop(observe: Callable[[float], None], limit_s: float = LIMIT_S)
     try:
         await anyio.sleep_forever()
     finally:
-        # Not joined: the thread may be waiting for this loop. It ends within `limit_s`.
+        # Does not join the thread, which may be waiting for this loop. The thread ends within `limit_s`.
         watch.stopped.set()
 
 
@@ -159,8 +159,8 @@ class _Watch:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-# A thread that ends reports it at once (`engine/lane.py`, `engine/model_thread.py`). This check finds threads that
-# hang. Interval of the check: /ready and all callers learn of a loss at most this time after the limit.
+# Interval, in seconds, of the check for threads that hang. /ready and all callers learn of a loss at most this time
+# after the limit. A thread that ends reports it at once (`engine/lane.py`, `engine/model_thread.py`).
 CHECK_S = 1.0
 
 
@@ -189,9 +189,9 @@ def declare_stalled(workers: Mapping[str, ModelWorker], stall_s: float) -> dict[
 
 
 def as_host(state: ServerState) -> Host:
-    """Return the entry of this server that other hosts and doors read.
+    """Return this server's entry in the store, which other hosts and doors read.
 
-    A server that loads is marked like one that drains: it gets no session while another host is available.
+    A server that is loading is marked as draining, so it gets no session while another host is available.
     """
     takes_none, load = state.admission.draining or state.models is None, state.admission.load()
     return Host(state.sessions.host_name, state.sessions.address, None if load is None else min(load, 1.0), takes_none)
@@ -200,7 +200,7 @@ def as_host(state: ServerState) -> Host:
 async def keep_registered(state: ServerState, store: SessionStore) -> None:
     """Renew the lease of this host until cancelled, even while the store fails.
 
-    Runs on the event loop that serves: if that loop hangs, the other hosts and the clients both find the server dead.
+    Runs on the event loop that serves clients. If this loop hangs, the server is dead for clients and for other hosts.
     """
     ttl_s, failing = state.settings.resume.host_ttl_s, False
     while True:

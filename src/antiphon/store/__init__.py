@@ -1,6 +1,6 @@
 """The server's files and databases: model files with their sources and sha256, uploaded voices, stored sessions.
 
-Does not interpret model files, and runs no code from downloads.
+This package does not interpret model files, and runs no code from downloads.
 """
 
 from antiphon.store.fetch import Store

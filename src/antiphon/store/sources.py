@@ -24,7 +24,7 @@ from antiphon.errors import StoreError
 from antiphon.store.registry import Hub
 
 CHUNK_BYTES = 1 << 18
-# Timeout of the hub, in seconds. It is short because the wheels are tried next on a machine without access to the hub.
+# Timeout of the hub, in seconds. It is short, since a machine without access to the hub tries the wheels next.
 HUB_TIMEOUT_S = 4.0
 STALL_TIMEOUT_S = 60.0
 

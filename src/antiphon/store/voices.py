@@ -1,4 +1,4 @@
-"""Uploaded voices: a folder for each, with the sample and the speaker's consent. A voice belongs to its uploader.
+"""Stores uploaded voices, each in a folder with its sample and the speaker's consent. A voice belongs to its uploader.
 
     <home>/voices/<id>/             voice.json: the fields of StoredVoice; sample: the uploaded file
     <home>/voices/key-<id>/<id>/    the same, for one API key; the voices above are those of clients without a key
@@ -31,7 +31,7 @@ class StoredVoice:
 
     # The voice's name, as the client wrote it.
     name: str
-    # What the client gave as the speaker's consent; never empty.
+    # The speaker's consent, as the client gave it; never empty.
     consent: str
     # The time of the upload, in seconds since 1970.
     created_at: int
@@ -50,8 +50,9 @@ class StoredVoice:
 class VoiceStore:
     """The voices that one API key has uploaded. The voices of other keys are invisible.
 
-    `key`: the API key; "": all clients without one, which share their voices. `max_voices`: limit on the key's voices.
-    Several processes may share a home: a voice appears only when it is complete, and each call reads the disk.
+    `key`: the API key; "" for all clients without a key, which share their voices. `max_voices`: maximum number of the
+    key's voices. Several processes may share a home: a voice appears only when it is complete, and each call reads the
+    disk.
     """
 
     def __init__(self, home: Path, key: str, max_voices: int) -> None:
@@ -65,17 +66,17 @@ class VoiceStore:
         return sorted((v for v in voices if v), key=lambda v: v.name.lower())
 
     def get(self, name: str) -> StoredVoice | None:
-        """Return the voice with that name, ignoring case; None if there is none."""
+        """Return the voice with that name, ignoring case; None if it does not exist."""
         return self._read(self._voice_folder(name) / "voice.json")
 
     def sample(self, name: str) -> Path | None:
-        """Return the path of a voice's uploaded sample; None if it is an embedding, or if there is no such voice."""
+        """Return the path of a voice's uploaded sample; None if the voice is an embedding or does not exist."""
         path = self._voice_folder(name) / "sample"
         return path if path.is_file() else None
 
     def add(self, voice: StoredVoice, sample: bytes | None) -> None:
-        """Store a voice, replacing one with the same name. Raises StoreError if there are `max_voices` already, or if
-        the voice cannot be written.
+        """Store a voice; replace a voice with the same name. Raises StoreError if the key already has `max_voices`, or
+        if the voice cannot be written.
         """
         target = self._voice_folder(voice.name)
         if not target.exists() and len(self._voice_folders()) >= self._max_voices:
@@ -97,7 +98,7 @@ class VoiceStore:
             raise StoreError(f"the voice cannot be stored: {error}") from error
 
     def delete(self, name: str) -> bool:
-        """Delete a voice with its sample. Returns whether there was one of that name."""
+        """Delete a voice with its sample. Returns whether a voice of that name existed."""
         folder = self._voice_folder(name)
         existed = (folder / "voice.json").is_file()
         shutil.rmtree(folder, ignore_errors=True)

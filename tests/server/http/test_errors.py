@@ -32,7 +32,7 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 
-# What a route raises -> status, error type, code and param of the response.
+# Maps each exception of a route to the status, error type, code and param of the response.
 RESPONSES: list[tuple[Exception, int, str, str | None, str | None]] = [
     (Unauthorized("no key"), 401, "authentication_error", "invalid_api_key", None),
     (Refused("the server is full", 2.5), 503, "server_error", "rate_limit_exceeded", None),
@@ -133,7 +133,7 @@ def test_when_a_route_raises_before_the_upgrade_then_it_is_refused_with_the_same
 
 
 def test_every_exception_that_has_a_handler_is_tested() -> None:
-    # Any other exception needs a server that raises it again: tests/attack/test_faults_inside.py.
+    # Other exceptions need a server that raises them again. tests/attack/test_faults_inside.py tests them.
     assert {type(error) for error, *_ in RESPONSES} - {BodyTooLarge} == set(HANDLERS) - {Exception}
     assert issubclass(BodyTooLarge, HTTPException)
 

@@ -77,7 +77,8 @@ async def test_a_host_has_one_spelling_for_each_path(hidden: str) -> None:
     async with host(internal_key=INTERNAL_KEY) as url:
         for name, target in spelled(hidden).items():
             status, _ = await asyncio.to_thread(ask, url, target, headers=key)
-            # 307 leads to the right spelling of the path. 405 is for a host without a name: only DELETE is allowed.
+            # 307 redirects to the right spelling of the path. 405 is the answer for a host without a name: only DELETE
+            # is allowed.
             assert status in (307, 400, 404, 405) or target.split("?")[0] == f"/{hidden}", name
 
 

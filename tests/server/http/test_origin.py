@@ -1,4 +1,4 @@
-"""Which web pages may use a server, and how the log reports refused ones."""
+"""Which web pages may use a server, and how the log reports pages that were refused."""
 
 from __future__ import annotations
 

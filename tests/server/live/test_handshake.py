@@ -1,4 +1,4 @@
-"""The query of a session's URL: a misspelled parameter, or one with an invalid value, is refused by name."""
+"""The query of a session's URL: the error for a misspelled parameter, or for an invalid value, names the parameter."""
 
 from __future__ import annotations
 

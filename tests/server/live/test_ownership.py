@@ -1,4 +1,4 @@
-"""Servers that share a store: one owns a session, and the others refuse it until the owner is dead or releases it."""
+"""Servers that share a store: one owns a session. The others refuse it until the owner is dead or releases it."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_when_a_server_drains_then_the_next_one_has_its_sessions_at_once(servers
 
 
 def test_when_a_hand_over_is_replayed_then_it_is_refused_and_the_session_goes_on(servers: list[Server]) -> None:
-    """By a client with the previous token, and by the previous owner, which writes its old state."""
+    """Attempts come from a client with the previous token, and from the previous owner, which writes its old state."""
     one, two = servers
 
     async def main() -> None:

@@ -145,7 +145,7 @@ COMMIT, CREATE = json.dumps({"type": "input_audio_buffer.commit"}), json.dumps({
 
 
 def script(kind: str, turns: int) -> tuple[str, list[str], dict[int, int]]:
-    """Return the query, the frames that the client sends, and by frame index the number of responses to await first."""
+    """Return the query, the client's frames, and for some frames (by index) the number of responses to await first."""
     if kind == "transcription":
         return "/v1/realtime?resume=1", [json.dumps(TRANSCRIPTION), *sound(turns)], {}
     frames, gates = [json.dumps(CONVERSATION if kind == "conversation" else DUPLEX)], {}
@@ -297,7 +297,7 @@ def test_when_a_client_resumes_then_its_earlier_connection_is_replaced(scripted:
 def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
     scripted: tuple[str, ServerState, Echo], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that hangs for a moment reads two attempts, the older one last, after its client has left."""
+    """After it hung, the server reads two attempts. It reads the older attempt last, after its client has left."""
     monkeypatch.setattr(handshake, "GIVEN_UP_S", LIMIT_S)
     caplog.set_level(logging.INFO)
 
@@ -315,7 +315,7 @@ def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
         await late.send(json.dumps({"type": "session.resume", **about}))
         late.transport.abort()
         await become(lambda: any("was given up" in message for message in caplog.messages), 0.01)
-        # Nor does the attempt invalidate the token of the attached client.
+        # The attempt does not invalidate the token of the attached client either.
         assert (await client.come_back())["type"] == "session.resumed"
         await turn(client, 4)
         assert not [event for event in client.seen if event["type"] == "session.replaced"]
@@ -328,7 +328,7 @@ def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
 def test_of_attempts_that_are_read_at_once_the_one_whose_client_is_there_has_the_session(
     scripted: tuple[str, ServerState, Echo], monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
 ) -> None:
-    """A server that was blocked reads them together, and answers none until it has stored the newer token."""
+    """After it was blocked, the server reads both attempts, and answers neither until the newer token is stored."""
     monkeypatch.setattr(handshake, "GIVEN_UP_S", LIMIT_S)
     resumed = LiveRealtime.resumed
 
@@ -465,7 +465,7 @@ def test_when_the_grace_period_is_over_then_the_session_is_unknown() -> None:
 
 def test_when_the_journal_is_too_small_then_a_resume_names_the_gap_or_the_overflow() -> None:
     async def main(url: str, state: ServerState) -> tuple[str, str]:
-        # The client reads all of it, and more than the journal keeps.
+        # The client reads the whole response, which is larger than the journal.
         client = await opened(url, session=AUDIO_SESSION)
         begun = client.last
         for _ in range(8):
@@ -590,7 +590,7 @@ def test_when_several_clients_resume_at_once_then_each_is_answered(scripted: tup
         sockets = [await dial(f"{scripted[0]}/v1/realtime?duplex=1") for _ in range(4)]
         await asyncio.gather(*(s.send(resume) for s in sockets))
         firsts = [json.loads(f) for f in await asyncio.gather(*(s.recv() for s in sockets))]
-        # Each is answered: resumed, and all but one replaced, or too late for its token.
+        # Each attempt is answered: it resumes, and all but one are then replaced, or it is too late for its token.
         assert {f["type"] for f in firsts} <= {"session.resumed", "error"}
         assert "session.resumed" in {f["type"] for f in firsts}
 

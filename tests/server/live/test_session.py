@@ -1,4 +1,4 @@
-"""The common part of live sessions, over scripted transports: how sessions end, also while a client resumes."""
+"""The common part of live sessions, over scripted transports: how sessions end, even while a client resumes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Held(ScriptedSession):
     def __init__(self, state: ServerState, token: ResumeToken | None) -> None:
         self.live = LiveSession(self, state, self.caller, token, 16)
         self.is_winding_up = False
-        # Handling a frame, and preparing a resume, wait for these.
+        # The handling of a frame and the preparation of a resume wait for these events.
         self.may_handle, self.may_resume = anyio.Event(), anyio.Event()
         self.is_handling, self.is_resuming = anyio.Event(), anyio.Event()
 

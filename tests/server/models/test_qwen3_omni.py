@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(serve: Serve, folder: Path) -> Process:
-    # The language model is the checkpoint's own thinker.
+    # The language model is the checkpoint's own thinker part.
     return serve("--conversation-model", str(folder), "--weights", "fp32", "--language-model", "")
 
 
@@ -171,7 +171,7 @@ def test_when_commits_are_not_final_then_the_vllm_dialect_answers_while_audio_is
     async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         async with opened(server.ws) as wire:
             await wire.say("session.update", model=name, realtime_max_tokens=8)
-            # As vLLM's clients begin. The sampled answer may be empty, so the test asks until the model speaks.
+            # Begins like vLLM's clients. The sampled answer may be empty, so the test asks until the model speaks.
             await wire.say("input_audio_buffer.commit", final=False)
             while not any(e["type"] == "transcription.delta" for e in wire.seen):
                 await wire.sound(recording.pcm[:half])

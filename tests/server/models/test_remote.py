@@ -42,14 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def spans() -> Iterator[tuple[str, list[Any]]]:
-    """Yield the URL for traces, and the list of received ones."""
+    """Yield the URL for traces, and the list of received traces."""
     with collector() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def server(serve: Serve, backend: ScriptedServer, folder: Path, spans: tuple[str, list[Any]]) -> Iterator[Process]:
-    """Yield a server with a voice, whose language model is at the scripted server. Logs failures, traces all turns."""
+    """Yield a server with a voice, and with its language model at the scripted server. It traces all turns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         patch.setenv("ANTIPHON_REMOTE_KEY", KEY)

@@ -163,7 +163,7 @@ def test_when_a_question_is_spoken_then_the_answer_is_played_and_no_event_has_au
 def test_when_the_user_barges_in_then_the_item_is_cut_to_what_was_played(
     partner: Process, recordings: dict[str, Recording]
 ) -> None:
-    """The client does nothing: the server knows how much it has played."""
+    """The client does nothing, because the server knows how much it has played."""
 
     async def main() -> tuple[Caller, str, str]:
         async with call(partner, np.zeros(16000, np.float32), {"max_output_tokens": 120}) as caller:
@@ -209,7 +209,7 @@ def test_when_the_client_clears_the_output_then_the_item_is_cut(partner: Process
 
 
 def test_when_an_offer_has_two_audio_sections_then_it_is_refused(partner: Process) -> None:
-    """Each further track would be decoded without being used."""
+    """Any further track is refused, since it would be decoded without being used."""
 
     async def main() -> httpx.Response:
         caller = Caller(np.zeros(1600, np.float32))

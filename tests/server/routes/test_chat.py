@@ -184,8 +184,8 @@ def test_when_the_seed_is_the_same_then_so_is_the_text(stock: openai.OpenAI) -> 
         )
         return done.choices[0].message.content
 
-    # All requests then find the prompt's rows in the KV. Rows computed one by one are rounded differently than in a
-    # batch.
+    # All requests then find the prompt's rows in the KV. Rows that are computed one by one are rounded differently than
+    # rows of a batch.
     ask(6)
     assert ask(7) == ask(7)
     assert ask(7) != ask(8)

@@ -224,12 +224,12 @@ def test_when_an_item_is_truncated_then_the_model_knows_only_what_was_heard(part
             kept = (await wire.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
             assert whole.startswith(kept)
             assert 0 < len(kept) < len(whole)
-            # A cut beyond the item's end is clamped, and a second cut does not restore anything.
+            # A truncation beyond the item's end is clamped to it, and a second truncation does not restore anything.
             await wire.say(
                 "conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=int(length_ms) + 9000
             )
             assert (await wire.until("conversation.item.truncated"))["audio_end_ms"] == 1500
-            # The model continues from the part that was heard. Its prompt has no more than that.
+            # The model continues from the part that was heard. Its prompt has only that part of the answer.
             before = done["usage"]["input_tokens"] + done["usage"]["output_tokens"]
             await wire.say("response.create", response={"max_output_tokens": 5, "output_modalities": ["text"]})
             after = (await wire.until("response.done"))["response"]["usage"]["input_tokens"]

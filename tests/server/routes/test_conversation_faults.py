@@ -40,7 +40,7 @@ def test_when_a_conversation_outgrows_the_context_then_it_is_cut_and_goes_on(sma
     tokens = [r["usage"]["input_tokens"] for r in responses]
     if truncation != "auto":
         assert max(tokens) <= CONTEXT
-        # The history is cut by a large part at once. After that, its prefix is cached again.
+        # A large part of the history is cut at once. After that, its prefix is cached again.
         assert any(b < a for a, b in pairwise(tokens))
         cached = [r["usage"]["input_token_details"]["cached_tokens"] for r in responses]
         cut = next(k for k in range(1, len(tokens)) if tokens[k] < tokens[k - 1])

@@ -1,4 +1,4 @@
-"""The paths for operators: only the internal key opens them, and they list, bury and drain hosts."""
+"""The paths for operators: they accept only the internal key, and list hosts, mark them dead and drain them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_the_page_talks_to_the_server_that_it_came_from(host: str) -> None:
     ],
 )
 def test_a_host_that_no_policy_can_name_writes_none(host: str) -> None:
-    """The policy contains no part of the Host. In most browsers, 'self' includes WebSockets."""
+    """The policy contains no part of such a Host header. In most browsers, 'self' includes WebSockets."""
     assert policy(host) == policy("")
     assert connects(host) == ["'self'"]
 

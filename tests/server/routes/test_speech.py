@@ -158,7 +158,7 @@ def test_when_voices_are_uploaded_then_they_are_listed_and_can_be_deleted(
     good = {"name": "/home/Ähm//..x", "consent": "yes, recorded 2026-11-21", "sample": sample}
     languages = httpx.get(url).json()["voices"][0]["languages"]
     assert httpx.get(url).json() == {
-        # As objects for programs that show a choice, and as strings.
+        # The voices are listed as objects, for programs that show a choice, and as strings.
         "voices": [{"id": "heart", "name": "Heart", "language": "en", "languages": languages}],
         "voice_names": ["heart"],
         "uploaded_voices": [],
@@ -195,7 +195,7 @@ def test_when_voices_are_uploaded_then_they_are_listed_and_can_be_deleted(
         assert answer.status_code == code, (wrong.keys(), answer.text)
     spoken = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "Hi", "voice": "vec"})
     assert (spoken.status_code, spoken.json()["error"]["code"]) == (400, "voice_not_supported")
-    # Without a declared length.
+    # This body has no declared length.
     endless = (b"x" * (1 << 20) for _ in range(20))
     kind = {"content-type": "multipart/form-data; boundary=x"}
     assert httpx.post(url, content=endless, headers=kind, timeout=LIMIT_S).status_code in (400, 413)

@@ -1,4 +1,4 @@
-"""`/v1/audio/speech/stream` over real sockets: text in, sentences of audio out, and its faults."""
+"""`/v1/audio/speech/stream` over real sockets: text in, sentences of audio out, and faults of clients."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_when_a_sentence_has_100000_characters_then_its_audio_begins_at_once(spe
         async with stream(speaker, **PCM) as wire:
             await wire.say("input.text", text="word " * 20_000)
             await wire.say("input.done")
-            # Its audio begins as early as that of a short sentence.
+            # The audio of this text begins as early as that of a short sentence.
             while not wire.sound.get((0, 0)):
                 await wire.read()
             await wire.say("input.cancel")

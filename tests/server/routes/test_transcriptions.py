@@ -49,7 +49,7 @@ def test_what_was_damaged_is_told_beside_the_words(url: str) -> None:
     assert 1 <= len(words) <= 3
     assert {"w1", "w2", "w11", "w12"} <= set(received["text"].split())
     assert received["duration"] == pytest.approx(len(SAID) / 16_000, abs=0.1)
-    # For formats without a field for it, the header has it.
+    # For formats without a field for the skipped seconds, the header has them.
     assert post(url, damaged(), response_format="text").headers["antiphon-skipped-seconds"]
     last = json.loads(post(url, damaged(), stream="yes").text.strip().rpartition("data: ")[2])
     assert (last["type"], last["skipped_seconds"]) == ("transcript.text.done", received["skipped_seconds"])

@@ -95,7 +95,7 @@ def test_when_a_question_is_asked_then_the_text_on_the_screen_is_answered_in_tex
     assert consumed["frame_ids"] == ["f0", "f2"]
     (done,) = (e for e in events if e["type"] == "response.text.done")
     assert done["text"] == "".join(e["delta"] for e in events if e["type"] == "response.text.delta")
-    # The text was read for sure, but a model this small may not answer well.
+    # The text was certainly read, but such a small model may not answer well.
     assert "EXIT" in done["text"] or "WELCOME" in done["text"] or "cannot see" in done["text"]
     wavs = [b64decode(e["data"]) for e in events if e["type"] == "response.audio.delta"]
     assert wavs
@@ -231,7 +231,7 @@ def test_when_a_stream_is_resumed_then_it_goes_on_and_ends_once_idle(server: Pro
             await say(socket, "session.resume", last_received_server_event_seq=1, **resume)
             first = json.loads(await socket.recv())
             assert first["type"] == "session.resumed", first
-            # The configuration and the frame. The client would send any other message again.
+            # The server has received the configuration and the frame. The client would send any other message again.
             assert first["received_events"] == 2
             await say(socket, "video.query", text="What is written?")
             events = await until(socket, "response.text.done")
@@ -267,7 +267,7 @@ def test_when_the_server_drains_then_the_answer_under_way_is_completed(serve: Se
 
 
 def test_when_a_client_reads_nothing_then_its_session_ends_all_the_same(serve: Serve) -> None:
-    """This includes a session that can be resumed: its waiting frames are not kept forever."""
+    """Even if the session can be resumed, its waiting frames are not kept forever."""
     patient = serve("--language-model", SMALL, "--grace-s", "1", "--journal-mb", "1")
 
     async def main() -> None:
@@ -321,7 +321,7 @@ def test_when_async_chunks_are_off_then_text_and_audio_come_in_one_piece_each(se
 
 
 def test_when_an_image_claims_50_megapixels_then_it_is_refused_before_it_is_decoded(server: Process) -> None:
-    """Only the header of the PNG claims 50 megapixels."""
+    """The PNG is small; only its header claims 50 megapixels."""
     import zlib
 
     data = bytearray(b64decode(screen("X", kind="PNG")))

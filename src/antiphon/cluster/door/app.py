@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 # Monitoring endpoints of the door itself.
 OWN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-# Timeout of connecting to a host, in seconds. A response has no timeout, since a model may need any time.
+# Timeout, in seconds, for connecting to a host. A response has no timeout, since a model may take any length of time.
 CONNECT_S = 5.0
 # Headers that belong to one connection and are not passed on.
 HOP_HEADERS = frozenset(
     {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-# Same as in `server/http/disconnect.py`: the client is gone and does not read the response.
+# Status for a client that is gone and does not read the response. Same as in `server/http/disconnect.py`.
 CLIENT_CLOSED_REQUEST = 499
 # Returns the response that refuses a request, or None to let it pass.
 Refusal = Callable[[HTTPConnection], Response | None]
@@ -52,7 +52,7 @@ class Door:
     """The state that the routes of a door share. For one event loop.
 
     `grace_s`: time limit for resuming a session that lost its host, in seconds. `metrics_key`: the API key of
-    `/metrics`; "": none is needed. `body_timeout_s`: timeout of request bodies, see `in_time`. `draining`: new
+    `/metrics`; "" if no key is needed. `body_timeout_s`: timeout of request bodies, see `in_time`. `draining`: new
     connections are refused. `tasks`: a task group for tasks that outlive their requests.
     """
 
@@ -69,7 +69,7 @@ class Door:
         self._lines = LineLimit(time.monotonic)
 
     def warn(self, text: str, *values: object) -> None:
-        """Log a failure that a client may cause, at most a few lines a minute. A door cannot check clients' keys."""
+        """Log a failure, in at most a few lines a minute: any client may cause it, as a door cannot check keys."""
         self._lines.warn(log, text, *values)
 
     @contextlib.contextmanager
@@ -90,12 +90,12 @@ class Door:
 
 
 class WebSocketClient:
-    """A WebSocket client as a DoorClient. It is accepted after a host has accepted its session."""
+    """The DoorClient of a WebSocket, which is accepted after a host has accepted its session."""
 
     def __init__(self, websocket: WebSocket) -> None:
         self.connection = self._websocket = websocket
         self.path, self.query = raw_path(websocket.scope), websocket.query_params
-        # Either the client requests resuming, or its dialect always resumes.
+        # True if the client asks to resume, or if its dialect always resumes.
         asks = bool(self.query.get("resume")) or self.query.get("duplex") in TRUE_VALUES
         self.resumes_itself = asks or self.path == "/v1/duplex"
         self._transport = WebSocketTransport(websocket)
@@ -105,7 +105,7 @@ class WebSocketClient:
         await self._websocket.accept(subprotocol=subprotocol)
 
     async def receive(self) -> str | bytes | None:
-        """Return the client's next frame; None: the client has left."""
+        """Return the client's next frame; None if the client has left."""
         return await self._transport.receive()
 
     async def send(self, frame: str | bytes) -> None:
@@ -118,7 +118,7 @@ class WebSocketClient:
 
 
 def refused_response(refused: HostRefused) -> Response:
-    """Return the response of the last host that refused a session, for the client."""
+    """Return, for the client, the response of the last host that refused its session."""
     headers = {k: v for k, v in refused.headers.items() if k.lower() not in {*HOP_HEADERS, "content-length"}}
     return Response(refused.body, refused.status, headers)
 
@@ -127,8 +127,8 @@ def build(door: Door, routes: Sequence[BaseRoute] = (), refusal: Refusal = lambd
     """Build the application of a door. Its routes find the door at `app.state.door`.
 
     The door does not check clients' API keys; it forwards them with each connection to a host. It serves `routes`,
-    `/health` and `/metrics` itself, and `/ready` reports whether a host is ready. Clients reach only those paths of the
-    host that are for clients. `refusal` is called before the door answers a request itself.
+    `/health`, `/metrics` and `/ready` itself; `/ready` reports whether a host is ready. Clients reach only those paths
+    of a host that are meant for clients. `refusal` is called before the door answers a request itself.
     """
 
     async def carry(websocket: WebSocket) -> None:
@@ -192,7 +192,7 @@ def build(door: Door, routes: Sequence[BaseRoute] = (), refusal: Refusal = lambd
 
 
 class _Hidden:
-    """ASGI middleware that answers 404 for paths that are neither for clients nor the door's own."""
+    """ASGI middleware that answers 404 for paths that are not for clients and that the door does not serve."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -229,7 +229,7 @@ async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> R
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            # The request's boundary: any failure ends this request only.
+            # The boundary of the request: any failure ends only this request.
             door.warn("the host %s has broken off a request: %s", url, type(error).__name__)
             return _failed(502, "The host has broken off the request.", "host_lost")
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS}
@@ -249,7 +249,7 @@ def _broken_off(door: Door, url: str, error: Exception) -> None:
 
 
 def _of_request(request: Request) -> tuple[bool, list[tuple[bytes, bytes]]]:
-    """Return whether a request has a body, whatever its method, and the headers to forward.
+    """Return whether a request has a body (with any method), and the headers to forward.
 
     A chunked body is forwarded chunked, even if the request also has a content-length.
     """

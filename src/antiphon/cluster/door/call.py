@@ -1,9 +1,9 @@
-"""A WebRTC call that a door terminates: it acts as a WebSocket client of a host, and plays and listens for the caller.
+"""A WebRTC call that a door terminates. The door is a WebSocket client of a host, and handles the caller's audio.
 
-The media end at the door, so that the call outlives its host. To the host, the door is a client with its own playback:
+The door terminates the media, so the call outlives its host. To the host, the door is a client with its own playback:
 it sends the microphone as `input_audio_buffer.append`, plays `response.output_audio.delta`, pauses when the host asks
-for it (`audio.output.ducking`), and truncates an interrupted item to what it has played. The caller gets the events of
-a call: the session's events without audio, and `output_audio_buffer.started`, `.stopped` and `.cleared`.
+for it (`audio.output.ducking`), and truncates an interrupted item to the part that it has played. The caller gets the
+events of a call: the session's events without audio, and `output_audio_buffer.started`, `.stopped` and `.cleared`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ OWN = "door_"
 CONFIGURATION = f"{OWN}configuration"
 # Limit on a pause, in seconds: a host may die before it ends the pause.
 MAX_HOLD_S = 4.0
-# Headers that apply to WebSockets only: a call uses the GA names until its session is sent with the beta's names.
+# Headers that apply only to WebSockets. A call uses the names of OpenAI's GA API until a session with the names of the
+# beta API is sent.
 DROPPED_HEADERS = (b"openai-beta",)
 # Prefixes of events that are passed on without being parsed.
 UNREAD = ('{"type":"conversation.', '{"type":"rate_limits.', '{"type":"response.output_audio_transcript.delta')
@@ -78,7 +79,7 @@ class _Audio(msgspec.Struct):
 
 
 class _HostSession(_Input):
-    """A session with the names of the GA, or of the beta, which has `turn_detection` outside of `audio`."""
+    """A session with the names of the GA or the beta API. The beta API has `turn_detection` outside of `audio`."""
 
     id: str = ""
     type: str = "realtime"
@@ -132,9 +133,9 @@ class _HostEvent(msgspec.Struct):
 class CallClient:
     """One call as a DoorClient. Its session is configured before the call is answered.
 
-    `session`: the requested session, a JSON object; None: the default. `decided` is set when a host has accepted or
-    refused it: then either `session_id` or `refusal` is set. The creator of `call` answers it then, and ends it with
-    `hang_up` in any case.
+    `session`: the requested session, a JSON object; None for the default session. When a host has accepted or refused
+    the session, `decided` is set, and so is either `session_id` or `refusal`. The creator of `call` then answers the
+    call, and ends it with `hang_up` in any case.
     """
 
     path = "/v1/realtime"
@@ -183,11 +184,11 @@ class CallClient:
         return None
 
     def _configuration(self) -> msgspec.Raw:
-        """Return the session to request from the host: the caller's, with the door's audio formats."""
+        """Return the session to request from the host: the caller's session, with the door's audio formats."""
         return _in_own_formats(_raw({"type": self._kind}) if self._asked is None else self._asked)
 
     def _from_caller(self, frame: str | bytes) -> str | bytes | None:
-        """Return the frame for the host that a frame of the caller becomes; None: no frame."""
+        """Convert a frame of the caller into a frame for the host. Returns None if the host gets no frame."""
         match _read(frame, _Tagged).type:
             case "output_audio_buffer.clear":
                 self._silence()
@@ -219,7 +220,7 @@ class CallClient:
             self._silence()
 
     def _from_host(self, frame: str) -> str | None:
-        """Handle an event of the session, and return the frame for the caller; None: no frame."""
+        """Handle an event of the session, and return the frame for the caller; None if the caller gets no frame."""
         event = _read(frame, _HostEvent)
         match event.type:
             case "session.created" | "session.updated":
@@ -270,7 +271,7 @@ class CallClient:
     def hang_up(self) -> None:
         """End the call as if the caller had left. Does not wait."""
         self._call.arrive(None)
-        # Wakes a task that waits for the data channel; it finds the channel closed.
+        # Wakes the task that waits for the data channel, which then finds the channel closed.
         self._call.opened.set()
 
     def _send_now(self, frame: str | bytes) -> None:
@@ -284,7 +285,7 @@ class CallClient:
     # --- playing ------------------------------------------------------------------------------------------------------
 
     def _silence(self) -> None:
-        """Stop playing. Sends the caller `cleared` events, and the host a truncation of each item to what was heard."""
+        """Stop playing. Sends `cleared` events to the caller, and truncations of the cut items to the host."""
         self._hold(False)
         cut = self._call.playback.silence()
         for response_id in dict.fromkeys(at.response_id for at, _ in cut):
@@ -311,7 +312,7 @@ class CallClient:
 
 
 def _read(data: str | bytes, kind: type[T]) -> T:
-    """Parse the known fields of a JSON object. Invalid JSON, or a field of another type, gives the defaults."""
+    """Parse the known fields of a JSON object. Returns the defaults for invalid JSON and for fields of other types."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError):
@@ -323,7 +324,7 @@ def _raw(value: Mapping[str, msgspec.Raw | str | _Fields]) -> msgspec.Raw:
 
 
 def _is_broken_off(response: _HostResponse) -> bool:
-    """Whether playback ends with the response. A response that the caller cancels plays on until it is cleared."""
+    """Return whether playback ends with the response. A response that the caller cancels plays until it is cleared."""
     reason = response.status_details.reason if response.status_details else None
     return response.status == "cancelled" and reason != "client_cancelled"
 

@@ -1,4 +1,4 @@
-"""Carries one client to a host, and to another host when that one is lost.
+"""Carries one client to a host, and to another host when the first is lost.
 
 Two tasks read, one from the client and one from the host. The client's reader writes each frame to the host directly;
 a third task writes if there is no host, or if the host's socket is not ready. When the connection to the host breaks,
@@ -32,20 +32,22 @@ from antiphon.transports.transport import TransportClosed
 log = logging.getLogger(__name__)
 # Timeout of a host's answer to a resume, in seconds: the host may wait until the previous owner counts as dead.
 RESUME_S = 20.0
-# Limit on the client's unsent frames, in bytes; above it, the door stops reading the client's socket.
+# Limit on the client's unsent frames, in bytes. Above the limit, the door stops reading the client's socket.
 MAX_UNSENT_BYTES = 4 << 20
-# The close code of a host whose session continues on another one, and the close of a client whose host is lost.
+# The close code of a host whose session continues on another host; and the code and reason that close a client whose
+# host is lost.
 MOVED, HOST_LOST = 1012, (1011, "host_lost")
 # Timeout of closing the connection to a host, in seconds.
 CLOSE_S = 2.0
 # Backoff between rounds of attempts to resume, in seconds; the last value repeats.
 RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-# Histogram buckets of the pauses that a client hears: from a local restart to a dead host that was not reported.
+# Histogram buckets, in seconds, of the pauses that a client hears. The shortest pauses are those of a local restart,
+# the longest those of a dead host that no supervisor reported.
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class HostRefused(Exception):
-    """No host accepts the upgrade. `status`, `headers` and `body` are the response of the last host that refused."""
+    """No host accepted the upgrade. `status`, `headers` and `body` are those of the last host's response."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(f"the hosts have refused the upgrade with {status}")
@@ -56,7 +58,7 @@ class DoorClient(Protocol):
     """One client of a door. One task receives and one sends.
 
     - `connection`: the client's request; its headers are forwarded to hosts.
-    - `path` (percent-encoded), `query`: of the WebSocket to open at a host.
+    - `path` (percent-encoded), `query`: the path and query of the WebSocket to open at a host.
     - `resumes_itself`: the client resumes its session itself, so the door only forwards frames.
     """
 
@@ -73,15 +75,15 @@ class DoorClient(Protocol):
     def resumes_itself(self) -> bool: ...
 
     async def accept(self, subprotocol: str | None) -> None:
-        """Accept the client: a host has accepted its session."""
+        """Accept the client, after a host has accepted its session."""
         ...
 
     async def receive(self) -> str | bytes | None:
-        """Wait for the next frame for the host. None: the client has left."""
+        """Wait for the client's next frame, and return it; None if the client has left."""
         ...
 
     async def send(self, frame: str | bytes) -> None:
-        """Send the client a frame of the host. Waits while the client does not read. Raises TransportClosed."""
+        """Send a frame of the host to the client. Waits while the client does not read. Raises TransportClosed."""
         ...
 
     async def close(self, code: int, reason: str) -> None:
@@ -154,7 +156,7 @@ class Carrier:
 
     @property
     def _is_held(self) -> bool:
-        """Whether the door resumes the session, instead of the client itself."""
+        """True if the door resumes the session, and not the client itself."""
         return not self._client.resumes_itself
 
     async def _read_client(self) -> None:
@@ -170,7 +172,7 @@ class Carrier:
                 await self._changed.wait()
         self._client_left = True
         if self._host:
-            # This client cannot resume: its session ends with its connection.
+            # This client cannot resume, so its session ends with its connection.
             try:
                 if self._is_held:
                     await self._host.send(END)
@@ -183,7 +185,7 @@ class Carrier:
         try:
             await self._client.send(frame)
         except TransportClosed:
-            # The client's reader notices it too.
+            # The task that reads from the client notices this too.
             self._client_left = True
 
     async def _close_client(self, code: int, reason: str) -> None:
@@ -203,10 +205,10 @@ class Carrier:
                 await self._changed.wait()
 
     async def _write_next(self, host: ClientConnection) -> bool:
-        """Send the host the client's next frame. Returns False if all frames were sent.
+        """Send the client's next frame to the host. Returns False if all frames were sent.
 
-        Two tasks call this. Frames keep their order, since a task that waits for the socket has already written its
-        frame.
+        Two tasks call this. Frames keep their order, since a task has already written its frame when it waits for the
+        socket.
         """
         if (frame := self._held.next_frame()) is None:
             return False

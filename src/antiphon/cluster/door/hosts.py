@@ -19,7 +19,7 @@ from antiphon.store.sessions import Host, SessionStore, open_store
 log = logging.getLogger(__name__)
 # Interval at which the store is asked for the hosts that are alive, in seconds.
 WATCH_S = 1.0
-# How long an unreachable host is tried last, in seconds.
+# Seconds for which a host that was unreachable is tried last.
 SHUNNED_S = 5.0
 
 
@@ -39,8 +39,8 @@ class Hosts:
         self._turn = itertools.count()
 
     def in_order(self, first: str = "") -> list[str]:
-        """Return all hosts in the order in which to try them: `first`, then those with the fewest sessions, those that
-        drain, and last those that were recently unreachable. May be empty.
+        """Return all hosts in the order in which to try them: `first`, then the others by their number of sessions,
+        then draining hosts, and last the hosts that were recently unreachable. May be empty.
         """
         turn = next(self._turn) % max(len(self._urls), 1)
         urls = self._urls[turn:] + self._urls[:turn]
@@ -76,7 +76,7 @@ class Hosts:
 
 
 def host_urls(settings: Settings) -> tuple[str, ...]:
-    """Return the host URLs in the settings; may be empty if the door has a store to find hosts in.
+    """Return the host URLs in the settings. May be empty if the door finds its hosts in a store.
 
     Raises SettingsError if there is neither a URL nor a store, or if a URL is not `http://HOST:PORT`.
     """

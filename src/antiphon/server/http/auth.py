@@ -12,7 +12,7 @@ from antiphon.server.access_log import current_request
 from antiphon.server.credentials import Caller, Credentials
 from antiphon.shares.places import current_owner
 
-# A browser cannot set headers on a WebSocket. OpenAI's clients offer a subprotocol of this prefix and the key instead.
+# Prefix of the subprotocol in which OpenAI's clients send the key, since a browser cannot set headers on a WebSocket.
 BROWSER_KEY = "openai-insecure-api-key."
 # Messages of the 401 response.
 NO_KEY = "You didn't provide an API key. Send it as `Authorization: Bearer KEY`."
@@ -20,7 +20,7 @@ WRONG_KEY = "Incorrect API key provided."
 
 
 def bearer(headers: Headers) -> str | None:
-    """Return the key of a request, unchecked; None without one.
+    """Return the key of a request without checking it; None if the request has no key.
 
     Reads the Authorization header (`Bearer KEY`), or else the subprotocols that a WebSocket offers.
     """
@@ -36,9 +36,9 @@ def bearer(headers: Headers) -> str | None:
 def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
     """Return the caller of a request or upgrade, by its key.
 
-    From now on, jobs that this task and its subtasks submit to a lane count for the caller. With `short`, a short-lived
-    key is accepted too; the route has to check that the key opens the requested session. Raises Unauthorized for a key
-    that is missing, unknown or expired.
+    After this call, jobs that this task and its subtasks submit to a lane count for the caller. With `short`, a
+    short-lived key is accepted too; the route has to check that the key opens the requested session. Raises
+    Unauthorized for a key that is missing, unknown or expired.
     """
     credentials: Credentials = connection.app.state.antiphon.credentials
     key = bearer(connection.headers)

@@ -18,13 +18,14 @@ from antiphon.server.http.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 from antiphon.transports.http import in_time
 
-# An unread body up to this size is received, so that its connection can be reused.
+# Maximum size, in bytes, of an unread body that is received so that its connection can be reused.
 SMALL_BODY_BYTES = 64 << 10
-# How much of a larger unread body is received after the response, so that the client gets the response.
+# Maximum seconds and bytes for which a larger unread body is received after the response, so that the client gets the
+# response.
 LINGER_S, LINGER_BYTES = 0.5, 8 << 20
-# Maximum size of all text fields of a form together, and of each.
+# Maximum size, in bytes, of all text fields of a form together, and of each field.
 FORM_BYTES, FIELD_BYTES = 1 << 20, 256 << 10
-# Maximum part of a form in memory: its fields, and the beginning of its file.
+# Maximum number of bytes of a form that are in memory: its fields, and the beginning of its file.
 HELD_FORM_BYTES = 2 << 20
 # Charsets that a form may declare, by any of their common names. The client chooses the charset, and Python has codecs
 # that take quadratic time (punycode) or yield lone surrogates (unicode_escape).
@@ -41,9 +42,9 @@ def json_response(body: msgspec.Struct, status: int = 200) -> Response:
 def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None) -> Request:
     """Return the same request with its body limited to `max_bytes`. Read the body from the result, not from `request`.
 
-    Raises `error` at once for a larger Content-Length, and otherwise while a larger body is read, so that at most the
-    limit and one chunk are held. `error` defaults to a BodyTooLarge that names the limit. Reading raises HTTPException
-    408 for a body that arrives more slowly than `in_time` allows, with the application's `body_timeout_s`.
+    Raises `error` at once if the Content-Length is larger. Otherwise reading a larger body raises it, so that at most
+    the limit and one chunk are held. `error` defaults to a BodyTooLarge that names the limit. Reading raises
+    HTTPException 408 if the body arrives more slowly than `in_time` allows with the application's `body_timeout_s`.
     """
     error = error or BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     if int(request.headers.get("content-length", "0") or 0) > max_bytes:
@@ -68,12 +69,12 @@ def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None)
 def limited_form(
     request: Request, max_bytes: int, *, max_fields: int, max_files: int = 1, error: BodyTooLarge | None = None
 ) -> AbstractAsyncContextManager[FormData]:
-    """Read a form of at most `max_bytes`, for an `async with` that closes its files at the end.
+    """Read a form of at most `max_bytes`. Use it in an `async with`, which closes the form's files at the end.
 
     A field has at most FIELD_BYTES (else 400), and a form without files at most FORM_BYTES. Raises as `limited` does,
     and HTTPException 415 for a charset that is not in CHARSETS, before anything is decoded.
     """
-    # Starlette uses the same parser, so the charset checked here is the one that it uses.
+    # Starlette uses the same parser, so it finds the same charset.
     content_type, parameters = parse_options_header(request.headers.get("content-type"))
     charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
     if charset.lower() not in CHARSETS:
@@ -85,7 +86,7 @@ def limited_form(
 
 
 class HeldBody:
-    """ASGI middleware that counts the body of an HTTP request as held by its API key until the response has ended.
+    """ASGI middleware that counts the body of an HTTP request as memory of its API key until the response has ended.
 
     A form counts with at most HELD_FORM_BYTES, since the rest is in temporary files. If the key or the server has
     reached its memory limit, reading the body raises Refused in the route.

@@ -1,8 +1,8 @@
-"""Limits the TCP connections of a server: their number, the time for a request's head, and a WebSocket's silence.
+"""Limits the number of a server's TCP connections, the time that a request's head takes, and the silence of WebSockets.
 
-A connection takes a file descriptor as soon as it is accepted, long before it shows a key, and uvicorn has no timeout
-for a silent one. The classes here extend uvicorn's protocols. Each connection holds a place until it is closed, also
-across the upgrade to a WebSocket. They know nothing about requests and sessions.
+A connection takes a file descriptor when it is accepted, long before it shows a key. uvicorn has no timeout for silent
+connections. The classes here extend uvicorn's protocols. Each connection holds a place until it is closed, even after
+the upgrade to a WebSocket. These classes know nothing about requests and sessions.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from websockets.http11 import Request
 
 log = logging.getLogger(__name__)
 
-# Connections in addition to two for each session, for requests that hold no place.
+# Number of connections, in addition to two for each session, that are for requests without a place.
 SPARE_CONNECTIONS = 256
 # Fraction of the file descriptors that connections may use. The rest is for files, codecs and the sockets of calls.
 OTHER_DESCRIPTORS = 0.5
 # Minimum interval between log lines about failed accepts. asyncio itself would log a traceback every second.
 LOG_EVERY_S = 60.0
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# A client without a sign of life for SILENCE_S is gone. If it has unread data, it has the time that the slowest client
-# (mu-law in base64) takes to read that data, up to MAX_SILENCES times SILENCE_S.
+# A client that shows no sign of life for SILENCE_S is considered gone. A client with unread data gets more time: as
+# long as the slowest client (mu-law in base64) takes to read that data, up to MAX_SILENCES times SILENCE_S.
 SILENCE_S, MAX_SILENCES, SLOWEST_BYTES_PER_S = 60.0, 5, 10_000
 # Interval of pings. They also keep proxies from closing idle connections.
 PING_INTERVAL_S = 20.0
@@ -49,7 +49,7 @@ def _body(kind: bytes, code: bytes, message: bytes) -> bytes:
 
 
 def _refusal(status: bytes, body: bytes, more: bytes = b"") -> bytes:
-    """Return a complete HTTP response, to be sent without involving the application."""
+    """Return a complete HTTP response, which is sent without the application."""
     head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%bconnection: close\r\ncontent-length: %d\r\n\r\n"
     return head % (status, more, len(body)) + body
 
@@ -70,8 +70,9 @@ BAD_UPGRADE = _refusal(
 def connection_limit(max_sessions: int) -> int:
     """Return the maximum number of connections of a server with `max_sessions` sessions.
 
-    Two for each session plus SPARE_CONNECTIONS, but at most the fraction OTHER_DESCRIPTORS of the descriptors that the
-    process may open (RLIMIT_NOFILE), so that sessions never lack one for a file or a call.
+    The limit is two for each session plus SPARE_CONNECTIONS. It is at most the fraction OTHER_DESCRIPTORS of the
+    descriptors that the process may open (RLIMIT_NOFILE), so that a session always has descriptors for a file or a
+    call.
     """
     wanted = 2 * max_sessions + SPARE_CONNECTIONS
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -81,9 +82,9 @@ def connection_limit(max_sessions: int) -> int:
 class Connections:
     """Counts the open connections of a server, in total and by the client's address. For one event loop.
 
-    `max_per_address` 0 stands for half of `max_total`. `on_refused` is called for each refused connection. `proxies`
-    are addresses whose connections belong to many clients. Each of these clients may have `max_per_address` requests
-    under way.
+    If `max_per_address` is 0, the limit for each address is half of `max_total`. `on_refused` is called for each
+    refused connection. `proxies` are addresses whose connections carry many clients. Each of these clients may have
+    `max_per_address` requests under way.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Connections:
         _give_back(self._forwarded, address)
 
     def _has_all(self, held: Counter[str], address: str) -> bool:
-        """Whether an address has reached its limit. A proxy's address has none, since it stands for many clients."""
+        """Return whether an address has reached its limit. A proxy's address, which has many clients, has no limit."""
         return held[address] >= self._max_per_address and address not in self._proxies
 
     def _take(self, held: Counter[str], address: str, is_full: bool) -> bool:
@@ -137,7 +138,7 @@ def _give_back(held: Counter[str], address: str) -> None:
 
 
 class LifeSigns:
-    """Tracks the signs of life of one client: received bytes, and that it reads again after it had stopped.
+    """Tracks the signs of life of one client. It shows life by sending bytes, and by reading again after a pause.
 
     Pongs alone do not suffice. A ping waits behind unread data, and a client that reads audio at the speed of playback
     may be minutes behind. Pure: the caller passes the time.
@@ -158,17 +159,17 @@ class LifeSigns:
 
     @property
     def ping(self) -> bytes:
-        """The payload of a ping that is sent now. The pong repeats it, and so shows how much was read before it."""
+        """The payload of a ping that is sent now. The pong repeats it, which shows how much the client had read."""
         return struct.pack("!Q", self._sent)
 
     def pong(self, payload: bytes) -> None:
-        """Record how much the client has read, from the payload of a pong. Ignores payloads that are not ours."""
+        """Record how much the client has read, from a pong's payload. Ignores payloads that `ping` did not make."""
         if len(payload) == 8:
             self._read = min(self._sent, max(self._read, struct.unpack("!Q", payload)[0]))
 
     @property
     def gone_s(self) -> float:
-        """The time at which the client counts as gone without another sign of life, on the clock of `now_s`."""
+        """The time, on the clock of `now_s`, at which the client counts as gone if it shows no further sign of life."""
         unread_s = (self._sent - self._read) / SLOWEST_BYTES_PER_S
         return self._last_s + min(max(self._silence_s, unread_s), MAX_SILENCES * self._silence_s)
 
@@ -245,7 +246,8 @@ class _BoundedHttp(H11Protocol):
 
 
 class _BoundedWebSocket(WebSocketsSansIOProtocol):
-    # Bytes that may still arrive before the first message is complete. None: no limit, or that message is complete.
+    # Bytes that may still arrive before the first message is complete. None if there is no limit, or after that
+    # message.
     _bytes_left: int | None = None
     _life: LifeSigns
 
@@ -255,7 +257,7 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
-        # The application has not run yet. A refused handshake has no scope.
+        # The handshake was refused before the application ran, so it has no scope.
         if not self.handshake_complete:
             self.scope["extensions"][_FIRST_MESSAGE] = {"limit": self._limit}
 
@@ -287,7 +289,7 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
             self._life.sent(len(message.get("bytes") or message.get("text") or b""))
 
     def resume_writing(self) -> None:
-        # The client's TCP accepts bytes again that the transport had buffered.
+        # The client reads again: its TCP stack accepts bytes that the transport had buffered.
         self._life.seen(self.loop.time())
         super().resume_writing()
 
@@ -308,8 +310,8 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
     def send_keepalive_ping(self) -> None:
         """Send a ping, or close the connection if the client is gone.
 
-        uvicorn's own method waits for the pong to each ping. Its close waits for a client that reads nothing until the
-        system's timeout.
+        uvicorn's own method waits for the pong to each ping. Its close waits until the system's timeout if the client
+        reads nothing.
         """
         now_s = self.loop.time()
         if self.read_paused and self.writable.is_set():
@@ -338,8 +340,8 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
 def limit_first_message(scope: Scope, max_bytes: int) -> None:
     """Close the WebSocket of `scope` with 1009 if more than `max_bytes` arrive before the first message is complete.
 
-    For a WebSocket whose first message is known to be small. `ws_max_size` still limits later messages. Does nothing on
-    a server that is not configured by a BoundedConfig.
+    Use it for a WebSocket whose first message has to be small. `ws_max_size` still limits later messages. Does nothing
+    on a server that is not configured by a BoundedConfig.
     """
     if extension := scope.get("extensions", {}).get(_FIRST_MESSAGE):
         extension["limit"](max_bytes)
@@ -350,7 +352,7 @@ def _address(client: tuple[str, int] | None) -> str:
 
 
 def log_failed_accepts(loop: asyncio.AbstractEventLoop) -> None:
-    """Have `loop` log failed accepts once in LOG_EVERY_S and without a traceback, if descriptors or memory are short.
+    """If descriptors or memory are short, let `loop` log failed accepts only once in LOG_EVERY_S, without a traceback.
 
     asyncio retries every second by itself. Other errors in the loop are logged as before.
     """

@@ -15,18 +15,18 @@ from antiphon.errors import AntiphonError
 
 # nginx's status for a client that closed the connection. No client reads it.
 CLIENT_CLOSED_REQUEST = 499
-# The head is sent after HEAD_S, by when nearly all errors of a request are known and still get a status. A comment
-# follows after each SILENT_S without an event.
+# The head of a response is sent after HEAD_S. Nearly all errors of a request are known by then, and still get a status.
+# A comment is sent after each SILENT_S without an event.
 HEAD_S, SILENT_S = 1.0, 15.0
 # A comment of server-sent events, which readers skip.
 COMMENT = b": waiting\n\n"
 
 
 async def unless_disconnected(request: Request, respond: Callable[[], Awaitable[Response]]) -> Response:
-    """Return the response of `respond`, or cancel it when the client disconnects and return an empty 499.
+    """Return the response of `respond`; if the client disconnects first, cancel it and return an empty 499.
 
-    The body of `request` must have been read already, since this waits for the message after it. Raises an
-    AntiphonError or HTTPException of `respond` unchanged.
+    The body of `request` must have been read already, since this function waits for the message after the body. Raises
+    an AntiphonError or HTTPException of `respond` unchanged.
     """
     responses: list[Response] = []
     failure: AntiphonError | HTTPException | None = None
@@ -45,7 +45,7 @@ async def unless_disconnected(request: Request, respond: Callable[[], Awaitable[
 
 
 class LiveEvents(Response):
-    """Server-sent events with long pauses: proxies close a response that is silent for a minute.
+    """Server-sent events that may have long pauses. Comments fill the pauses, since proxies close silent responses.
 
     The head is sent with the first event, or HEAD_S after the request. A comment follows after each SILENT_S without an
     event. An AntiphonError or HTTPException of `events` is raised unchanged before the head is sent. After that,

@@ -35,12 +35,12 @@ _TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_
 # Error codes of statuses that routes and the router raise. The code of any other status is `invalid_value`.
 _CODES: Mapping[int, str | None] = {404: "not_found", 405: None, 408: "request_timeout"}
 NOT_FOUND = frozenset({"model_not_found", "voice_not_found"})
-# The input of a model that failed, for the error message, by the beginning of the request's path.
+# Names the input of a model that failed, for the error message. Keys are prefixes of the request's path.
 _FAILED_ON = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this file"}
 
 
 class BodyTooLarge(HTTPException):
-    """A request's body exceeds its limit: status 413. `code` and `param` are those of the error in the response."""
+    """The body of a request exceeds its limit (status 413). The response's error has this `code` and `param`."""
 
     def __init__(self, message: str, code: str = "request_too_large", param: str | None = None) -> None:
         super().__init__(413, message)
@@ -49,7 +49,7 @@ class BodyTooLarge(HTTPException):
 
 
 class Forbidden(HTTPException):
-    """A request from a web page, or for a host name, that is not allowed: status 403. `code` is that of the error."""
+    """The web page that sent a request, or its host name, is not allowed (status 403). The error has this `code`."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(403, message)
@@ -131,8 +131,9 @@ async def _handle(connection: HTTPConnection, error: Exception) -> Response | No
     if connection.client_state == WebSocketState.CONNECTING:
         await connection.send_denial_response(response)
     elif not isinstance(error, Refused):
-        # The session should have sent the error to its client. That it did not is a bug, which must not be hidden.
-        # Raises another type, since Starlette calls the handlers again, for a socket that it takes for unaccepted.
+        # The session should have sent the error to its client. If it did not, that is a bug, which must not be hidden.
+        # Raises another type: Starlette calls the handlers again, because it believes that the socket is not accepted
+        # yet.
         raise RuntimeError(f"{connection.url.path}: {type(error).__name__} after the upgrade") from error
     return None
 

@@ -1,7 +1,7 @@
-"""The addresses of clients behind proxies, doors and other hosts (`--trusted-proxies`).
+"""Finds the addresses of clients behind proxies, doors and other hosts (`--trusted-proxies`).
 
-uvicorn's middleware takes the last address in `X-Forwarded-For` that is not a trusted proxy's. Proxies append to this
-header, so an address that a client has put there itself precedes it, and is never used.
+uvicorn's middleware uses the last address in `X-Forwarded-For` that is not a trusted proxy's. Proxies append to this
+header. So an address that the client itself has put there comes earlier, and is never used.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ForwardedClients:
         if client == peer:
             await self._app(scope, receive, send)
             return
-        # Text that is not an address does not identify a client. The proxy's own address is used then.
+        # Uses the proxy's own address if the text is not an address, because such text does not identify a client.
         address = _address(client[0])
         scope["client"] = peer if address is None else (str(address), client[1])
         taken = self._connections.take_forwarded(scope["client"][0])
@@ -94,7 +94,7 @@ def _network(text: str) -> Network:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an address; convert an IPv6-mapped one to IPv4. None for other text, or if it has a zone (free text)."""
+    """Parse an address, and convert a mapped IPv6 address to IPv4. None for other text, or with a zone (free text)."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:

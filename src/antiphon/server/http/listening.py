@@ -22,9 +22,10 @@ from antiphon.settings import ServerSettings, Settings
 from antiphon.transports.http import LineLimit
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A frame above `max_frame_bytes` is answered with an error. One above this multiple closes the connection with 1009.
+# A frame above this multiple of `max_frame_bytes` closes the connection with 1009. A smaller frame above
+# `max_frame_bytes` is answered with an error.
 HARD_FRAME_FACTOR = 2
-# How long, in seconds, clients may read the rest of their responses when the server stops.
+# Seconds that clients have to read the rest of their responses when the server stops.
 CLOSE_TIMEOUT_S = 3.0
 # uvicorn 0.54 logs this error after each upgrade that is answered with an HTTP status, such as 401.
 FALSE_ALARM = "ASGI callable returned without completing handshake."
@@ -35,8 +36,8 @@ CUT_OFF = "ASGI callable returned without completing response."
 def quiet_log(is_cut: Callable[[], bool]) -> None:
     """Filter uvicorn's log.
 
-    Drops false alarms, and errors about responses that were cut off on purpose, as `is_cut` reports. Limits warnings
-    about invalid requests to a few lines a minute: anyone can send these without a key.
+    Drops false alarms. Drops errors about responses that were cut off, while `is_cut` returns true. Limits warnings
+    about invalid requests to a few lines a minute, because anyone can send such requests without a key.
     """
     limit = LineLimit(time.monotonic)
 
@@ -54,7 +55,7 @@ def quiet_log(is_cut: Callable[[], bool]) -> None:
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which close live sessions at once, and with a bounded shutdown.
+    """uvicorn's server with a bounded shutdown, and without signal handlers that close live sessions at once.
 
     `listens` is set when its sockets accept connections.
     """
@@ -108,7 +109,7 @@ class QuietServer(uvicorn.Server):
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[tuple[anyio.Event, anyio.Event]]:
-    """Yield two events: the first SIGTERM or SIGINT while the block runs sets one, the second sets the other."""
+    """Yield two events: while the block runs, the first SIGTERM or SIGINT sets one, and the next signal the other."""
     stop, now, loop = anyio.Event(), anyio.Event(), asyncio.get_running_loop()
 
     def on_signal() -> None:
@@ -130,7 +131,7 @@ def base_url(server: ServerSettings, sock: socket.socket) -> str:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether `host` stands for every address of the machine, so that it is not an address of the server."""
+    """Return whether `host` stands for all addresses of the machine, so that clients cannot use it as an address."""
     return host in ("", "0.0.0.0", "::")
 
 

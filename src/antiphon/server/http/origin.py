@@ -1,7 +1,7 @@
-"""Refuses requests from web pages of other sites, by a foreign Origin or a Host that is not this server's.
+"""Refuses requests from web pages of other sites. Detects them by a foreign Origin or a Host of another server.
 
-Browsers let any page open a WebSocket to any server, and send it forms. A page can also point its own host name at
-this machine (DNS rebinding), so that its requests look like the server's own. The Host header reveals these. Clients
+Browsers let any page open a WebSocket to any server, and send it forms. A page can also point its own host name at this
+machine (DNS rebinding), so that its requests look like the server's own. The Host header reveals such requests. Clients
 other than browsers send no Origin and are not affected.
 """
 
@@ -25,9 +25,9 @@ from antiphon.transports.paths import respond
 
 ANY = "*"
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-# Refused names that are logged. The client chooses the name, and any other text could forge a log line.
+# Matches the refused names that are logged. The client chooses the name, and any other text could forge a log line.
 _NAMES = re.compile(r"[A-Za-z0-9.:/+\[\]-]{1,200}")
-# Response headers that a page may read: all. Those that it needs are listed too, for old browsers without "*".
+# Response headers that a page may read. "*" allows all; the needed ones are also listed for old browsers without "*".
 EXPOSED = (ANY, "Location", "Retry-After", REQUEST_ID)
 
 
@@ -44,7 +44,7 @@ class Origins:
 
     An `Origin` has to be one of `--cors-origin`, or the server's own according to the Host header. If the server
     listens on loopback or requires no key, `Host` has to be an IP address, `localhost`, `--host` or one of
-    `--allowed-host`: then only the address in a request distinguishes a foreign page from the user.
+    `--allowed-host`, because then only the host name in a request distinguishes a foreign page from the user.
     """
 
     def __init__(self, server: ServerSettings) -> None:
@@ -127,5 +127,5 @@ def _is_allowed_host(authority: str, names: Collection[str]) -> bool:
 
 
 def _origins_of(authority: str) -> tuple[str, str]:
-    """Return the origins of the server's own page, with and without TLS. Both headers omit default ports."""
+    """Return the origins of the server's own page, with and without TLS. `Host` and `Origin` omit default ports."""
     return f"http://{authority}", f"https://{authority}"

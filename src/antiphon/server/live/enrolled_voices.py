@@ -1,7 +1,7 @@
-"""The vectors of uploaded voices, by which a session recognizes its user (`primary_speaker` `enrolled`).
+"""Computes the vectors of uploaded voices, so that a session recognizes its user (`primary_speaker` `enrolled`).
 
-A wire reads a message without waiting. So `prepare` looks up the voices that a message names before it is read, and
-the wire gets the outcome from `find`. Each recording is processed only once.
+A wire must not wait while it reads a message. So `prepare` first looks up the voices that the message names; then the
+wire reads the message, and gets the outcome from `find`. Each recording is processed only once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from antiphon.turns.voices.enrolment import MIN_SPEECH_S, enrolment_takes, speec
 
 # Only this part of a recording, from its start, is searched for speech.
 MAX_RECORDING_S = 60.0
-# Bounds of the two caches: outcomes that a wire may still ask for, and recordings that were processed, of 4 KiB each.
+# Maximum numbers of cached outcomes that a wire may still ask for, and of cached recordings (4 KiB each).
 MAX_OUTCOMES, MAX_HEARD = 1000, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class _Unfit:
-    """Why a voice cannot be enrolled: an error's code, and a message that continues after the voice's name."""
+    """The reason that a voice cannot be enrolled: an error code, and the part of the message after the voice's name."""
 
     code: str
     reason: str
@@ -55,9 +55,9 @@ _Outcome = tuple[EnrolledVoice, ...] | _Unfit
 class EnrolledVoices:
     """The enrolled voices of all callers, in one event loop. Only `find` may be called from another thread."""
 
-    # For each key, by the voice's name. None: the key has no such voice.
+    # Outcomes for each API key, by the voice's name. None means that the key has no voice of this name.
     _outcomes: FairCache[str, _Outcome | None] = field(default_factory=lambda: FairCache(MAX_OUTCOMES))
-    # For each key, by the recording.
+    # Outcomes for each API key, by the recording.
     _heard: FairCache[_Recording, _Outcome] = field(default_factory=lambda: FairCache(MAX_HEARD))
     # One recording is processed at a time.
     listening: Places = field(default_factory=lambda: Places(1))
@@ -76,8 +76,9 @@ class EnrolledVoices:
     def find(self, key: str, name: str, param: str) -> tuple[EnrolledVoice, ...]:
         """Return the vectors of a prepared voice: as it was recorded, and with synthetic noise added.
 
-        Raises RemoteProtocolError that names `param`: `voice_not_found`; `invalid_value` for an embedding, or for a
-        recording without enough speech; `resource_exhausted` if the model had no room; `server_error` if it failed.
+        Raises RemoteProtocolError for `param`, with one of these codes: `voice_not_found`; `invalid_value` for an
+        embedding, or for a recording without enough speech; `resource_exhausted` if the model had no room;
+        `server_error` if it failed.
         """
         match self._outcomes.get(key, name):
             case None:
@@ -118,7 +119,7 @@ def _recording(name: str, store: VoiceStore) -> _Recording | _Unfit | None:
 
 
 async def _listened(recording: bytes, model: SpeakerModel, detector: VoiceActivityDetector) -> _Outcome:
-    """Return the vectors of a recording's voice, or why there are none. Raises Refused, ModelError."""
+    """Return the vectors of a recording's voice, or the reason that it has none. Raises Refused, ModelError."""
     try:
         pcm = await in_thread(
             decode_beginning, io.BytesIO(recording), SAMPLE_RATE_HZ, MAX_RECORDING_S, places=FILE_THREADS

@@ -1,7 +1,7 @@
 """Handles the first frames of a realtime connection, which begin, resume or restore a session.
 
-Routes refuse over HTTP what can be refused before the upgrade. Here the WebSocket is accepted, and a refusal is an
-error frame followed by a close.
+Routes check a request before the upgrade, and refuse it over HTTP. This module accepts the WebSocket first, so its
+refusals are an error frame followed by a close.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ MAX_RESUME_BYTES = 64 << 10
 def check_query(query: QueryParams) -> None:
     """Check the query of a session's URL, before the upgrade. Ignores parameters of other servers.
 
-    Raises RemoteProtocolError: `unknown_parameter` for a name similar to a supported one, `invalid_value`, and
-    `unsupported_parameter` for `call_id`: its client means an existing call, and does not want a new session.
+    Raises RemoteProtocolError with one of three codes: `unknown_parameter` for a name similar to a supported name;
+    `invalid_value`; or `unsupported_parameter` for `call_id`, because a client that sends it means an existing call,
+    not a new session.
     """
     if "call_id" in query:
         message = "'call_id' is not supported: a call is controlled on its own data channel."
@@ -94,7 +95,7 @@ def names_session(websocket: WebSocket) -> bool:
 
 
 def kind_of(dialect: Dialect, opening: Opening) -> Kind:
-    """Return the kind of a session, as far as its upgrade shows it. It may be corrected later."""
+    """Return the kind of a session, as far as the upgrade request shows it. The first message may correct it."""
     if dialect.name != "realtime":
         return "duplex"
     transcribes = opening.intent == "transcription" or opening.is_transcription or opening.dialect == "vllm"
@@ -102,7 +103,7 @@ def kind_of(dialect: Dialect, opening: Opening) -> Kind:
 
 
 def wants_token(websocket: WebSocket) -> bool:
-    """Return whether the client wants to be able to resume the session that begins (`?resume=1`)."""
+    """Return whether the client asks for a session that it can resume later (`?resume=1`)."""
     return bool(websocket.query_params.get("resume", ""))
 
 
@@ -124,12 +125,13 @@ async def serve_by_first_frame(
 ) -> None:
     """Accept a WebSocket and serve the session that its first frame begins or resumes, until it is over.
 
-    A `session.resume` resumes a session of `caller`. With a `dialect` whose clients speak first, any other frame begins
-    a session of that dialect, opened by `opening`. A `model` in the URL begins it without waiting for a frame (unless
-    `autostart=0`). While waiting for the frame, the WebSocket holds a place that is counted apart from sessions.
+    A `session.resume` resumes a session of `caller`. If `dialect` is given, its clients send first, and any other frame
+    begins a session of that dialect with `opening`. With a `model` in the URL, the session begins without waiting for a
+    frame (unless `autostart=0`). While waiting for the frame, the WebSocket holds a place that is counted apart from
+    sessions.
 
-    Raises Refused before the upgrade if the server has neither room nor a session to resume. After the upgrade, errors
-    are sent as frames.
+    Raises Refused before the upgrade if the server has no room for a session and no session to resume. After the
+    upgrade, errors are sent as frames.
     """
     query, resumes = websocket.query_params, names_session(websocket)
     if dialect is not None and opening is not None and not resumes and not state.sessions.may_resume:

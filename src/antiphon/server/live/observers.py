@@ -27,7 +27,7 @@ from antiphon.server.state import ServerState
 from antiphon.transports.transport import ClientData
 
 log = logging.getLogger(__name__)
-# Counters of a conversation that are decisions about the turn under way, with their names in traces.
+# The counters of a conversation that stand for decisions about the current turn, with their names in traces.
 DECISIONS = {
     "preemptive_begun": "begun_ahead",
     "preemptive_used": "used",
@@ -76,7 +76,7 @@ class SessionObservers:
             self._turns.final(time.monotonic())
 
     def count(self, what: str, number: int) -> None:
-        """Observe what the session counts, and add it to the server's metrics."""
+        """Observe a count that the session reports, and add it to the server's metrics."""
         self._state.metrics.count(what, number)
         if name := DECISIONS.get(what):
             self._turns.decided(name, time.monotonic())
@@ -96,8 +96,8 @@ class SessionObservers:
 def _open_recorder(state: ServerState, wire: WireConnection) -> Recorder | None:
     """Return a recorder that writes a wire's session to the folder of `--record`.
 
-    Returns None without `--record`, without a required consent, and if the folder is not writable: a session that
-    cannot be recorded is still served.
+    Returns None if `--record` is not given, if a required consent is missing, or if the folder is not writable. A
+    session that cannot be recorded is still served.
     """
     server = state.settings.server
     if not server.record or (server.record_consent and not wire.opening.consents):

@@ -25,16 +25,16 @@ from antiphon.shares.threads import GRAMMAR_THREADS, THREADS, in_thread
 Read = TypeVar("Read")
 # Frames of at least this size are decoded in a thread: base64 and resampling of smaller ones take up to 3 ms.
 LARGE_FRAME_BYTES = 256 << 10
-# Frames with tools are decoded in a thread too, since their schemas are compiled. Also matches the name spelled in
-# escapes, which only a hostile client writes.
+# Matches frames with tools, which are decoded in a thread too because their schemas are compiled. Also matches the name
+# when it is spelled in escapes, as only a hostile client does.
 _TOOLS = re.compile(r'"tools"|\\u00[67]')
 
 
 def check_tools(tools: Sequence[Tool], param: str, field: str = "parameters") -> None:
-    """Check that the schemas of tools can be enforced, each and all together. Blocks as `check_schemas` does.
+    """Check that the schemas of tools can be enforced, each alone and all together. Blocks as `check_schemas` does.
 
-    `param` is the path of the list, `field` that of the schema within a tool. Raises RemoteProtocolError, with the
-    reason, if a schema cannot be enforced.
+    `param` is the path of the list of tools, and `field` is the path of the schema within a tool. Raises
+    RemoteProtocolError, with the reason, if a schema cannot be enforced.
     """
     try:
         check_schemas([tool.parameters for tool in tools], together=True)
@@ -54,7 +54,7 @@ def check_fits(schema: JsonSchema, param: str) -> None:
 
 
 def is_slow(data: str | bytes | msgspec.Raw) -> bool:
-    """Whether reading a message may take more than a few milliseconds, so that it has to happen in a thread."""
+    """Return whether a message has to be read in a thread, because reading it may take more than a few milliseconds."""
     return len(data) >= LARGE_FRAME_BYTES or _may_have_tools(data)
 
 
@@ -79,7 +79,7 @@ async def open_wire(wire: WireConnection) -> list[Frame]:
 async def prepare_voices(state: ServerState, caller: Caller, data: str | bytes | msgspec.Raw) -> None:
     """Look up the voices that a message enrols, if any, so that the wire finds them when it reads the message.
 
-    Call it before the wire reads the message. Does not raise for an unusable voice: the wire does.
+    Call it before the wire reads the message. Does not raise for an unusable voice: the wire raises later.
     """
     models = state.models
     if models is None:
@@ -91,7 +91,7 @@ async def prepare_voices(state: ServerState, caller: Caller, data: str | bytes |
 def context_of(
     state: ServerState, caller: Caller, *, resume_token: str | None = None, autostart: bool = False
 ) -> Context:
-    """Return the context of a caller's connection. `resume_token` and `autostart` are those of Context.
+    """Return the context of a caller's connection. `resume_token` and `autostart` are the fields of Context.
 
     Raises Refused while models load and while the server drains.
     """

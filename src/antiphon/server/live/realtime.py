@@ -1,7 +1,7 @@
 """One live session of `/v1/realtime`, `/v1/duplex` or a bridge, over any transport.
 
-It connects a wire, an inbox and a session. The wire knows the protocol. The lifecycle, the attached transport and
-resuming are common to all live sessions (`server/live/session.py`).
+Connects a wire, which knows the protocol, to an inbox and a session. The parts that all live sessions share (the
+lifecycle, the attached transport and resuming) are in `server/live/session.py`.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ MAX_WAITING_FRAMES = 256
 
 
 class LiveRealtime:
-    """Serves one session over its first transport, and over later ones that resume it. Call `run` once.
+    """Serves one session over its first transport, and over later transports that resume it. Call `run` once.
 
-    `wire` is open, and `first_frames` are the frames that opening it returned. `caller` opened the session. `token`
-    resumes it; if None, it ends with its transport. `restored` is what a restored conversation continues from. The
-    route that made `transport` releases it. `copy` is the session's copy in the session store. A client that resumes
-    attaches its transport to `attachment`.
+    `wire` is open, and `first_frames` are the frames that opening it returned. `caller` opened the session. A client
+    resumes it with `token`; without a token, it ends with its transport. `restored` is the stored state from which a
+    restored conversation continues. The route that made `transport` also releases it. `copy` is the session's copy in
+    the session store. A client that resumes attaches its transport to `attachment`.
     """
 
     def __init__(
@@ -93,7 +93,8 @@ class LiveRealtime:
         self._observers = SessionObservers(state, wire, self._live.measure)
         persistence = Persistence(state, caller, wire, restored.row if restored else None)
         self.copy = StoredCopy(wire, self._live, self._inbox, persistence, self._send, first_frames, restored)
-        # Set when a restored session has handled what the last host left. Frames of the client wait until then.
+        # Set after a restored session has handled the work that the last host left. Frames of the client wait until
+        # then.
         self._goes_on = anyio.Event()
         # Not set while a thread decodes a frame.
         self._wire_is_free = anyio.Event()
@@ -101,7 +102,7 @@ class LiveRealtime:
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the conversation, its configuration and the waiting commands take."""
+        """Bytes of memory that the conversation, its configuration and the waiting commands take."""
         kept = self._conversation.history.num_bytes if self._conversation else 0
         return kept + self._bounds.config_bytes + self._inbox.num_bytes
 
@@ -126,7 +127,7 @@ class LiveRealtime:
         self._end("session_expired", "Your session hit the maximum duration.", CLOSE_GOING_AWAY)
 
     async def _go_on(self) -> None:
-        """Begin a restored session at once, report to its client what was lost, and handle what is owed."""
+        """Begin a restored session at once. Reports the losses to its client, and handles what the last host left."""
         if self.copy.goes_on:
             # The client gets its first frame before the session is made.
             await anyio.lowlevel.checkpoint()
@@ -134,7 +135,7 @@ class LiveRealtime:
             await self.copy.go_on(self._emit)
         self._goes_on.set()
 
-    # --- AttachedSession: what the server asks ------------------------------------------------------------------------
+    # --- AttachedSession: called by the server ------------------------------------------------------------------------
 
     @property
     def backlog_s(self) -> float:
@@ -142,8 +143,8 @@ class LiveRealtime:
         return self._inbox.backlog_s
 
     def drain(self, within_s: float) -> None:
-        """End the session when nobody speaks, since the server stops. Received audio is still transcribed and sent,
-        within `within_s`. Does not wait.
+        """End the session when neither side speaks, because the server stops. Before the end, and within `within_s`
+        seconds, received audio is transcribed and the transcripts are sent. Does not wait.
 
         A conversation that another host can continue is handed over instead.
         """
@@ -159,7 +160,7 @@ class LiveRealtime:
     def hang_up(self) -> None:
         self._live.end(CLOSE_NORMAL, "hung_up")
 
-    # --- AttachedSession: what its attachment asks --------------------------------------------------------------------
+    # --- AttachedSession: called by its attachment --------------------------------------------------------------------
 
     @property
     def id(self) -> str:
@@ -170,7 +171,7 @@ class LiveRealtime:
         return self.wire.idle_s
 
     async def end_if_idle(self) -> None:
-        """End the session with `idle_timeout`: only frames count as activity here."""
+        """End the session with `idle_timeout`. Only frames of the client count as activity here."""
         self._end("idle_timeout", f"Nothing came for {self.wire.idle_s:.0f} s.", CLOSE_GOING_AWAY)
 
     def control(self, data: str | bytes) -> Control | None:
@@ -209,7 +210,7 @@ class LiveRealtime:
             self.copy.received(number, commands)
 
     async def wind_up(self) -> None:
-        """Close the inbox. The session transcribes what is in it, and its end closes the connection."""
+        """Close the inbox. The session still handles the commands in it, and the connection closes when it ends."""
         await self._flush()
         self._inbox.close()
         if self._session is None:
@@ -218,7 +219,7 @@ class LiveRealtime:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _decoded(self, data: ClientData) -> Sequence[Command]:
-        """Return the commands of a frame, after the observers have seen them. The frame's answers are queued.
+        """Return the commands of a frame, after the observers have seen them. Queues the wire's answers to the frame.
 
         A frame that `is_slow` is decoded in a thread. The session's events wait meanwhile, since the same wire encodes
         them.
@@ -244,7 +245,7 @@ class LiveRealtime:
 
     async def _carry_out(self, commands: Sequence[Command]) -> None:
         """Carry out the commands of a frame, or put them into the inbox."""
-        # The backlog bounds audio, at any rate. The rate bounds events without audio.
+        # Audio is limited by the backlog, at whatever rate it arrives. Events without audio are limited by their rate.
         has_audio = self._bounds.have_audio(commands)
         if not has_audio and self._bounds.count_event():
             max_events_per_s = self._state.settings.audio.max_events_per_s
@@ -323,9 +324,9 @@ class LiveRealtime:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _end(self, code: str, message: str, close_code: int) -> None:
-        """Send the reason that the session ends, and stop reading. Received audio is still transcribed and sent.
+        """Send the reason that the session ends, and stop reading.
 
-        Only the first call counts.
+        Audio received so far is still transcribed, and its transcripts are sent. Only the first call counts.
         """
         if self._live.lifecycle.reads_frames:
             self.copy.send(self.wire.send(SessionEnding(code, message)))

@@ -1,4 +1,4 @@
-"""Makes the session behind a realtime connection, and bounds the commands that its client may send."""
+"""Makes the session of a realtime connection, and limits the commands that its client may send."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RealtimeConversation = ConversationSession | DuplexSession
 RealtimeSession = TranscriptionSession | RealtimeConversation
 
 URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio)
-# 5 ms. A frame with less audio counts as an event without audio.
+# Minimum number of audio samples (5 ms). A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
 RATE_WINDOW_S = 2.0
 # Maximum number of items in a conversation: finding an item is a linear search.
@@ -49,7 +49,7 @@ MAX_REFUSED = 100
 
 
 class CommandBounds:
-    """Limits what one client may send: the rate of events without audio, and the memory of what has to be kept.
+    """Limits what one client may send: the rate of events without audio, and the memory for data that has to be kept.
 
     `max_events_per_s` limits events without audio, on average over RATE_WINDOW_S. `config_bytes` is the memory that
     the session's configuration takes.
@@ -68,16 +68,16 @@ class CommandBounds:
 
     @property
     def is_spent(self) -> bool:
-        """Whether MAX_REFUSED commands were refused because memory was short, so that the session has to end."""
+        """True if the session has to end, because MAX_REFUSED of its commands were refused when memory was short."""
         return self._num_refused >= MAX_REFUSED
 
     def configure(self, command: ConfigureTranscription | ConfigureConversation) -> None:
-        """Measure a configuration. It replaces the previous one."""
+        """Record the size of a configuration, which replaces that of the previous configuration."""
         self.config_bytes = num_bytes(command)
 
     @staticmethod
     def have_audio(commands: Sequence[Command]) -> bool:
-        """Whether the commands of a frame have enough audio to be bounded by the backlog instead of by their rate."""
+        """Return whether a frame's commands have enough audio to be limited by the backlog instead of by their rate."""
         return sum(len(c.pcm) for c in commands if isinstance(c, AppendAudio)) >= MIN_AUDIO_SAMPLES
 
     def count_event(self) -> bool:
@@ -100,10 +100,10 @@ class CommandBounds:
 
 
 def goes_first(command: Command, conversation: RealtimeConversation) -> TypeGuard[ConversationCommand]:
-    """Whether a command is handled at once, before those that wait in the inbox.
+    """Return whether a command is handled at once, before the commands that wait in the inbox.
 
-    A CancelResponse is handled at once only if a response has begun. Otherwise it may be meant for a response that a
-    command in the inbox has yet to begin.
+    A CancelResponse is handled at once only if a response has begun. Otherwise the client may want to cancel a response
+    that a command in the inbox has yet to begin.
     """
     return isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.progress.can_cancel)
 

@@ -31,30 +31,30 @@ from antiphon.transports.transport import STALL_S, Transport
 
 log = logging.getLogger(__name__)
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
-# The kind of session that a dialect's label in the metrics stands for. It is more precise than the upgrade.
+# The kind of session for a dialect's label in the metrics. The label is more precise than the upgrade request.
 KINDS_OF: dict[str, Kind] = {"openai": "captions", "vllm": "captions", "duplex": "duplex"}
 CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, 1013
-# Latencies in a session's last log line, by the kind of measurement: the names of their number and of their median.
+# Latencies in a session's last log line. Each kind of measurement maps to the names of its count and its median.
 TOLD_LATENCIES = {
     "final": ("turns", "final_ms"),
     "first_answer_sound": ("answers", "first_sound_ms"),
     "first_sound": ("sentences", "first_sound_ms"),
     "first_video_text": ("answers", "first_text_ms"),
 }
-# Number of latencies kept of each kind: the newest.
+# Maximum number of latencies kept of each kind; older ones are dropped.
 MAX_LATENCIES = 1000
-# The part of a drain that is reserved for a session's last transcripts: a fraction of it, and the maximum in seconds.
+# The time of a drain that is reserved for a session's last transcripts: a fraction of the drain, and at most FINALS_S.
 FINALS_PART, FINALS_S = 0.25, 5.0
-# Polling interval for a session that is to end, in seconds. Playback ends by the clock, without an event to wait for.
+# Polling interval, in seconds, for a session that is to end. Polls because no event reports the end of playback.
 POLL_S = 0.05
 
 
 class LiveSession:
     """The common part of a live session. Call `serve` once; `outbox` takes frames before that, too.
 
-    `session` is the session that this is a part of, and `caller` opened it. `token` resumes it; if None, it ends with
-    its transport. For `max_waiting`, `waits_detached` and `stall_s` see Outbox and Attachment. `memory` is the
-    session's account, which `serve` closes at the end.
+    This object is a part of `session`, which `caller` opened. A client resumes the session with `token`; without a
+    token, it ends with its transport. For `max_waiting`, `waits_detached` and `stall_s` see Outbox and Attachment.
+    `memory` is the session's account, which `serve` closes at the end.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class LiveSession:
         return self._lifecycle.state
 
     async def serve(self, transport: Transport, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Serve `transport`, and later ones that resume, until the session is CLOSED.
+        """Serve `transport`, and later transports that resume the session, until the session is CLOSED.
 
         Runs `tasks` concurrently, and cancels them at the end. Meanwhile the session is in the server's registry.
         """
@@ -146,7 +146,7 @@ class LiveSession:
         self._group.start_soon(task)
 
     def count_memory(self) -> None:
-        """Update the session's memory account. Call it after any change of what the session holds."""
+        """Update the session's memory account. Call it whenever the data that the session holds has changed."""
         self.memory.hold(self._session.num_bytes + self.outbox.journal.num_bytes)
 
     def count(self, label: str) -> None:
@@ -161,7 +161,7 @@ class LiveSession:
     # --- the lifecycle ------------------------------------------------------------------------------------------------
 
     def end_once(self, silent: Callable[[], bool], within_s: float, end: Callable[[], None]) -> None:
-        """Call `end` when the session is `silent`, or early enough that its finals are sent within `within_s`.
+        """Call `end` when the session is `silent`, or early enough to send its finals within `within_s` seconds.
 
         Does not wait. Call it only while `serve` runs.
         """
@@ -175,7 +175,7 @@ class LiveSession:
         self.start(wait)
 
     def end(self, code: int, reason: str) -> None:
-        """Stop reading, and have the session wind up. `finish` then closes its transport with this code and reason.
+        """Stop reading, and call the session's `wind_up`. `finish` then closes its transport with this code and reason.
 
         Does nothing unless the session is OPEN, so only the first call counts. Does not wait.
         """
@@ -201,8 +201,8 @@ class LiveSession:
     def close(self, reason: str) -> None:
         """Close the transport with 1000 after the last frame. Without a transport, the session is CLOSED at once.
 
-        For a session that its client has closed, or that another host owns, so that it cannot be resumed here. Does
-        nothing after the first call, or after `finish`. Does not wait.
+        Call it for a session that cannot be resumed here, because its client has closed it or another host owns it.
+        Does nothing after the first call, or after `finish`. Does not wait.
         """
         if self.lifecycle.is_running:
             self._close_reason = reason

@@ -23,11 +23,11 @@ from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 LABEL = "speech_stream"
-# A client that reads nothing for this long is gone. Until then its synthesis waits.
+# Seconds after which a client that reads nothing is considered gone. Until then its synthesis waits.
 STALL_S = 300.0
-# Average rate of messages that a client may send. Above it, reading is delayed.
+# Maximum average rate, in messages per second, at which a client's messages are read. Faster clients are delayed.
 MESSAGES_PER_S = 1000.0
-# Frames that may wait for the socket. 0: after a cancel, nothing waits behind audio.
+# Number of frames that may wait for the socket. It is 0 so that no frame waits behind old audio after a cancel.
 MAX_WAITING_FRAMES = 0
 
 
@@ -77,12 +77,12 @@ class LiveSpeech:
 
     @property
     def idle(self) -> bool:
-        """Whether no speech is being made or waits to be made or sent. A client that still receives is not idle."""
+        """True if no speech is made, or waits to be made or sent. A client that still receives is not idle."""
         return self._session.idle
 
     @property
     def is_silent(self) -> bool:
-        """Whether no utterance is open, to which the client might still add text."""
+        """True if no utterance is open. The client may still add text to an open utterance."""
         return self._session.num_utterances == 0
 
     def refuse_idle(self) -> None:
@@ -108,7 +108,7 @@ class LiveSpeech:
                 self._session.handle(command)
             except RemoteProtocolError as error:
                 errors.append(self._wire.refuse(error.message))
-        # A client that causes errors is read no faster than it reads them.
+        # If a client causes errors, its messages are read no faster than it reads the errors.
         if self._stream.put(errors):
             await self._stream.live.outbox.wait_for_room()
         # Always yields to the event loop, so that a fast client does not starve other tasks.
@@ -118,7 +118,7 @@ class LiveSpeech:
             self._stream.finish(CLOSE_NORMAL if self._wire.configured else CLOSE_POLICY)
 
     async def wind_up(self) -> None:
-        """Have all received text spoken. The stream finishes when its last event is sent (`_send_events`)."""
+        """Have all received text spoken. The stream finishes after its last event is sent (`_send_events`)."""
         self._session.close()
 
     # --- the session --------------------------------------------------------------------------------------------------

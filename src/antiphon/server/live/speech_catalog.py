@@ -1,4 +1,4 @@
-"""The voices and languages against which requests for speech are checked: the synthesizer's, and uploaded voices.
+"""The voices and languages that a request for speech may name: the synthesizer's, and the caller's uploaded voices.
 
 Also fetches a voice's audio if a request names it by a URL.
 """
@@ -18,7 +18,7 @@ from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.places import current_owner
 from antiphon.store.voices import VoiceStore
 
-# Files of recently used voices, of at most 10 MB each.
+# Cached files of recently used voices, each of at most 10 MB.
 _samples = FairCache[tuple[Path, int], bytes](4)
 
 

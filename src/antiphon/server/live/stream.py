@@ -22,36 +22,36 @@ from antiphon.transports.websocket import WebSocketTransport
 
 
 class StreamedSession(Protocol):
-    """What a LiveStream carries: a dialect along with its session. All calls come from one event loop.
+    """The session that a LiveStream carries, along with its dialect. All calls are made in one event loop.
 
     It sends frames with `LiveStream.put`, and ends with `LiveStream.finish`.
     """
 
     @property
     def idle_limit_s(self) -> float:
-        """The idle timeout in seconds, after which neither side has sent anything. The configuration may change it."""
+        """The idle timeout, in seconds without a message from either side. The configuration may change it."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes that it holds for its client now."""
+        """Bytes of memory that the session holds for its client now."""
         ...
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being produced for the client. The idle timeout applies only then."""
+        """True if nothing is being produced for the client. The idle timeout applies only then."""
         ...
 
     async def handle(self, data: str | bytes) -> None:
         """Handle one message of the client. Errors of the client are answered, not raised.
 
-        The next message is read when this returns, so it waits to slow the client down.
+        The next message is not read until this returns. So an implementation waits here to slow the client down.
         """
         ...
 
     @property
     def is_silent(self) -> bool:
-        """Whether everything that the client has begun to say or ask is complete."""
+        """True if the client has finished everything that it began to say or ask."""
         ...
 
     def refuse_idle(self) -> None:
@@ -59,16 +59,16 @@ class StreamedSession(Protocol):
         ...
 
     async def wind_up(self) -> None:
-        """Finish all requested work, then the stream. Called when no more messages are read."""
+        """Finish all requested work, and then finish the stream. Called after the last message was read."""
         ...
 
 
 class LiveStream:
-    """Carries one streamed session over a WebSocket, and over later ones that resume it. Call `serve` once.
+    """Carries one streamed session over a WebSocket, and over later WebSockets that resume it. Call `serve` once.
 
-    `caller` opened it. `token` resumes it; if None, it ends with its WebSocket. `label` is its `dialect` in the
-    metrics. For `max_waiting`, `waits_detached` and `stall_s` see Outbox and Attachment. A client that resumes attaches
-    its WebSocket to `attachment`. `live` is the part common to all live sessions.
+    `caller` opened the session. A client resumes it with `token`; without a token, it ends with its WebSocket. `label`
+    is its `dialect` in the metrics. For `max_waiting`, `waits_detached` and `stall_s` see Outbox and Attachment. A
+    client that resumes attaches its WebSocket to `attachment`. `live` is the part common to all live sessions.
     """
 
     # A stream has no queue of received audio.
@@ -95,7 +95,7 @@ class LiveStream:
         self.id = random_id("sess-")
         self.live = LiveSession(self, state, caller, token, max_waiting, waits_detached=waits_detached, stall_s=stall_s)
         self.attachment = self.live.attachment
-        # When either side last sent something.
+        # Time at which either side last sent something, on the monotonic clock.
         self._active_s = time.monotonic()
 
     async def serve(self, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -106,7 +106,7 @@ class LiveStream:
         self.live.count(self._label)
         await self.live.serve(self._socket, *tasks)
 
-    # --- for the session that is streamed -----------------------------------------------------------------------------
+    # --- called by the streamed session -------------------------------------------------------------------------------
 
     def put(self, frames: Sequence[Frame]) -> bool:
         """Queue the frames for sending; return whether there were any."""
@@ -117,7 +117,7 @@ class LiveStream:
         return bool(frames)
 
     def mark_active(self) -> None:
-        """Restart the idle time, after something was sent. Messages of the client restart it by themselves."""
+        """Restart the idle timeout after something was sent. The client's messages restart it without this call."""
         self._active_s = time.monotonic()
 
     def finish(self, code: int | None = None, reason: str | None = None) -> None:
@@ -127,10 +127,10 @@ class LiveStream:
         """
         self.live.finish(code, reason)
 
-    # --- AttachedSession: what the server asks ------------------------------------------------------------------------
+    # --- AttachedSession: called by the server ------------------------------------------------------------------------
 
     def drain(self, within_s: float) -> None:
-        """Stop reading when the session is silent, within `within_s` at the latest, and have it wind up.
+        """Stop reading when the session is silent, or after `within_s` seconds at the latest; then call its `wind_up`.
 
         All requested output is still sent. Does not wait.
         """
@@ -141,7 +141,7 @@ class LiveStream:
     def num_bytes(self) -> int:
         return self._session.num_bytes
 
-    # --- AttachedSession: what its attachment asks --------------------------------------------------------------------
+    # --- AttachedSession: called by its attachment --------------------------------------------------------------------
 
     @property
     def idle_s(self) -> float | None:
@@ -153,9 +153,10 @@ class LiveStream:
         return max(min(1.0, limit_s), self._active_s + limit_s - time.monotonic())
 
     async def handle(self, data: ClientData) -> None:
-        """Pass a message to the session, and restart the idle time. Waits as long as the session does.
+        """Pass a message to the session, and restart the idle timeout. Waits until the session has handled the message.
 
-        If memory is short, the message is answered with an error. Streams receive no audio outside of messages.
+        If memory is short, the message is answered with an error. `data` is always a message, since streams have no
+        separate audio track.
         """
         assert isinstance(data, str | bytes)
         self.mark_active()

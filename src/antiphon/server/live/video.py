@@ -21,7 +21,7 @@ from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 LABEL = "video"
-# Frames that may wait for the socket. Few, so that a new answer does not wait behind an old one.
+# Number of frames that may wait for the socket. It is small, so that a new answer does not wait behind an old one.
 MAX_WAITING_FRAMES = 2
 
 
@@ -81,7 +81,7 @@ class LiveVideo:
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is under way. A client that waits for an answer is not idle."""
+        """True if no answer is under way. A client that waits for an answer is not idle."""
         return self._session is None or self._session.idle
 
     @property
@@ -121,7 +121,7 @@ class LiveVideo:
             self._stream.finish()
 
     async def wind_up(self) -> None:
-        """Have the answer under way completed. The stream finishes when the session ends."""
+        """Have the session complete the answer that is under way. The stream finishes when the session ends."""
         if self._session:
             await self._session.put(FinishVideo())
         else:

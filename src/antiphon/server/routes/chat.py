@@ -35,8 +35,8 @@ MAX_BODY_BYTES = 16 << 20
 async def chat_completions(request: Request) -> Response:
     """Answer one request. It holds one of its caller's places until its response ends.
 
-    An invalid request, or one without a place, gets its status before anything is streamed. A later failure of the
-    model ends the stream with an error chunk.
+    If the request is invalid or gets no place, its error status is sent before anything is streamed. A later failure of
+    the model ends the stream with an error chunk.
     """
     state: ServerState = request.app.state.antiphon
     model = _language_model(state)

@@ -1,6 +1,6 @@
 """POST /v1/realtime/client_secrets, and the beta's /v1/realtime/sessions: short-lived keys for browsers.
 
-A key belongs to a session configuration, which is checked when the key is made.
+Each key is made for one session configuration, which is checked at that time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 
 
 class ExpiresAfter(msgspec.Struct):
-    """When the key expires, in seconds from now."""
+    """The time at which the key expires, in seconds from now."""
 
     seconds: float = DEFAULT_S
 

@@ -1,8 +1,8 @@
-"""Routes for operators: POST /internal/drain, GET /internal/hosts, DELETE /internal/hosts/{name}, and for profiles of
-the models: POST /start_profile and /stop_profile.
+"""Routes for operators: POST /internal/drain, GET /internal/hosts and DELETE /internal/hosts/{name}; and POST
+/start_profile and /stop_profile, which profile the models.
 
-The paths under /internal/ exist if the setting `internal_key` is set, and require it as a bearer token. No other key
-opens them, and this key opens no other path. Profiles require `--torch-profiler-dir`.
+The paths under /internal/ exist if the setting `internal_key` is set, and require it as a bearer token. No other key is
+accepted for these paths, and this key is accepted for no other path. Profiles require `--torch-profiler-dir`.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ async def list_hosts(request: Request) -> Response:
 
 
 async def bury(request: Request) -> Response:
-    """DELETE /internal/hosts/{name}: a supervisor reports a host dead, so that other hosts may claim its sessions.
+    """DELETE /internal/hosts/{name}: report that a host is dead, so that other hosts may claim its sessions.
 
-    `name` is a full name (`host-3/9f2c41d0`), or only its first part for all starts of that host. A host that is alive
-    after all returns with its next heartbeat. Sessions that were claimed meanwhile stay where they are.
+    A supervisor calls this. `name` is a full name (`host-3/9f2c41d0`), or only the first part, for all starts of that
+    host. If the host is in fact alive, it is registered again by its next heartbeat. Sessions that were claimed
+    meanwhile stay where they are.
     """
     state = _opened(request)
     store, name = _store(state), request.path_params["name"]

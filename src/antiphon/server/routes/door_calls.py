@@ -1,4 +1,4 @@
-"""POST /v1/realtime/calls at a door, which answers the call while a host has the session (`cluster/door/call.py`)."""
+"""POST /v1/realtime/calls at a door. The door answers the call, and a host has its session (`cluster/door/call.py`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DoorCalls:
 
     def routes(self) -> list[Route]:
         """Return the routes for calls, which the door serves itself."""
-        # For the responses themselves. A host answers the preflight requests.
+        # This middleware serves the responses themselves. A host answers the preflight requests.
         middleware = [cors(self._server)] if self._server.cors_origins else []
         return [
             Route(PATH, self.call, methods=["POST"], middleware=middleware),
@@ -62,7 +62,7 @@ class DoorCalls:
                 raise HostRefused(503, {"retry-after": "5"}, b"")
             offer, asked = await read_offer(request)
             if asked is not None:
-                # Refuses an invalid session before a host is asked.
+                # Refuses an invalid session before a request is sent to a host.
                 any_value(asked, "session")
             return await self._answer(request, offer, asked)
         except HostRefused as refused:
@@ -91,7 +91,7 @@ class DoorCalls:
             self._open[client.session_id] = client
             answer = await call.answer(offer)
         except BaseException:
-            # Ends the session at a host that has made it. Does not wait for a host that has not.
+            # Ends the session if a host has made it. Does not wait for a host that has not made it yet.
             client.hang_up()
             if not client.session_id:
                 carried.scope.cancel()
@@ -117,7 +117,7 @@ class DoorCalls:
                 await call.hang_up()
 
     async def hang_up_all(self) -> None:
-        """End all calls, and wait until their hosts know, for at most END_S."""
+        """End all calls, and wait for at most END_S until their hosts know of it."""
         if not self._open:
             return
         for client in list(self._open.values()):
@@ -126,7 +126,7 @@ class DoorCalls:
             await self._door.all_closed()
 
     async def hang_up(self, request: Request) -> Response:
-        """End a call of the same API key. 404 (`call_not_found`) if this door has no such call, or for another key."""
+        """End a call of the same API key. Returns 404 (`call_not_found`) if the key has no such call at this door."""
         client = self._open.get(request.path_params["id"])
         if client is None or not secrets.compare_digest(_key(client.connection), _key(request)):
             return error_response(404, "There is no such call.", code="call_not_found")

@@ -23,7 +23,7 @@ from antiphon.server.state import ServerState
 class Health(msgspec.Struct):
     """The body of /health: the status, and the fields that the MiniCPM-o demo's front end reads from a worker."""
 
-    # The process serves.
+    # Always "ok", since only a process that serves responds.
     status: Literal["ok"]
     # The version of antiphon.
     version: str
@@ -40,7 +40,7 @@ class Health(msgspec.Struct):
 class Readiness(msgspec.Struct):
     """The body of /ready. Fields that are unknown, or have nothing to report, are left out."""
 
-    # "ready" comes with 200, all others with 503.
+    # "ready" is sent with status 200, all other values with 503.
     status: Literal["ready", "loading", "draining", "model_lost"]
     # The ids of the loaded models.
     models: list[str] | UnsetType = UNSET
@@ -64,7 +64,7 @@ async def ready(request: Request) -> Response:
     after a model is lost.
 
     A model on another server that does not respond is not a reason for 503. Running sessions, captions and speech do
-    not need it, and all hosts behind a load balancer would become unready at the same time.
+    not need that model, and all hosts behind a load balancer would become unready at the same time.
     """
     state: ServerState = request.app.state.antiphon
     if state.admission.draining:
@@ -97,7 +97,7 @@ def served_kinds(models: LoadedModels) -> tuple[Kind, ...]:
 async def metrics(request: Request) -> Response:
     """GET /metrics: return the server's metrics for Prometheus. Gauges of lanes and KV are read at this moment.
 
-    Raises Unauthorized if `--metrics-key` is set and the request lacks it.
+    Raises Unauthorized if `--metrics-key` is set and the request does not have that key.
     """
     state: ServerState = request.app.state.antiphon
     key = state.settings.server.metrics_key

@@ -16,7 +16,7 @@ from antiphon.server.http.body import json_response
 from antiphon.server.http.errors import error_response
 from antiphon.server.state import ServerState
 
-# The task of each role, by its name at Hugging Face.
+# The task of each role, as Hugging Face names it.
 TASKS = {
     "transcriber": "automatic-speech-recognition",
     "synthesizer": "text-to-speech",
@@ -41,9 +41,9 @@ class ModelEntry(msgspec.Struct):
     task: str | UnsetType = UNSET
     # The languages that it understands or speaks, as ISO-639-1 codes.
     languages: list[str] | UnsetType = UNSET
-    # The loaded model that serves this name, for a name of the hosted service.
+    # If the id is a name of the hosted service, the loaded model that serves it.
     root: str | UnsetType = UNSET
-    # For the video model: whether it sees pictures, or gets the text that was read from them.
+    # The video model's input: "pictures", or "text" if it gets the text that was read from them.
     video: Literal["pictures", "text"] | UnsetType = UNSET
 
 
@@ -73,7 +73,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """GET /v1/models/{id}: return one of these entries, or one for a name of the hosted service that requests may use.
+    """GET /v1/models/{id}: return one of these entries, or the entry of a usable name of the hosted service.
 
     Returns 404 (`model_not_found`) for any other id.
     """

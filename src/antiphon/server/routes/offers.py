@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from antiphon.transports.webrtc import WebRtcCall
 
 MAX_BODY_BYTES = 1 << 20
-# An offer is parsed on the event loop, where 8,000 candidates took 6 s. Browsers send a few kB with fewer than 20.
+# Limits of an offer, in bytes and candidates. It is parsed on the event loop, where 8,000 candidates took 6 s. Browsers
+# send a few kB with fewer than 20 candidates.
 MAX_SDP_BYTES, MAX_CANDIDATES = 64 << 10, 64
 
 
@@ -57,7 +58,7 @@ def _checked(offer: str) -> str:
 
 
 async def new_call(ice_servers: tuple[str, ...]) -> WebRtcCall:
-    """Make a call that is not answered yet. The caller has to end it with `hang_up`."""
+    """Make a call, which is not answered yet. The caller of this function has to end it with `hang_up`."""
     return (await in_thread(_call_class))(ice_servers)
 
 

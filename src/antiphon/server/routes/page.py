@@ -20,7 +20,8 @@ POLICY = (
     "default-src 'self'; connect-src 'self'{sockets}; img-src 'self' data:; media-src 'self' blob:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
-# A Host header that may appear in the policy. The client chooses it, and a `;` in it would add to the policy.
+# Matches a Host header that may appear in the policy. The client chooses the header, and a `;` in it would extend the
+# policy.
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*(:[0-9]{1,5})?")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -28,7 +29,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 WEB = files("antiphon") / "web"
-# Longer names do not exist here, and may cause an error of the file system.
+# Maximum length of a file name. No file here has a longer name, and a longer name might cause an error of the file
+# system.
 MAX_NAME_CHARS = 64
 
 

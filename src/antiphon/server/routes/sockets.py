@@ -1,7 +1,7 @@
 """The WebSocket routes: realtime sessions of all dialects, speech streams and video streams.
 
-An upgrade is refused over HTTP (`server/http/errors.py`) without a valid key, without the required model, and while
-models load.
+An upgrade is refused over HTTP (`server/http/errors.py`) if its key is not valid, if the required model is missing, or
+while models load.
 """
 
 from __future__ import annotations

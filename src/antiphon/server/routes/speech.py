@@ -64,7 +64,7 @@ async def speech(request: Request) -> Response:
                 return Response(b"".join([chunk.data async for chunk in chunks]), media_type=media_type)
 
         return await unless_disconnected(request, whole)
-    # Waits for the first audio before sending the status, since errors of the request are known by then.
+    # Waits for the first audio before sending the status, so that most errors of the request still get a status.
     first = await anext(chunks, None)
     if asked.sse:
         return StreamingResponse(_events(asked, first, chunks), media_type="text/event-stream")
@@ -123,7 +123,7 @@ async def _events(
 
 @dataclass(slots=True)
 class _AudioBudget:
-    """The seconds of audio left for a batch. Below 0, its remaining items fail."""
+    """The seconds of audio that a batch may still make. When they fall below 0, the batch's remaining items fail."""
 
     left_s: float
 

@@ -30,7 +30,7 @@ from antiphon.sessions.transcription.file_speech import FILE_VAD, segments_by_wo
 from antiphon.shares.threads import FILE_THREADS, in_thread
 
 MAX_FIELDS = 40
-# Audio that is decoded at a time: 2 MB, in about 50 ms.
+# Seconds of audio that are decoded at a time. They take 2 MB, and about 50 ms.
 SLAB_S = 30.0
 # The response header with the seconds of a damaged file that could not be decoded.
 SKIPPED_HEADER = "antiphon-skipped-seconds"
@@ -109,7 +109,7 @@ async def _slabs(state: ServerState, file: BinaryIO, skipped: SkippedAudio) -> A
         while (slab := await in_thread(next, slabs, None, places=FILE_THREADS)) is not None:
             seconds += len(slab) / SAMPLE_RATE_HZ
             if seconds > max_s + SLAB_S:
-                # Longer than the packets had indicated to `measure_s`.
+                # The audio is longer than its packets had indicated to `measure_s`.
                 raise _too_long(max_s)
             state.metrics.audio_s.labels("file").inc(len(slab) / SAMPLE_RATE_HZ)
             current_request().audio_s += len(slab) / SAMPLE_RATE_HZ

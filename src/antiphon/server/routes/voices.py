@@ -33,7 +33,7 @@ class UploadedVoice(msgspec.Struct):
 
     # The name that requests use.
     name: str
-    # Whose consent was given, in the client's words.
+    # The consent that was given, in the client's words.
     consent: str
     # When it was uploaded, in Unix seconds.
     created_at: int
@@ -41,7 +41,7 @@ class UploadedVoice(msgspec.Struct):
     ref_text: str
     # The client's description of the speaker.
     speaker_description: str
-    # Whether it was uploaded as an embedding or as a recording.
+    # "direct" if the voice was uploaded as an embedding, "audio" if it was uploaded as a recording.
     embedding_source: Literal["direct", "audio"]
     # The length of the embedding; None for a recording.
     embedding_dim: int | None

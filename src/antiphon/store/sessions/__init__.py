@@ -47,7 +47,7 @@ def open_store(state: str, max_age_s: float, host_ttl_s: float = HOST_TTL_S) -> 
 
     Rows expire `max_age_s` after they were written. A host is dead `host_ttl_s` after it last renewed its key. Raises
     StoreError if the store is unavailable or of a newer format, and SettingsError if the URL is invalid or needs a
-    package that is not installed. Neither message shows the password.
+    package that is not installed. The messages of both do not show the password.
     """
     if not is_store_url(state):
         return QueuedStore(SqliteBackend(Path(state).expanduser(), max_age_s, host_ttl_s))

@@ -1,6 +1,6 @@
 """The contract of a session store: conversations that outlive their host. One host at a time owns each of them.
 
-Pure: no backend, clock or thread. The content of snapshots and of chunks of the tail is up to their writer. Resume
+Pure: no backend, clock or thread. The writer of snapshots and of chunks of the tail decides what they contain. Resume
 tokens and API keys are stored as hashes. docs/design/hosts.md describes what is stored, and the guarantees when hosts
 and stores fail.
 """
@@ -14,8 +14,8 @@ from typing import Protocol
 
 # The version of the rows that this code writes and reads.
 ROW_VERSION = 1
-# Limit on a row's snapshot, in bytes: what a backend can write within `BUSY_S` on a busy machine. A larger one would
-# delay all sessions of its host.
+# Limit on a row's snapshot, in bytes. A backend can write a snapshot of this size within `BUSY_S` on a busy machine. A
+# larger snapshot would delay all sessions of its host.
 MAX_SNAPSHOT_BYTES = 16 << 20
 # Limit on a session's tail, in bytes: six minutes of Opus at 24 kbit/s.
 MAX_TAIL_BYTES = 1 << 20
@@ -25,7 +25,7 @@ HOST_TTL_S, RENEWED_AFTER = 5.0, 0.3
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A host's claim to own a session, which each write presents.
+    """The proof that a host owns a session. Each write presents it.
 
     `owner`: the host's full name, such as `host-3/9f2c41d0`. `fence`: counts the owners, from 1 on.
     """
@@ -37,7 +37,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedCounts:
-    """What the owner had received from its client when it made a snapshot.
+    """How much the owner had received from its client when it made a snapshot.
 
     `events`: the number of the client's frames. `audio_ms`: the duration of its audio.
     """
@@ -62,7 +62,7 @@ class StoredSession:
     owner: str = ""
     # Counts the owners, from 1 on; 0 for a row written before rows had owners.
     fence: int = 0
-    # What the client need not send again to a host that restores this snapshot.
+    # The counts of frames and audio that the client need not send again to a host that restores this snapshot.
     received: ReceivedCounts = ReceivedCounts()
     # The number of claims since the last turn was stored, or since a release.
     restores: int = 0
@@ -71,7 +71,7 @@ class StoredSession:
 
     @property
     def hold(self) -> Hold:
-        """The hold with which the row's owner writes to it."""
+        """The hold that the row's owner presents when it writes the row."""
         return Hold(self.id, self.owner, self.fence)
 
 
@@ -79,8 +79,8 @@ class StoredSession:
 class TailChunk:
     """A piece of the audio of the turn under way.
 
-    `at_ms`: its start in the session's audio, which identifies and orders chunks. `data`: in an encoding that its
-    writer chooses.
+    `at_ms`: its start in the session's audio, which identifies and orders chunks. `data`: the audio, in an encoding
+    that its writer chooses.
     """
 
     at_ms: int
@@ -91,9 +91,9 @@ class TailChunk:
 class Host:
     """A host that is alive.
 
-    `name`: its full name, `NAME/INCARNATION`: a restarted process is another host. `address`: the base URL at which
-    other hosts reach it; "" if they cannot. `load`: the used fraction of its certified capacity, in [0, 1]; None
-    without a certificate. `draining`: it accepts no new sessions, and hands its sessions over.
+    `name`: its full name, `NAME/INCARNATION`; a restarted process is another host. `address`: the base URL at which
+    other hosts reach it; "" if they cannot reach it. `load`: the used fraction of its certified capacity, in [0, 1];
+    None without a certificate. `draining`: it accepts no new sessions, and hands its sessions over.
     """
 
     name: str
@@ -105,9 +105,9 @@ class Host:
 class ClaimRefusal(Enum):
     """Why a session was not claimed.
 
-    - UNKNOWN: there is no such session.
+    - UNKNOWN: the session does not exist.
     - OWNER_ALIVE: its owner is alive and has not released it.
-    - SUPERSEDED: its fence is not the one that was seen, because another host was faster.
+    - SUPERSEDED: its fence is newer than the fence that the host saw, because another host was faster.
     """
 
     UNKNOWN = "unknown"
@@ -116,7 +116,7 @@ class ClaimRefusal(Enum):
 
 
 class Ownership(Protocol):
-    """The owners of sessions, and the hosts that are alive. Only the backend's clock matters.
+    """The owners of sessions, and the hosts that are alive. All times are those of the backend's clock.
 
     Methods block, and raise StoreError if the backend is unavailable.
     """
@@ -129,9 +129,9 @@ class Ownership(Protocol):
         """Make `new_owner` the owner of a session whose owner is dead or has released it, and return the new row.
 
         Of all hosts that saw the same fence, one succeeds: `fence` and `restores` are incremented. The backend itself
-        refuses the claim while the owner's key is alive, unless the owner is `new_owner`. A store first writes the
-        session's pending writes. Raises RowError, and changes nothing, if the row is damaged or of another version.
-        If it raises StoreError, the claim may have succeeded; the row shows whether it did.
+        refuses the claim while the owner's key is alive, unless the owner is `new_owner`. A store first applies the
+        session's pending writes. Raises RowError, and changes nothing, if the row is damaged or of another version. If
+        it raises StoreError, the claim may have succeeded; the row shows whether it did.
         """
         ...
 
@@ -142,15 +142,15 @@ class Ownership(Protocol):
         ...
 
     def unregister(self, name: str) -> None:
-        """Mark a host as dead at once. A host calls this when it stops, or a supervisor that saw it end.
+        """Mark a host as dead at once. Called by a host when it stops, or by a supervisor that saw the host end.
 
-        A name without an incarnation stands for all its incarnations. A host that is alive after all returns with its
-        next `renew`.
+        A name without an incarnation stands for all its incarnations. If the host is in fact alive, its next `renew`
+        registers it again.
         """
         ...
 
     def hosts(self) -> tuple[Host, ...]:
-        """Return the hosts that are alive: a store sorts them by name, a backend does not."""
+        """Return the hosts that are alive. A store sorts them by name; a backend does not."""
         ...
 
     def host(self, name: str) -> Host | None:
@@ -164,14 +164,14 @@ class SessionStore(Ownership, Protocol):
     Writes do not wait. They return a future that is done when the backend has stored them; pending writes of one
     session are merged. The future fails with StoreError if the backend cannot be written to: after a second or two, or
     at once while the store is degraded. The write then stays pending and is retried every two seconds. The future fails
-    with SupersededError if the hold is not the newest: nothing of that write is ever stored.
+    with SupersededError if the hold is not the newest. No part of that write is ever stored.
 
     All other methods block; callers on an event loop run them in a thread. All methods may be called from any thread.
     """
 
     @property
     def degraded(self) -> str | None:
-        """Why the last write failed; None if it succeeded."""
+        """The reason that the last write failed; None if it succeeded."""
         ...
 
     def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
@@ -185,13 +185,13 @@ class SessionStore(Ownership, Protocol):
     def append_tail(self, hold: Hold, chunk: TailChunk) -> Future[None]:
         """Add a chunk to the tail of a stored session. Does nothing if the tail has a chunk with this `at_ms`.
 
-        A chunk that would make the tail larger than MAX_TAIL_BYTES is dropped: of a very long turn, the next owner
-        gets the beginning.
+        A chunk that would make the tail larger than MAX_TAIL_BYTES is dropped, so the next owner gets only the
+        beginning of a very long turn.
         """
         ...
 
     def release(self, hold: Hold) -> Future[None]:
-        """Release a session after its pending writes: any host may claim it from then on, and `hold` is invalid.
+        """Release a session after its pending writes. From then on any host may claim it, and `hold` is invalid.
 
         Sets `restores` to 0, since the session did not crash its host. Does nothing if the session is not stored.
         """
@@ -200,21 +200,22 @@ class SessionStore(Ownership, Protocol):
     def forget(self, hold: Hold) -> Future[None]:
         """Delete a session that is over: its row, its snapshot and its tail.
 
-        Its id and fence stay until the row would have expired, so that no earlier owner can create it again. Does
-        nothing if the session is not stored.
+        The session's id and fence stay until the row would have expired, so that no earlier owner can create the row
+        again. Does nothing if the session is not stored.
         """
         ...
 
     def get(self, session_id: str) -> StoredSession | None:
         """Return the latest row of a session, including a pending write of this store object.
 
-        Returns None if there is no row, or it has expired. Raises RowError if it is damaged or of another version.
+        Returns None if the row does not exist or has expired. Raises RowError if the row is damaged or of another
+        version.
         """
         ...
 
     def close(self, host_name: str = "") -> None:
-        """Try the pending writes once and close the store. Blocks for at most ten seconds, and does not raise.
+        """Try the pending writes once, then close the store. Blocks for at most ten seconds, and does not raise.
 
-        `host_name`: the host to unregister after the last write; "": none.
+        `host_name`: the host to unregister after the last write; "" for none.
         """
         ...

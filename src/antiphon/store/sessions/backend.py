@@ -1,6 +1,6 @@
 """The interface of a backend of the session store: a database with blocking reads and writes.
 
-All backends share one writer (`writer.py`), which calls it.
+One writer (`writer.py`) serves all backends, and calls this interface.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from antiphon.store.sessions.api import (
     TailChunk,
 )
 
-# Timeout of a backend's answer, in seconds.
+# Timeout, in seconds, for an answer of the backend.
 BUSY_S = 1.0
-# Exclusive upper bounds of a row's numbers: 15 digits, and 9 for `restores`. A claim increments `fence` and `restores`;
-# the integers of all backends have room for more than that.
+# Exclusive upper bounds of a row's numbers and of `restores`. A claim increments `fence` and `restores`; the integers
+# of all backends can hold larger values.
 MAX_NUMBER, MAX_RESTORES = 10**15, 10**9
 
 
@@ -35,13 +35,13 @@ class Write:
 
     # The owner and fence that must be current for the write to succeed.
     hold: Hold
-    # The new row; None: the row stays.
+    # The new row; None if the row stays as it is.
     row: StoredSession | None = None
     # Delete the earlier tail.
     clears_tail: bool = False
     # Chunks to add to the tail, by `at_ms`.
     chunks: dict[int, bytes] = field(default_factory=dict)
-    # Release the session: it has no owner afterwards.
+    # Release the session, which has no owner afterwards.
     releases: bool = False
     # Delete the session. All other fields except `hold` are ignored then.
     forgets: bool = False
@@ -61,7 +61,7 @@ class Write:
 
 
 class Backend(Ownership, Protocol):
-    """A database of rows and hosts. All methods block, for about BUSY_S at most, and raise StoreError if it fails.
+    """A database of rows and hosts. Methods block for about BUSY_S at most. They raise StoreError if it fails.
 
     One thread calls `write` and `purge`; any thread may call the other methods.
     """
@@ -111,8 +111,8 @@ def row_of(session_id: str, values: Sequence[object]) -> StoredSession:
 
 
 def host_of(name: str, address: object, load: object, draining: object) -> Host:
-    """Build a host from a backend's values. Invalid values count as unknown, since a host with a key is alive whatever
-    the key's content.
+    """Build a host from a backend's values. Invalid values count as unknown: a host that has a key is alive, whatever
+    the key contains.
     """
     known = isinstance(load, int | float) and math.isfinite(load)
     return Host(name, address if isinstance(address, str) else "", float(str(load)) if known else None, bool(draining))
@@ -138,7 +138,7 @@ def other_version(session_id: str, version: object) -> RowError:
 
 
 def too_large(session_id: str, num_bytes: int) -> RowError:
-    """Return the error for a session that is too large to store: writing it would delay all others."""
+    """Return the error for a session that is too large to store, because its write would delay all other sessions."""
     most = f"at most {MAX_SNAPSHOT_BYTES >> 20} MiB of a conversation are stored"
     return RowError(f"the session {session_id} cannot be stored: it has {num_bytes >> 20} MiB, and {most}")
 

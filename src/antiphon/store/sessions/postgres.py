@@ -1,6 +1,7 @@
-"""Sessions in Postgres: one table each for rows, tails and hosts. The server's setup decides how durable a commit is.
+"""Stores sessions in Postgres, in one table each for rows, tails and hosts.
 
-Each write is one statement. It checks that the fence is the newest while it holds the lock of the row.
+The server's setup decides how durable a commit is. Each write is one statement, which checks that the
+fence is the newest while it holds the row's lock.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from antiphon.store.sessions.url import StoreUrl
 FORMAT = 1
 # The advisory lock that is held while the tables are created, so that two hosts do not create them at once.
 MAKING = 0x616E7469
-# Interval of the check whether the server has not answered for BUSY_S, in seconds.
+# Interval, in seconds, of the check for a server that has not answered for BUSY_S.
 WATCH_S = 0.2
 # The row of a forgotten session has no snapshot, and stays until it expires.
 SCHEMA = """
@@ -71,7 +72,7 @@ select count(*) from written
 """
 # The parameters of PUT that `Write.values` fills, in its order.
 PUT_NAMES = ("version", "key_hash", "token", "snapshot", "next_owner", "fence", "events", "audio_ms", "restores")
-# The count is 1 if the session is released, now or by an earlier attempt; 0 if the hold is invalid or there is no row.
+# The count is 1 if the session is released, now or by an earlier attempt; 0 if the hold is invalid or no row exists.
 RELEASE = """
 with written as (
     update antiphon_sessions set owner = '', restores = 0
@@ -149,7 +150,7 @@ class PostgresBackend(Backend):
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
-        """Apply all writes in one transaction, or each in its own if the database rejects one of them."""
+        """Apply all writes in one transaction, or each in its own transaction if the database rejects one of them."""
         # Sorted by id, so that two hosts that write the same rows do not deadlock.
         order = sorted(range(len(writes)), key=lambda number: writes[number].hold.session_id)
         ordered = [writes[number] for number in order]
@@ -245,15 +246,16 @@ class _Unwritable(Exception):
 class _Connection:
     """A connection that is opened on first use and reopened after it breaks. Hold `lock` to use it.
 
-    If the server does not answer for BUSY_S, a watchdog thread shuts the connection down, because the client library
-    would wait for as long as the server's machine keeps the connection alive. `close` ends the thread.
+    If the server does not answer for BUSY_S, a watchdog thread shuts the connection down. Without it, the client
+    library would wait for as long as the server's machine keeps the connection alive. `close` ends the thread.
     """
 
     def __init__(self, url: StoreUrl) -> None:
         self.lock = threading.Lock()
         self._url = url
         self._db: Any = None
-        # The running query: a duplicate descriptor of the connection, and its deadline in monotonic seconds.
+        # For a running query: a duplicate of the connection's descriptor, and the query's deadline in monotonic
+        # seconds.
         self._asked: tuple[socket.socket, float] | None = None
         self._asked_lock = threading.Lock()
         self._is_cut = False
@@ -262,7 +264,7 @@ class _Connection:
         self._watch.start()
 
     def run(self, work: Callable[[Any], Any], *, once: bool = False) -> Any:
-        """Run `work` with the connection. If the server had closed it, run it again on a new one, unless `once`."""
+        """Run `work` with the connection. If the server had closed it, reconnect and run it again, unless `once`."""
         import psycopg
 
         was_open, self._is_cut = self._db is not None and not self._db.closed, False

@@ -1,7 +1,7 @@
-"""Sessions in Redis or Valkey: a hash for each row, a hash for its tail, a key for each host. Scripts are atomic steps.
+"""Stores sessions in Redis or Valkey: a hash for each row, a hash for its tail, a key for each host.
 
-The scripts build key names themselves, which Redis Cluster does not allow. The server's own setting `appendfsync`
-decides how much it loses when it is killed.
+Each script is atomic. The scripts build key names themselves, which Redis Cluster does not allow. The server's own
+setting `appendfsync` decides how much it loses when it is killed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ if at <= #ARGV and (found or has_row) then
 end
 return 'written'
 """
-# KEYS: row, which was checked to be valid. ARGV: new owner, seen fence, prefix of the hosts' keys.
+# KEYS: row, whose values are known to be valid. ARGV: new owner, seen fence, prefix of the hosts' keys.
 CLAIM = """
 local row = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'snapshot')
 if not row[3] then return 'unknown' end
@@ -129,7 +129,7 @@ class RedisBackend(Backend):
             self._claim: Any = self._redis.register_script(CLAIM)
             self._ask(lambda: self._redis.setnx(f"{PREFIX}format", FORMAT))
         except (ValueError, TypeError) as error:
-            # The client library passes unknown options of the URL to a constructor, which raises TypeError.
+            # The client library passes unknown options of the URL to a constructor, which then raises TypeError.
             raise SettingsError(f"--state {url.shown}: {url.hidden(str(error))}") from None
         found = self._ask(lambda: self._redis.get(f"{PREFIX}format"))
         if found != b"%d" % FORMAT:

@@ -1,8 +1,8 @@
-"""Sessions in SQLite, in a folder of one machine: for one host, or a few processes that share its disk.
+"""Stores sessions in SQLite, in a folder of one machine, for one host or a few processes that share the machine's disk.
 
 A host is alive while its process holds a lock on a file. The operating system releases the lock when the process ends
 in any way, so a killed server is dead at once, and the next one restores its sessions without waiting. A host that
-hangs is dead after the TTL.
+hangs counts as dead after the TTL.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from antiphon.store.sessions.api import (
 from antiphon.store.sessions.backend import BUSY_S, Backend, Write, chunk_of, host_of, row_of, superseded
 
 FILE = "sessions.sqlite3"
-# The format of the file (`pragma user_version`). The oldest files have 0. Files of format 1 have only the first table,
-# without the columns that MIGRATION adds.
+# The format of the file (`pragma user_version`). The oldest files have format 0. Files of format 1 have only the first
+# table, without the columns that MIGRATION adds.
 FORMAT = 2
 # Errors of a single row, not of the file.
 ROW_ERRORS = (sqlite3.DataError, sqlite3.ProgrammingError)
@@ -51,7 +51,7 @@ MIGRATION = (
     "alter table sessions add column received_audio_ms integer not null default 0",
     "alter table sessions add column restores integer not null default 0",
     "create table tails (id text, at_ms integer, chunk blob not null, primary key (id, at_ms)) without rowid",
-    # `until`: in seconds since the machine started, a clock that all its processes share.
+    # `until`: in seconds since the machine started, because all processes of the machine share this clock.
     "create table hosts (name text primary key, address text, load real, draining integer, until real not null)",
 )
 COLUMNS = "version, who, token, kept, owner, fence, received_events, received_audio_ms, restores"
@@ -100,7 +100,8 @@ class SqliteBackend(Backend):
         try:
             if self._db is None:
                 self._db = self._open()
-                # A killed process loses nothing with this setting; a machine that loses power may lose the last second.
+                # With this setting, nothing is lost if the process is killed. If the machine loses power, the last
+                # second may be lost.
                 self._db.execute("pragma synchronous=normal")
             failures = [self._write(self._db, write) for write in writes]
             if any(write.forgets for write in writes):
@@ -219,7 +220,7 @@ class SqliteBackend(Backend):
         return descriptor
 
     def _is_locked(self, name: str) -> bool:
-        """Whether a process holds the lock of this host."""
+        """Return whether a process holds the lock of this host."""
         with suppress(FileNotFoundError):
             descriptor = os.open(self._lock_file(name), os.O_RDONLY)
             try:
@@ -258,8 +259,8 @@ class SqliteBackend(Backend):
 
     @contextmanager
     def _one_process(self) -> Iterator[None]:
-        """Let only one process of this folder run the block at a time: SQLite does not wait if two processes enable the
-        write-ahead log at once.
+        """Let only one process of this folder run the block at a time, because SQLite does not wait when two processes
+        enable the write-ahead log at once.
         """
         descriptor = os.open(self._path.parent, os.O_RDONLY)
         try:

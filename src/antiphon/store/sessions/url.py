@@ -37,7 +37,7 @@ class StoreUrl:
 
     @property
     def is_redis(self) -> bool:
-        """Whether the server is Redis or Valkey, rather than Postgres."""
+        """True if the server is Redis or Valkey, and not Postgres."""
         return self._parts.scheme in REDIS_SCHEMES
 
     @property
@@ -55,7 +55,7 @@ class StoreUrl:
         return f"{parts.scheme}://{host}{port}{parts.path}"
 
     def hidden(self, text: str) -> str:
-        """Return a client library's message without the URL's secrets: its password, and the values of its options."""
+        """Return a client library's message without the URL's secrets: the password, and the values of options."""
         parts = self._parts
         secrets = {parts.password or "", unquote(parts.password or ""), parts.query}
         if "@" in parts.netloc:
@@ -72,5 +72,5 @@ class StoreUrl:
 
 
 def is_store_url(state: str) -> bool:
-    """Whether the setting `--state` names a server, rather than a folder."""
+    """Return True if the setting `--state` names a server, and not a folder."""
     return "://" in state

@@ -1,4 +1,4 @@
-"""The session store on top of any backend: a thread writes, so that no session waits for a disk or a network.
+"""The session store on top of any backend. A thread writes, so that no session waits for a disk or a network.
 
 `backend.py` defines what a backend is. This module knows no database.
 """
@@ -35,7 +35,8 @@ RETRY_S = 2.0
 PURGE_EVERY_S = 3600.0
 # Limit on the writes of several sessions that are sent to the backend at once, in bytes. A single write may be larger.
 ROUND_BYTES = 4 << 20
-# Timeouts, in seconds: of a claim for its session's pending writes, and of `close` for the thread.
+# Timeouts, in seconds: a claim waits FLUSH_S for its session's pending writes, and `close` waits CLOSE_S for the
+# thread.
 FLUSH_S, CLOSE_S = 3 * BUSY_S, 10.0
 
 
@@ -55,17 +56,17 @@ class _Waiting:
 
 
 class QueuedStore(SessionStore):
-    """A SessionStore on top of `backend`. It calls `backend.write` on its own thread; `close` ends both.
+    """A SessionStore on top of `backend`. Calls `backend.write` on its own thread; `close` ends thread and backend.
 
     A failed write makes the store *degraded*: writes stay pending and are retried every RETRY_S until they succeed.
-    `clock`: monotonic seconds, for the deletion of expired rows each hour.
+    `clock` returns monotonic seconds, and times the hourly deletion of expired rows.
     """
 
     def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend = backend
         self._clock = clock
-        # The pending write of each session. Bounded by the number of sessions, since a newer row replaces the pending
-        # one, and each tail is at most MAX_TAIL_BYTES.
+        # The pending write of each session. Their size is bounded: a newer row replaces the session's pending row, and
+        # each tail has at most MAX_TAIL_BYTES.
         self._pending: dict[str, _Waiting] = {}
         # The writes in progress.
         self._in_hand: dict[str, _Waiting] = {}
@@ -136,8 +137,8 @@ class QueuedStore(SessionStore):
         return row
 
     def _newer(self, write: Write) -> StoredSession | None:
-        """Return the row if a newer owner has written it, so that the pending write will fail. None if the owner is not
-        newer, or the row cannot be read.
+        """Return the stored row if its owner is newer, in which case the pending write will fail. Returns None if the
+        owner is not newer, or if the row cannot be read.
         """
         with suppress(StoreError):
             row = self._backend.read(write.hold.session_id)
@@ -206,7 +207,7 @@ class QueuedStore(SessionStore):
                 self._degrade(f"conversations cannot be stored: {error}")
 
     def _write_pending(self) -> None:
-        """Write all pending writes. Raises an exception of the backend as a whole."""
+        """Write all pending writes. Raises the backend's exception if the backend as a whole fails."""
         takes_oldest = False
         while True:
             with self._lock:
@@ -226,8 +227,8 @@ class QueuedStore(SessionStore):
             takes_oldest = not takes_oldest
 
     def _take_round(self, *, takes_oldest: bool) -> dict[str, _Waiting]:
-        """Take the writes to send at once: the smallest ones, so that one key's large conversations do not delay those
-        of other keys, or the one that has waited longest. The caller holds the lock.
+        """Take the writes of the next round: the smallest, so that one key's large conversations do not delay those of
+        other keys, or the write that has waited longest. The caller has to hold the lock.
         """
         order = list(self._pending)[:1] if takes_oldest else sorted(self._pending, key=self._size_of)
         taken, left = dict[str, _Waiting](), ROUND_BYTES
@@ -263,7 +264,7 @@ class QueuedStore(SessionStore):
 
 
 def _merged(earlier: Write, later: Write) -> tuple[StoreError | None, Write]:
-    """Merge two writes of the same session. Returns why `later` is refused, or None, and the write to keep."""
+    """Merge two writes of the same session. Returns the error that refuses `later`, or None; and the write to keep."""
     session_id = later.hold.session_id
     if later.hold != earlier.hold:
         # Of two owners, the one with the newer fence wins; the backend decides the rest.

@@ -1,4 +1,4 @@
-"""The frames for a client that has missed events which a host stored just before it died."""
+"""The frames for a client that missed events because their host died just after it had stored them."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def test_frames_are_kept_under_the_numbers_they_will_have_and_without_pieces() -
         journal.push(frame)
     sent = [json.loads(journal.next() or "") for _ in range(3)]
     assert [(s["server_event_seq"], s["type"]) for s in sent][::2] == [(4, "c"), (6, "d")]
-    # If the limit is small, only the newest are kept.
+    # If the limit is small, only the newest frames are kept.
     assert [f.seq for f in journal.unacknowledged([], len(found[-1].frame) * 2)] == [4, 6]
     assert Journal(lambda: 0.0).unacknowledged(coming, 1 << 20) == []

@@ -1,4 +1,4 @@
-"""Which messages of a client a snapshot covers, so that none is lost or carried out twice when it is restored."""
+"""Which messages of a client a snapshot covers: none is lost or carried out twice when the session is restored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_message_that_was_heard_in_part_is_sent_again_and_its_beginning_passed
     again = ReceivedMessages(heard)
     assert again.snapshot(0.0, 0) == heard
     again.add(2, 1000.0, 1, is_audio=True)
-    # The next host has heard less of it so far, but the part that was transcribed before still counts.
+    # The next host has heard less of the audio so far, but the part that was transcribed before still counts.
     assert again.snapshot(200.0, 1) == heard
     assert again.snapshot(700.0, 1) == SettledMessages(1, [], 700.0)
     assert again.snapshot(1000.0, 1) == SettledMessages(2, [])
@@ -48,7 +48,8 @@ def test_a_restored_session_passes_over_what_was_carried_out_and_goes_on_countin
     assert not received.is_applied(8)
     received.add(8, 20.0, 1, is_audio=True)
     assert received.is_applied(9)
-    # The next host dies too, before it has transcribed the audio: messages carried out by the first host still count.
+    # The next host also dies, before it has transcribed the audio. Messages that the first host carried out still
+    # count.
     assert received.snapshot(0.0, 1) == SettledMessages(7, [9, 10])
     assert received.is_applied(10)
     assert not received.is_applied(11)
@@ -60,7 +61,7 @@ MESSAGES = st.lists(st.sampled_from(["audio", "item", "urgent"]), max_size=30)
 
 @given(MESSAGES, st.data())
 def test_however_often_its_host_dies_then_each_message_takes_effect_once(kinds: list[str], data: st.DataObject) -> None:
-    """Hosts carry out messages in order and die at any point. The next one receives again what the snapshot lacks."""
+    """Hosts carry out messages in order and die at any point. The next host gets uncovered messages again."""
     effects: list[int] = []
     before = SettledMessages(0, [])
     for life in range(4):

@@ -162,7 +162,7 @@ def test_frames_that_are_handed_over_and_still_sent_have_one_number() -> None:
     assert [frame.seq for frame in frames] == [1, 2, 3, 4]
     sent = [one.next(), one.next()]
     assert sent == [frames[1].frame, frames[2].frame]
-    # The client has three of them, and the next host sends the fourth.
+    # The client has three of the frames, and the next host sends the fourth.
     two = journal()
     assert two.take_over(frames, last_received=3)
     assert two.next() == frames[3].frame

@@ -1,4 +1,4 @@
-"""The stored copy of a conversation: frames wait for it, and the session ends on a host that has lost it to another."""
+"""The stored copy of a conversation: frames wait for its writes, and a session ends if its host no longer owns it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ROW = StoredSession("sess", "", b"", b"", "host-1/a", 3, ReceivedCounts(4, 500),
 
 
 class Store:
-    """A session store that writes at once, or if it `waits`, when a test lets it."""
+    """A session store that writes at once. If `waits` is set, a write waits until the test allows it."""
 
     def __init__(self) -> None:
         self.rows: list[StoredSession] = []
@@ -286,7 +286,7 @@ def test_a_session_that_only_transcribes_is_not_stored() -> None:
         await stage.says(ItemAdded(Item("x"), None), *frames("item"))
         assert not stage.copy.can_move
         assert await stage.copy.store_token() is None
-        # Its audio is not kept either.
+        # The audio of this session is not kept either.
         assert stage.persistence.speech
         assert stage.persistence.speech.chunk(0) is None
         stage.copy.close()
@@ -329,7 +329,7 @@ def test_a_restored_session_goes_on_where_the_last_host_has_left_it() -> None:
         assert stage.copy.goes_on
         stage.copy.begin(stage.conversation)
         assert [item.id for item in stage.history.items] == ["x"]
-        # Not stored again: it was stored before its client got the new token.
+        # The session is not stored again: it was stored before its client got the new token.
         assert stage.store.rows == []
         await stage.copy.go_on(emit)
         owed, heard = await stage.inbox.get(), await stage.inbox.get()

@@ -13,7 +13,7 @@ from antiphon.store.sessions import TailChunk
 
 
 def pcm(value: int, ms: int = 100) -> Pcm:
-    """Return audio that is recognized by its value."""
+    """Return audio whose samples all have one value, by which a test recognizes it."""
     return np.full(ms * 16, value / 1024, np.float32)
 
 
@@ -23,7 +23,7 @@ def took(tail: SpeechTail, *numbers: int) -> None:
 
 
 def numbers(chunks: list[TailChunk], received: int, *applied: int) -> list[int]:
-    """Return the numbers of the messages found. Checks that each has its audio, or none if it was applied."""
+    """Return the numbers of the messages found. Checks that each has its audio, or no audio if it was applied."""
     found = messages_of(chunks, received, applied)
     for number, audio in found:
         assert number in applied or np.array_equal(audio, pcm(number))
@@ -112,6 +112,6 @@ def test_whenever_its_host_dies_then_the_tail_goes_on_where_the_snapshot_ends(st
                 tail.settled(received, empties=step == "turn")
                 chunks = [] if step == "turn" else chunks
     found = numbers(chunks, received)
-    # Continues from the snapshot without a gap, and with only audio.
+    # The messages continue from the snapshot without a gap, and contain only audio.
     assert found == list(range(received + 1, received + 1 + len(found)))
     assert all(kinds[n] == "audio" for n in found)

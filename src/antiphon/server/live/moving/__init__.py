@@ -1,1 +1,1 @@
-"""Lets a session outlive its host: how it is stored, handed over, and resumed by another host."""
+"""Lets a session outlive its host: stores it, hands it over, and resumes it at another host."""

@@ -8,7 +8,7 @@ import anyio
 
 from antiphon.store.sessions import Host
 
-# How long, in seconds, an answer of the store is reused.
+# Seconds for which an answer of the store is reused.
 FRESH_S = 0.05
 
 

@@ -33,17 +33,17 @@ from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.store.sessions import ReceivedCounts, StoredSession
 from antiphon.transports.journal import ResumeToken
 
-# Maximum time that a write to the store holds back a session's frames: normally, and after a failed write was reported
-# to the client.
+# Maximum time, in seconds, for which a session's frames wait for a write to the store: normally, and after a failed
+# write was reported to the client.
 STORE_S, STORE_DEGRADED_S = 3.0, 0.1
-# A session that a host has served for this time is not suspected of crashing hosts.
+# After a host has served a session for this time, in seconds, the session is not suspected of crashing hosts.
 HARMLESS_S = 60.0
 
 
 class _Snapshot(msgspec.Struct):
-    """The JSON that is stored: the wire's snapshot, the fields of its Opening, the history, and where they stand.
+    """The stored JSON: the wire's snapshot, the fields of its Opening, the history, and the resume point.
 
-    Rows of earlier versions have no `continued`: it is unknown which of the client's messages they cover.
+    Rows of earlier versions have no `continued`, so it is unknown which of the client's messages they cover.
     """
 
     wire: WireSnapshot
@@ -53,7 +53,7 @@ class _Snapshot(msgspec.Struct):
 
 
 def caller_hash(caller: Caller) -> str:
-    """Return the SHA-256 of a caller in hex, which is stored to decide who may resume a session.
+    """Return the SHA-256 of a caller in hex. Only a caller with the hash that is stored with a session may resume it.
 
     It covers the API key and, for a client secret, also the session that the secret opens.
     """
@@ -106,9 +106,9 @@ def restored(
 ) -> tuple[WireConnection, list[Item], ResumePoint | None]:
     """Make an open wire from a caller's stored conversation; return it with the history and the resume point.
 
-    Call `prepare_voices` before, to look up a voice that is enrolled in it. Raises Refused while models load,
-    RemoteProtocolError if the loaded models can no longer hold this conversation, and StoreError for a row that is
-    damaged or was written in another format.
+    Call `prepare_voices` first, to look up the voice that is enrolled in the conversation. Raises Refused while models
+    load, RemoteProtocolError if the loaded models can no longer hold this conversation, and StoreError for a row that
+    is damaged or was written in another format.
     """
     context = context_of(state, caller)
     try:
@@ -159,7 +159,7 @@ class Persistence:
         self._stored_events = row.received.events if row else 0
         # Collects the client's audio for the tail, with `--store-speech`.
         self.speech = SpeechTail() if state.settings.resume.store_speech else None
-        # The store's state as it was last reported to the client, or will be next.
+        # The store's state as it was last reported to the client, or as it will be reported next.
         self.kept = Kept.STORED
 
     def put(
@@ -173,8 +173,8 @@ class Persistence:
     ) -> Future[None] | None:
         """Write the conversation as it is now. Does not wait. Returns None if the conversation is not stored.
 
-        `audio_ms` is how much of the client's audio this host has received. `turn_kept`: a turn has ended and is in
-        `items`, so the session is not suspected of crashing hosts.
+        `audio_ms` is the duration of the client's audio that this host has received. `turn_kept` is true if a turn has
+        ended and is in `items`; the session is then not suspected of crashing hosts.
         """
         store = self._state.sessions.store
         if store is None or token is None or self.kept is Kept.SUPERSEDED:
@@ -204,8 +204,8 @@ class Persistence:
 
     @property
     def stored_events(self) -> int | None:
-        """Number of the client's messages that need not be sent again, even if this host dies; None if the session is
-        not stored.
+        """Number of messages that the client need not send again, even if this host dies; None if the session is not
+        stored.
         """
         return self._stored_events if self._hold else None
 
@@ -232,17 +232,17 @@ class Persistence:
 
     @property
     def is_on(self) -> bool:
-        """Whether the server has a store."""
+        """True if the server has a store."""
         return self._state.sessions.store is not None
 
     @property
     def is_stored(self) -> bool:
-        """Whether this host owns the session in the store, or will own it after the store recovers."""
+        """True if this host owns the session in the store, or will own it after the store recovers."""
         return self._hold is not None and self._is_stored and self.kept is not Kept.SUPERSEDED
 
     @property
     def can_move(self) -> bool:
-        """Whether another host can continue the session: the last write was successful."""
+        """True if another host can continue the session, because the last write was successful."""
         return self.is_stored and self.kept is Kept.STORED
 
     async def release(self) -> bool:
@@ -250,7 +250,7 @@ class Persistence:
         store = self._state.sessions.store
         if store is None or self._hold is None or not self.can_move:
             return False
-        # The last snapshot has emptied the tail. The audio of the open turn is stored again.
+        # The last snapshot emptied the tail, so the audio of the open turn has to be stored again.
         self.append_speech()
         released = store.release(self._hold)
         self._is_stored = False
@@ -260,7 +260,7 @@ class Persistence:
         return False
 
     def end(self) -> None:
-        """Delete the session that is over; release it instead while the server drains. Does not wait."""
+        """Delete the stored session, because it is over; while the server drains, release it instead. Does not wait."""
         store = self._state.sessions.store
         if store and self._hold and self.is_stored:
             if self._state.admission.draining:

@@ -1,13 +1,13 @@
-"""Where a stored conversation stands: the state that another host needs to continue it, in addition to its wire and its
-items. Pure, except for the inbox.
+"""The resume point of a stored conversation: the state, besides its wire and its items, that another host needs to
+continue it. Pure, except for the inbox.
 
 A host may die between any two messages of its client, or in the middle of a response. So a snapshot records which of
 the client's messages it covers, which response was open, and whether a response was owed.
 
-Audio that a host has heard but not transcribed is lost when the host dies. So a snapshot records the number of the
-last message up to which it covers everything, and the client sends all later messages again. Some later messages may
-be covered as well, for example one that created an item while the user was speaking. The snapshot lists them, and the
-host that restores the conversation skips them. If only part of the first message's audio is covered, the snapshot
+Audio that a host has heard but not transcribed is lost when the host dies. So a snapshot records the number of the last
+message up to which it covers everything, and the client sends all later messages again. Some later messages may be
+covered as well, for example a message that created an item while the user was speaking. The snapshot lists them, and
+the host that restores the conversation skips them. If only part of the first message's audio is covered, the snapshot
 records how much.
 
 A snapshot is written before the client receives the events that it covers. If the host dies in between, the next host
@@ -47,7 +47,7 @@ from antiphon.transports.journal import SentFrame
 
 # The reason of a response that ended because its session moved to another host.
 MOVED = "session_moved"
-# Upper bounds to detect a damaged row: no session has more messages than this, and no message has more audio.
+# Upper bounds that reveal a damaged row: the number of a session's messages, and the audio of one message in ms.
 MAX_NUMBER = 10**15
 MAX_HEARD_MS = 3_600_000
 # Events that change the configuration or the history: the conversation is stored after each.
@@ -64,7 +64,7 @@ STORED_AFTER = (
 
 
 def keeps_turn(event: Event) -> bool:
-    """Whether this event completes a turn of the user, or a response that did not end because its session moved."""
+    """Return whether this event completes a user's turn, or a response that ended for another reason than a move."""
     return isinstance(event, TranscriptDone) or (isinstance(event, ResponseDone) and event.response.reason != MOVED)
 
 
@@ -84,7 +84,7 @@ class FinishedResponse(msgspec.Struct):
 
 
 class ResumePoint(msgspec.Struct):
-    """Where a snapshot stands among the client's messages and its responses."""
+    """Records which of the client's messages and which responses a snapshot covers."""
 
     # The snapshot covers all messages of the client up to this number.
     received: int = 0
@@ -98,13 +98,13 @@ class ResumePoint(msgspec.Struct):
     owed: list[CreateResponse] = []
     # The last response, if the history ends with it. The client may not have received all of it.
     finished: FinishedResponse | None = None
-    # Whether the numbers in `journal` have no gap, so that its frames can be sent as they are. True if the host handed
-    # the session over and the frames were not too large. Otherwise deltas of responses and the oldest frames are
+    # True if the numbers in `journal` have no gap, so that its frames can be sent as they are. This is so if the host
+    # handed the session over and the frames were not too large. Otherwise deltas of responses and the oldest frames are
     # missing.
     is_whole: bool = False
     # Frames that the client may not have received.
     journal: list[SentFrame] = []
-    # How much of the audio after message `received` it covers, in milliseconds.
+    # Milliseconds of the audio after message `received` that the snapshot covers.
     heard_ms: float = 0.0
 
 
@@ -112,8 +112,8 @@ class ResumePoint(msgspec.Struct):
 class _Message:
     """One message of the client.
 
-    `audio_end_ms` is where the session's audio ends with this message. `is_audio` is true if it contains only audio.
-    `num_put` is the number of commands put into the inbox up to and including its last one.
+    `audio_end_ms` is the position in the session's audio at which this message ends. `is_audio` is true if it contains
+    only audio. `num_put` is the number of commands put into the inbox up to and including the message's last one.
     """
 
     number: int
@@ -136,9 +136,10 @@ NOTHING = SettledMessages(0, [])
 
 
 class ReceivedMessages:
-    """The client's messages that are not in the conversation yet, or that follow one that is not.
+    """The client's messages, from the first that is not in the conversation yet.
 
-    `before` is what the snapshot covers that the session was restored from. Audio is counted from there.
+    `before` says what the snapshot covered from which the session was restored. Positions of audio
+    count from the end of its message `last`.
     """
 
     def __init__(self, before: SettledMessages = NOTHING) -> None:
@@ -146,11 +147,11 @@ class ReceivedMessages:
         self._waiting: deque[_Message] = deque()
         self._num_settled = before.last
         self._heard_before_ms = before.heard_ms
-        # Where the audio of the waiting messages begins.
+        # Position, in the session's audio, at which the waiting messages begin.
         self._waiting_from_ms = 0.0
 
     def is_applied(self, number: int) -> bool:
-        """Whether this message was carried out before the session was restored, so that it has to be skipped now."""
+        """Return True if this message was carried out before the session was restored, and has to be skipped now."""
         if number not in self._applied:
             return False
         audio_end_ms = self._waiting[-1].audio_end_ms if self._waiting else self._waiting_from_ms
@@ -197,7 +198,7 @@ class _Owed:
 class Progress:
     """Tracks one live conversation for its snapshots.
 
-    `continued` is what a restored conversation continues from. `speech` collects the audio if audio is stored too.
+    `continued` is the resume point of a restored conversation. `speech` collects the audio if audio is stored too.
     """
 
     def __init__(self, inbox: Inbox, continued: ResumePoint | None = None, speech: SpeechTail | None = None) -> None:
@@ -205,10 +206,10 @@ class Progress:
         self._inbox = inbox
         self._speech = speech
         self._messages = ReceivedMessages(SettledMessages(continued.received, continued.applied, continued.heard_ms))
-        # Number of audio samples yet to arrive that another host has already transcribed.
+        # Number of samples that will arrive again although another host has already transcribed them.
         self._num_heard = round(continued.heard_ms * SAMPLE_RATE_HZ / 1000)
         self._owed = [_Owed(replace(request, when_busy="wait")) for request in continued.owed]
-        # Whether a response is being generated again that the client did not request from this host.
+        # True while a response is being generated again that the client had requested from another host.
         self._begins_anew = bool(self._owed)
         self._open: OpenResponse | None = None
         self._finished: FinishedResponse | None = None
@@ -216,7 +217,7 @@ class Progress:
         self._num_samples = 0
 
     def is_applied(self, number: int) -> bool:
-        """Whether another host has carried out the client's message of this number, so that it is skipped here."""
+        """Return True if another host has carried out the client's message `number`, so that it is skipped here."""
         return self._messages.is_applied(number)
 
     def took(self, number: int, commands: Sequence[Command]) -> None:
@@ -230,10 +231,10 @@ class Progress:
         self._messages.add(number, end_ms, self._inbox.num_put if commands else 0, is_audio=is_audio)
 
     def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:
-        """Return a message's commands with the audio that another host has already transcribed replaced by silence.
+        """Return a message's commands. Audio that another host has already transcribed is replaced by silence.
 
-        While a response is being generated again, a request for another response waits for it: the client may not know
-        of it yet.
+        While a response is being generated again, a request for another response waits instead of failing, because the
+        client may not know of the first response yet.
         """
         if self._begins_anew:
             commands = [replace(c, when_busy="wait") if isinstance(c, CreateResponse) else c for c in commands]
@@ -277,7 +278,7 @@ class Progress:
                 self._finished = FinishedResponse(done, response.request) if is_complete else None
 
     def now(self, conversation: RealtimeConversation, *, empties_tail: bool = False) -> ResumePoint:
-        """Return where the conversation stands now. `empties_tail`: writing the snapshot empties the stored tail."""
+        """Return the current resume point. `empties_tail` is true if writing the snapshot empties the stored tail."""
         received = self._messages.snapshot(conversation.progress.settled_ms, self._inbox.num_taken)
         if self._speech:
             self._speech.settled(received.last, empties=empties_tail)
@@ -340,7 +341,7 @@ def _before_the_gap(missed: list[SentFrame], last_received: int) -> list[SentFra
 
 
 def check_counts(continued: ResumePoint) -> None:
-    """Raise RemoteProtocolError if the counts are impossible: the row is damaged."""
+    """Raise RemoteProtocolError if the counts are impossible, which means that the row is damaged."""
     is_wrong = any(not continued.received < number < MAX_NUMBER for number in continued.applied)
     if is_wrong or not 0 <= continued.received < MAX_NUMBER or not 0 <= continued.heard_ms <= MAX_HEARD_MS:
         raise RemoteProtocolError("unknown_session", "The stored session is damaged.", "session_id")

@@ -1,7 +1,7 @@
 """The copy of a live conversation in the session store, from which another host can continue it.
 
 A client never learns of anything that the copy lacks: its frames wait while the copy is written. `persistence.py`
-writes the rows and knows whether this host still owns them; `resume_point.py` knows where the conversation stands.
+writes the rows and knows whether this host still owns them; `resume_point.py` computes the resume point.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from antiphon.transports.journal import SentFrame
 log = logging.getLogger(__name__)
 # Interval, in seconds, at which a conversation is stored in addition to the writes that its events cause.
 STORE_EVERY_S = 5.0
-# Interval at which the audio of the turn under way is stored. Less unsettled audio than UNSETTLED_MS is not stored.
+# Interval, in seconds, at which the audio of the current turn is stored, if at least UNSETTLED_MS of it is unsettled.
 SPEECH_EVERY_S, UNSETTLED_MS = 1.0, 500
-# Maximum size of the frames stored with a session that moves: those that its client may not have received.
+# Maximum size of the frames that are stored with a moving session because its client may not have received them.
 MAX_HANDED_OVER_BYTES = 2 << 20
 # The same limit for any other snapshot, which has no deltas of responses.
 MAX_TOLD_BYTES = 32 << 10
-# How long a session that moves waits for the user's turn to end. The next host hears a longer turn again.
+# Seconds for which a moving session waits for the user's turn to end. The next host hears a longer turn again.
 MAX_TURN_S = 3.0
 # The part of a drain, in seconds, that is reserved for finishing and storing the session; at most half of the drain.
 HAND_OVER_S = 5.0
 # Jitter before each session begins to move, in seconds, so that a drain's sessions do not all resume at the same time.
 MAX_JITTER_S = 0.5
-# Polling interval, in seconds. Playback ends by the clock, without an event to wait for.
+# Polling interval, in seconds. Polls because no event reports the end of playback.
 POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a conversation is restored from.
+    """The stored state from which a conversation is restored.
 
     - `row`: the row as this host has claimed it.
     - `items`: the history with which it continues here (see `recovered`).
-    - `continued`: where it stood; None for a row of an earlier version that did not store this.
+    - `continued`: its resume point; None for a row of an earlier version, which did not store this.
     - `missed_events`: the events that report to the client what is missing here.
     - `tail`: the user's audio that was not transcribed yet, by message number.
     """
@@ -71,8 +71,8 @@ class Restored:
 class StoredCopy:
     """Keeps the stored copy of one live session, and the frames that wait for it to be written.
 
-    Nothing is stored for a session without a token or one that only transcribes, or if the server has no store. The
-    frames of such a session do not wait.
+    Stores nothing if the session has no token or only transcribes, or if the server has no store. The frames of such a
+    session do not wait.
 
     `persistence` writes the rows of `live`, whose commands are in `inbox`. `send` passes a frame to the outbox without
     waiting. `first_frames` are sent first.
@@ -101,14 +101,14 @@ class StoredCopy:
         self._progress = Progress(inbox, restored.continued if restored else None, persistence.speech)
         self._conversation: RealtimeConversation | None = None
         self._is_on = persistence.is_on
-        # Whether the session is moving to another host.
+        # True while the session is moving to another host.
         self._is_moving = False
 
     # --- the session --------------------------------------------------------------------------------------------------
 
     @property
     def goes_on(self) -> bool:
-        """Whether the session continues at once from where another host left it, without waiting for a first frame."""
+        """True if the session continues at once where another host left it, without waiting for a first frame."""
         return self._restored is not None and self._restored.continued is not None
 
     def begin(self, conversation: RealtimeConversation | None) -> None:
@@ -136,7 +136,7 @@ class StoredCopy:
     # --- what the client sends ----------------------------------------------------------------------------------------
 
     def has(self, number: int) -> bool:
-        """Whether the last host has carried out the client's message of this number, so that it is skipped here."""
+        """Return True if the last host has carried out the client's message `number`, so that it is skipped here."""
         return self._restored is not None and self._progress.is_applied(number)
 
     def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:
@@ -151,7 +151,7 @@ class StoredCopy:
     # --- what the client gets -----------------------------------------------------------------------------------------
 
     def send(self, frames: Iterable[Frame] = (), *, at_once: bool = False) -> None:
-        """Send the frames that wait, then `frames`, unless the copy is being written. `at_once`: even then."""
+        """Send the waiting frames, then `frames`. They wait while the copy is written, unless `at_once` is true."""
         self._frames += frames
         if self._num_writing and not at_once:
             return
@@ -187,8 +187,8 @@ class StoredCopy:
         """Write the copy, wait until that is done, and send the frames that wait.
 
         If a write fails or takes longer than STORE_S, the client is notified before it gets any other frame, and again
-        when a write works. If another host owns the session, it ends here with `session.replaced`. For `turn_kept` see
-        `Persistence.put`.
+        when a write succeeds. If another host owns the session, it ends here with `session.replaced`. For `turn_kept`
+        see `Persistence.put`.
         """
         self._num_writing += 1
         try:
@@ -251,11 +251,11 @@ class StoredCopy:
 
     @property
     def can_move(self) -> bool:
-        """Whether another host can continue the session: it is a conversation, and all of it is stored."""
+        """True if another host can continue the session, because it is a conversation and all of it is stored."""
         return self._conversation is not None and self._persistence.can_move
 
     async def move(self, within_s: float) -> None:
-        """End the session here when neither side speaks, within `within_s` at the latest. `give_away` follows."""
+        """End the session here when neither side speaks, or after `within_s` seconds. Call `give_away` afterwards."""
         assert self._conversation
         await wait_for_boundary(self._conversation, within_s)
         self._conversation.leave_open_turn()

@@ -1,8 +1,8 @@
 """The tail of a stored conversation: the audio of the turn under way, message by message (`--store-speech`). Pure.
 
-A snapshot has no audio. Without a tail, the client has to send the audio again that was not transcribed when a host
-died. With a tail it need not, and need not have kept the audio. A tail is used up to the first message that is missing:
-the client sends that one and all later ones again.
+A snapshot has no audio. If a host dies and the session has no tail, the client has to send all audio again that was not
+transcribed. With a tail, the client need not keep that audio or send it again. A tail is used up to the first missing
+message: the client sends that message and all later ones again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Messages = list[tuple[int, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A message of only audio: its number, its audio as PCM16, and its first sample, counted from this host's start."""
+    """A message with only audio: its number, its PCM16 audio, and its first sample, counted from this host's start."""
 
     number: int
     pcm16: bytes
@@ -55,7 +55,7 @@ class SpeechTail:
             self._drop_first()
 
     def settled(self, last: int, *, empties: bool) -> None:
-        """Drop the messages up to number `last`, which a snapshot covers. `empties`: writing it empties the tail."""
+        """Drop messages up to number `last`, as a snapshot covers them. `empties`: its write empties the tail."""
         while self._messages and self._messages[0].number <= last:
             self._drop_first()
         if empties:

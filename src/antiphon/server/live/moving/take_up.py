@@ -4,10 +4,11 @@ The store knows the owner of each session. A live host keeps its sessions, even 
 Another host claims a session only after the owner's lease has expired, or after the owner has released the session.
 
 A session may crash its hosts, and a host that crashed does not say which session crashed it. A session with work to do
-at once, such as an owed response, is suspected after the first crash. Any other is suspected only after several, since
-a message that the client sends again may also be the cause. Suspects are restored after a random delay, which grows
-each time, so that they are not restored together. An innocent session can then complete a turn before the guilty one
-is restored, which clears it. After MAX_RESTORES, or MAX_IDLE_RESTORES, a suspect is not restored at all.
+at once, such as an owed response, is suspected after the first crash. Any other session is suspected only after several
+crashes, since the cause may also be a message that its client sends again. Suspects are restored after a random delay,
+which grows each time, so that they are not restored together. An innocent session can then complete a turn before the
+guilty one is restored; the turn clears it of suspicion. After MAX_RESTORES, or MAX_IDLE_RESTORES, a suspect is not
+restored at all.
 """
 
 from __future__ import annotations
@@ -45,24 +46,25 @@ from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# How long a client waits for a host that cannot be reached but does not count as dead, in TTLs of a host.
+# Time for which a client waits for an unreachable host that does not count as dead yet, in TTLs of a host.
 PATIENCE = 2
 # Polling interval while a session ends, and the timeout for its end, in seconds.
 GONE_S, GONE_WITHIN_S = 0.01, 5.0
 # Interval between attempts to reach a live host that cannot be reached, in seconds.
 RETRY_S = 0.25
-# Number of hosts in turn that may restore a session before a turn of it completes: with and without work to do at once.
+# Maximum number of hosts that may restore a session, one after the other, without completing a turn of it: for a
+# session with work to do at once, and for one without.
 MAX_RESTORES, MAX_IDLE_RESTORES = 3, 12
 # Upper limit of a suspect's random delay, in seconds. The limit is 1 s at first and doubles with each restoration.
 MAX_DELAY_S = 4.0
 
 
 async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
-    """Whether another host has claimed a session that is live here, since this host counted as dead.
+    """Return whether another host has claimed a session that is live here, because it took this host for dead.
 
-    Such a session has ended here by the time this returns. The store's owner counts, whatever token the client shows.
-    If the store cannot be read, the session stays. Raises RemoteProtocolError (`session_elsewhere`) if the session
-    takes longer than GONE_WITHIN_S to end.
+    If so, the session has ended here when this returns. Only the owner in the store decides, whatever token the client
+    shows. If the store cannot be read, the session stays. Raises RemoteProtocolError (`session_elsewhere`) if the
+    session takes longer than GONE_WITHIN_S to end.
     """
     session, store = state.sessions.resumable.get(session_id), state.sessions.store
     if session is None or store is None or session.caller != caller:
@@ -83,7 +85,7 @@ async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
 
 
 async def is_unknown(state: ServerState, caller: Caller, session_id: str) -> bool:
-    """Whether no host has a session of this id that `caller` may resume. False if the store cannot be read."""
+    """Return True if no host has a session of this id that `caller` may resume; False if the store cannot be read."""
     session, store = state.sessions.resumable.get(session_id), state.sessions.store
     if session is not None or state.sessions.overflowed.get(caller.key, session_id):
         return session is not None and session.caller != caller
@@ -150,7 +152,7 @@ async def take_up(
 
 
 def _is_restored(state: ServerState, request: ResumeRequest) -> None:
-    """Let other connections restore the session again, unless one of them already does."""
+    """Let other connections restore the session again, unless another connection already does so."""
     if state.sessions.restoring.get(request.session_id) is request:
         del state.sessions.restoring[request.session_id]
 
@@ -174,7 +176,7 @@ async def _claim(
     websocket: WebSocket,
     row: StoredSession,
 ) -> bool | None:
-    """Claim a session without an owner and serve it; None if another host was faster, False if it no longer exists."""
+    """Claim and serve a session without an owner. Returns None if another host was faster, False if it is gone."""
     with state.admission.admit(caller, "conversation", resumes=True):
         claimed, tail = await _asked(partial(_claim_with_tail, store, row, state.sessions.host_name))
         if claimed is ClaimRefusal.UNKNOWN:
@@ -192,7 +194,8 @@ def _claim_with_tail(
 ) -> tuple[StoredSession | ClaimRefusal, tuple[TailChunk, ...]]:
     """Claim a session, and read the audio of the turn under way when the last host ended. Blocks.
 
-    Returns no audio if it cannot be read, or if it may be what crashes the hosts. The client sends it again then.
+    Returns no audio if the audio cannot be read, or if it may be the cause of the crashes. The client then sends it
+    again.
     """
     claimed = store.claim(row.id, host_name, row.fence)
     if isinstance(claimed, ClaimRefusal) or claimed.restores > 1:
@@ -280,8 +283,8 @@ def _left(
     continued: ResumePoint | None,
     tail: Sequence[TailChunk],
 ) -> Restored:
-    """Return the state from which the session continues: without unfinished items, and with as much of its tail as a
-    live inbox accepts at once.
+    """Return the state from which the session continues: without unfinished items, and with at most as much of its tail
+    as the inbox of a live session accepts at once.
     """
     audio = state.settings.audio
     kept, missed_events = recovered(items, continued or ResumePoint())
