@@ -1,4 +1,4 @@
-"""Adapters, one folder each: an adapter loads a kind of checkpoint and fits it to a contract of `contracts/`.
+"""The adapters. Each is a folder that loads one kind of checkpoint and implements a contract of `contracts/` with it.
 
 No adapter imports another. Shared parts are in `modeling/`. Each folder exports a `SPEC` (`spec.py`), which describes
 the adapter to the loader, and has a line in ADAPTERS. A new model takes one folder and one line (docs/add-a-model.md).
@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from antiphon.adapters.spec import Spec
 
-# The folder names of the adapters, as `adapter` in store/registry.py uses them. The order matters: a checkpoint whose
-# `model_type` no adapter lists goes to the first adapter of the role that loads folders.
+# The folder names of the adapters, which are the values of `adapter` in store/registry.py. The order matters: if no
+# adapter lists the `model_type` of a checkpoint, the first adapter of the role that loads folders loads it.
 ADAPTERS = (
     "whisper",
     "qwen3_asr",

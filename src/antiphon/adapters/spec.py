@@ -1,4 +1,4 @@
-"""The spec of an adapter, and the options that its model is loaded with.
+"""The spec of an adapter, and the options with which its model is loaded.
 
 The loader selects adapters by their specs, never by name. Neither this module nor a module that exports a `SPEC`
 imports a numeric library: a spec names the class of its model, which is imported when the model is loaded.
@@ -35,26 +35,27 @@ class Spec:
     # The capabilities that the model needs. The loader refuses an engine that lacks one of them.
     requires: Capabilities = NO_CAPABILITIES
     # The checkpoint types (`model_type` in config.json) that this adapter loads from the user's folders. None: it loads
-    # no such folders. A checkpoint whose type no adapter of the role lists goes to the first adapter of the role that
-    # loads folders; its error message says what it expects.
+    # no such folders. If no adapter of the role lists a checkpoint's type, the first adapter of the role that loads
+    # folders tries to load it, and its error message names the expected kind of checkpoint.
     model_types: tuple[str, ...] | None = None
     # A function, as "module:function", that converts the model's files before they are loaded. "": no conversion. It is
     # called as prepare(source, home, name, weights, device): `source` is the folder of the files or a .gguf file, and
-    # `home` is the folder that models are kept in. It returns the folder to load, may take minutes, and raises
-    # StoreError.
+    # `home` is the folder in which models are stored. The function returns the folder to load, may take minutes, and
+    # may raise StoreError.
     prepare: str = ""
     # Roles whose models are loaded before this one. They are passed to the class as keyword arguments with these names,
     # which may be aliases of the roles. A role without a model is passed as None.
     uses: tuple[ModelRole, ...] = ()
-    # The registry's models with this adapter are voices, with ids of the form ADAPTER-VOICE. Additional voices from the
-    # settings are passed to the class as `voices`, a mapping from model ids to folders.
+    # True if the registry's models with this adapter are voices, whose ids have the form ADAPTER-VOICE. Additional
+    # voices from the settings are passed to the class as `voices`, a mapping from model ids to folders.
     takes_voices: bool = False
-    # The settings may name a second model with this adapter, which decodes partials. Its folder is passed to the class
-    # as `partials`.
+    # True if the settings may name a second model with this adapter, which decodes partials. Its folder is passed to
+    # the class as `partials`.
     takes_partials: bool = False
-    # The model is a NativeModel, which takes turns by itself.
+    # True if the model is a NativeModel, which decides by itself when to speak.
     native: bool = False
-    # The extra of the package with the additional dependencies of the model's class. "": no additional dependencies.
+    # The extra of the Python package that installs the dependencies of the model's class. "": no additional
+    # dependencies.
     extra: str = "talk"
     # The attribute of a conversation model that is a LanguageModel. It is used if the settings name no language model.
     # "": no such attribute.
@@ -102,7 +103,7 @@ class LaneModelOptions:
     compute_type: str = "int8"
     # Threads that may compute at the same time. A model with short jobs ignores it and uses one.
     workers: int = 1
-    # Limit of queued jobs; further ones are refused. A model with short jobs may allow more.
+    # Limit of queued jobs; further jobs are refused. A model with short jobs may allow more.
     max_queue: int = 256
     # Called in a worker's thread after each batch, with the batch's priority, the seconds that its oldest job waited,
     # and its duration in seconds.

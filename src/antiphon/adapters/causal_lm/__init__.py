@@ -9,7 +9,7 @@ SPEC = Spec(
     runs_on="engine",
     # A reply may be constrained to a schema or to tool calls.
     requires=Capabilities.GRAMMAR,
-    # `transformers` has too many causal decoders to list. This adapter loads every type that no other one lists.
+    # `transformers` has too many causal decoders to list. This adapter loads every type that no other adapter lists.
     model_types=(),
     prepare="antiphon.adapters.causal_lm.checkpoint:prepare",
 )

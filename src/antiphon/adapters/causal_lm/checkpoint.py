@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 # Version of the prepared folder's format. Raising it invalidates every prepared folder.
 FORMAT = 2
-# Files that are derived from other files of the folder, and can be rebuilt without a conversion. `.part`: an incomplete
-# one.
+# Files that are derived from other files of the folder, and can be rebuilt without a conversion. A file whose name ends
+# in `.part` is incomplete.
 PACKED = {name + end for name in (packed.DATA_FILE, packed.INDEX_FILE) for end in ("", ".part")}
 STAMP = "source"
 # The files that are copied in addition to the weights.
@@ -105,7 +105,7 @@ def _is_made_from(target: Path, made_from: str) -> bool:
 
 
 def _in_own_process(call: Callable[..., None], *args: Any) -> None:
-    """Call a function in a temporary process, because this one would not free the memory of a conversion."""
+    """Call a function in a temporary process, because this process would not free the memory of a conversion."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         with _without_bars():
             result = process.submit(call, *args)
@@ -114,9 +114,9 @@ def _in_own_process(call: Callable[..., None], *args: Any) -> None:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Disable progress bars, which would garble the log, in the processes that are started within this context.
+    """Disable progress bars in processes that are started within this context, because they would garble the log.
 
-    `transformers` has its own switch, but it dequantizes GGUF files under a bar of tqdm's.
+    `transformers` has a switch for its own bars, but it shows a plain tqdm bar while it dequantizes a GGUF file.
     """
     before = os.environ.get("TQDM_DISABLE")
     os.environ["TQDM_DISABLE"] = "1"

@@ -1,9 +1,9 @@
-"""The SHA-256 of each file of a prepared folder, recorded when it is prepared and compared before it is loaded.
+"""The SHA-256 of each file of a prepared folder: recorded after preparing the folder, compared before loading it.
 
 Hashing a gigabyte takes about a second, which would slow down each start. So a file is hashed again only if its size or
-one of its timestamps differs from the record. One of them is the inode's change time (ctime), which programs cannot
-set: a file that was written to is found even if its modification time was reset. The record detects damage, not
-forgery, because a program that can write to the folder can also write to the record.
+one of its timestamps differs from the record. Programs cannot set one of these timestamps, the inode's change time
+(ctime). So a changed file is found even if its modification time was reset. The record detects damage, not forgery,
+because a program that can write to the folder can also write to the record.
 
     <folder>/digests    {file name: [size, mtime_ns, ctime_ns, sha256], ...}
 """
@@ -59,7 +59,10 @@ def changed_files(folder: Path) -> list[str]:
 
 
 def _state(path: Path) -> State:
-    """Return a file's state. Raises OSError if it is not a regular file: a pipe would block, a link leads elsewhere."""
+    """Return a file's state.
+
+    Raises OSError if it is not a regular file: a pipe would block, a link may leave the folder.
+    """
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(f"{path} is not a regular file")

@@ -36,7 +36,7 @@ class CausalLm(ChatModel):
         if options.servers:
             super().__init__(folder, model_id, *engine_on_servers(folder, model_id, options))
             return
-        # In parallel: each of the two takes a second, mostly outside the interpreter.
+        # The two calls run in parallel, because each takes a second, mostly outside the interpreter.
         with load_errors(model_id, folder), ThreadPoolExecutor(1) as pool:
             loading = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
             runner = load_model(folder, device=options.device, weights=options.weights, threads=options.threads)

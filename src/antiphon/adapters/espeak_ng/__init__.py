@@ -1,4 +1,4 @@
-"""eSpeak NG: a rule-based synthesizer of many languages, for those that no other loaded voice speaks."""
+"""eSpeak NG: a rule-based synthesizer for the languages that no other loaded voice speaks."""
 
 from antiphon.adapters.spec import Spec
 

@@ -24,16 +24,16 @@ PROGRAM = "espeak-ng"
 RATE_HZ = 22_050
 # Words per minute at speed 1, and the range of speeds.
 WORDS_A_MINUTE, SPEEDS = 150, (0.5, 2.5)
-# Languages with ideographs are left to neural voices: eSpeak NG spells most ideographs out.
+# Languages written with ideographs are missing, because eSpeak NG spells out most ideographs instead of reading them.
 LANGUAGES = (
     *("de", "es", "fr", "it", "nl", "pl", "sv", "da", "fi", "cs", "ro", "hu", "el", "ru", "uk", "tr", "ar", "hi", "ko"),
     *("pt", "no", "en"),
 )
-# The names of the voices that are not named after their language.
+# The names of those voices whose name differs from their language code.
 VOICES = {"fr": "fr-fr", "en": "en-us", "no": "nb"}
 # The size of the WAV header that espeak-ng writes before the samples.
 HEADER_BYTES = 44
-# Timeout of the program for one sentence.
+# Timeout in seconds of one run of the program, which speaks one sentence.
 LIMIT_S = 30.0
 
 

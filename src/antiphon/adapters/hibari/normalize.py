@@ -38,7 +38,7 @@ class SpokenPart:
 
     @property
     def text(self) -> str:
-        """The spoken form of the whole part, separated by single spaces; "" if the part is silent."""
+        """The spoken form of the whole part, with single spaces between words; "" if the part is silent."""
         return " ".join(s for s in self.spoken if s)
 
 

@@ -1,11 +1,12 @@
 """hibari (English, 24 kHz, int8 ONNX): text to audio in chunks that join seamlessly, and the time of every word.
 
-The published graph maps phonemes to the spectrum of a whole sentence. It has two stages. The prosody reads the sentence
-and computes a duration for each phoneme and features for each frame. The decoder, which has only convolutions, turns
-frames into spectra. This module splits the graph between the two, so that the prosody runs once per sentence and the
-decoder once per chunk. Each chunk is decoded with the context that the convolutions reach on either side. So it equals
-its part of the whole sentence, except for the rounding of int8 activations, which are scaled per chunk. The constants
-of the model are from hibari-tts 0.2.1: "ONNX interface" in its readme, and `hibari/dsp.py`.
+The published graph maps phonemes to the spectrum of a whole sentence. It has two stages. The prosody stage reads the
+sentence and computes a duration for each phoneme and features for each frame. The decoder, which has only convolutions,
+turns frames into spectra. This module splits the graph between the two, so that the prosody runs once per sentence and
+the decoder once per chunk. Each chunk is decoded with the context that the convolutions reach on either side. So the
+chunk equals the same stretch of the sentence decoded at once, except for the rounding of int8 activations, which are
+scaled per chunk. The constants of the model are from hibari-tts 0.2.1: "ONNX interface" in its readme, and
+`hibari/dsp.py`.
 
 `normalize.py` maps written text to spoken text.
 """
@@ -115,7 +116,7 @@ class Hibari:
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the audio of a text, float32 at 24 kHz, beginning with 0.3 s. Each chunk is one job of the lane.
+        """Yield the audio of a text, float32 at 24 kHz. The first chunk has 0.3 s. Each chunk is one job of the lane.
 
         A text without speakable characters, such as emoji, yields no samples. The first chunk with samples also has the
         words and the `skipped` letters of the silent parts before it. Closing the generator stops the synthesis after
@@ -236,7 +237,7 @@ class _Utterance:
         return SpeechChunk(pcm, words, skipped, num_symbols, num_frames)
 
     def _words(self, spoken: SpokenPart, written: list[int | None], part: _Part) -> tuple[Word, ...]:
-        """Return every written word in order. A silent word has no duration, at the end of the word before it."""
+        """Return every written word in order. A silent word has zero duration, at the end of the word before it."""
         phonemes: dict[int, tuple[int, int]] = {}
         for phoneme, word in enumerate(written):
             if word is not None:
@@ -346,7 +347,8 @@ class _Part:
         """Return the STFT of the pulse train at frames [start, end): complex64 [bins, frames]."""
         low, high = max(0, start - WINDOW_HOPS), min(self.num_frames, end + WINDOW_HOPS)
         if len(self._pulses) < high * dsp.HOP:
-            # The phase accumulates from the start. So the first chunk computes only the head, and the second all.
+            # The phase accumulates from the start. The first chunk computes only the pulses that it needs. The second
+            # computes all pulses.
             f0 = self._f0 if len(self._pulses) else self._f0[: high + 1]
             whole = len(f0) == self.num_frames
             self._pulses = dsp.pulses(f0)[: None if whole else high * dsp.HOP]

@@ -13,8 +13,9 @@ SPEC = Spec(
     role="conversation_model",
     model="antiphon.adapters.minicpmo.model:MiniCpmO",
     runs_on="engine",
-    # Units are embeddings from the encoders. The oldest units are evicted, after the rows that stay were computed with
-    # them. The adapter itself chooses tokens and codes, and computes codes from the hidden states of tokens.
+    # The rows of a unit are embeddings from the encoders. The oldest units are evicted; the rows that stay were
+    # computed while the evicted ones were still in the context. The adapter itself chooses tokens and codes, and
+    # computes codes from the hidden states of tokens.
     requires=(
         Capabilities.EMBEDDING_ROWS
         | Capabilities.EVICT

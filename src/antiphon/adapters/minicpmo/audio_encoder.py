@@ -21,12 +21,13 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 HOP_SAMPLES, WINDOW_SAMPLES = 160, 400
 # The length of one unit of audio.
 UNIT_SAMPLES = SAMPLE_RATE_HZ
-# The silence that a stream begins with (35 ms). It delays the frames, so that a unit's last frames see what follows.
+# The silence that a stream begins with (35 ms). It delays the frames, so that the audio of the MARGIN_FRAMES after a
+# unit has already arrived.
 LEAD_SAMPLES = int(0.035 * SAMPLE_RATE_HZ)
 # Frames on either side of a unit that the convolutions see. The encoder has one position for two frames.
 MARGIN_FRAMES = 2
-# The log-mel spectrogram is scaled by the loudest held frame, from MIN_SCALED_SAMPLES held samples on. At MAX_SAMPLES,
-# the oldest FORGET_SAMPLES are dropped.
+# If a stream holds at least MIN_SCALED_SAMPLES samples, its log-mel spectrogram is scaled by the loudest held frame.
+# When it holds MAX_SAMPLES, the oldest FORGET_SAMPLES are dropped.
 MIN_SCALED_SAMPLES = 5 * SAMPLE_RATE_HZ
 MAX_SAMPLES, FORGET_SAMPLES = 30 * SAMPLE_RATE_HZ, 10 * SAMPLE_RATE_HZ
 # Dynamic range in decades of power below the loudest frame. Softer values are raised to its lower end.
@@ -37,7 +38,7 @@ KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class LogMel:
-    """Whisper's log-mel spectrogram of one stream: 100 new frames a second, with MARGIN_FRAMES of each neighbour."""
+    """Whisper's log-mel spectrogram of one stream: 100 new frames a second, plus MARGIN_FRAMES on either side."""
 
     def __init__(self, filters: torch.Tensor) -> None:
         """`filters`: float32 [80, 201], the mel filter bank."""
@@ -52,7 +53,7 @@ class LogMel:
         """Take the next unit, float32 [16000], and return its frames.
 
         The frames are float32 [80, 102] for the first unit and [80, 104] for later ones, including two frames of each
-        neighbour. They lag 35 ms behind the audio. Up to 30 s of audio are held and transformed again in each call,
+        adjacent unit. They lag 35 ms behind the audio. Up to 30 s of audio are held and transformed again in each call,
         because the loudest frame scales all others.
         """
         self._pending = np.concatenate([self._pending, pcm])
@@ -107,7 +108,10 @@ class AudioEncoder(nn.Module):
     """
 
     def __init__(self, config: WhisperConfig, width: int, pool: int, chunk_s: float) -> None:
-        """`width`: of the decoder. `pool`: positions per embedding. `chunk_s`: of an attention chunk in a clip."""
+        """`width`: the decoder's width. `pool`: positions per embedding.
+
+        `chunk_s`: length of an attention chunk in a clip.
+        """
         super().__init__()
         self.apm: Any = WhisperEncoder(config)
         self.audio_projection_layer: Any = nn.ModuleDict(
@@ -161,7 +165,10 @@ class AudioEncoder(nn.Module):
         return gelu(self.apm.conv2(x))[0].T
 
     def _encoded(self, x: torch.Tensor, past: KeysValues, mask: torch.Tensor | None) -> tuple[torch.Tensor, KeysValues]:
-        """Encode [positions, width] that follow `past`. A position attends to all of both, or to what `mask` allows."""
+        """Encode positions [n, width] that follow `past`.
+
+        Each attends to all old and new ones, or to those that `mask` allows.
+        """
         start = past[0][0].shape[2] if past else 0
         x = (x + self.apm.embed_positions.weight[start : start + len(x)])[None]
         kept = []

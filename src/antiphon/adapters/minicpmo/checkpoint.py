@@ -1,6 +1,7 @@
-"""Reads the released checkpoint. Each part of the model is built empty, then filled from the tensors with its prefix.
+"""Reads the released checkpoint.
 
-This module handles config.json and the names of the tensors. What a part computes is in that part's module.
+Each part of the model is built without weights, then filled from the tensors whose names have its prefix. This module
+handles config.json and the names of the tensors. What a part computes is in that part's module.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from antiphon.adapters.minicpmo.vision_encoder import VisionEncoder
 from antiphon.errors import ModelError
 from antiphon.modeling.tensors import CheckpointType, Tensors, fill, own_config, read_config
 
-# The vision encoder's configuration if config.json has none.
+# The vision encoder's configuration if config.json does not contain one.
 DEFAULT_VISION = {
     "hidden_size": 1152,
     "image_size": 980,
@@ -74,15 +75,15 @@ class SpeechDecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_audio_tokens: int
     # Width of the code decoder.
     hidden_size: int
-    # Width of its MLPs.
+    # Width of the code decoder's MLPs.
     intermediate_size: int
     # Attention heads of each layer.
     num_attention_heads: int
-    # Heads of keys and values of each layer.
+    # Key and value heads of each layer.
     num_key_value_heads: int
     # Decoder layers.
     num_hidden_layers: int
-    # Limit of rows in its context.
+    # Limit of rows in the code decoder's context.
     max_position_embeddings: int
 
 
@@ -112,7 +113,7 @@ class MiniCpmOConfig(msgspec.Struct, frozen=True, kw_only=True):
     audio_chunk_length: float = 1.0
     # Embeddings for each image or slice.
     query_num: int = 64
-    # The vision encoder is used without its last layer.
+    # True if the vision encoder's last layer is skipped.
     drop_vision_last_layer: bool = True
 
 
@@ -134,13 +135,13 @@ class MiniCpmOParts:
     forbidden: tuple[int, ...]
     # The language model.
     decoder: Qwen3ForCausalLM
-    # Audio to embeddings.
+    # Turns audio into embeddings.
     audio_encoder: AudioEncoder
-    # Images to embeddings.
+    # Turns images into embeddings.
     vision_encoder: VisionEncoder
-    # The first half of the voice: words and hidden states to the code decoder's input rows.
+    # The first half of the voice: turns words and hidden states into the code decoder's input rows.
     text_conditions: TextConditions
-    # The second half of the voice: input rows to codes.
+    # The second half of the voice: turns these input rows into codes.
     code_decoder: LlamaForCausalLM
     # Limit of slices for each image.
     max_slices: int
@@ -154,7 +155,7 @@ class MiniCpmOParts:
 def read(
     folder: Path, device: torch.device, dtype: torch.dtype, voice_device: torch.device | None = None
 ) -> MiniCpmOParts:
-    """Load a checkpoint's folder onto `device` in one dtype. The voice goes to `voice_device`, if one is given.
+    """Load a checkpoint's folder onto `device` in one dtype. The voice is loaded onto `voice_device`, if given.
 
     Waits for seconds to minutes. Raises ModelError if the folder is not a MiniCPM-o 4.5 checkpoint or lacks a part.
     """

@@ -1,7 +1,8 @@
 """MiniCPM-o 4.5 as a native model: conversations in units of one second, each with one long-lived engine session.
 
 `append` adds the images and audio of a unit to the context. In the `step` that follows, the model listens or speaks.
-When the context is full, the oldest units are evicted. Turn-taking outside the model is decided elsewhere.
+When the context is full, the oldest units are evicted. The server's own rules of turn-taking, such as interruptions,
+are not part of this module.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from antiphon.vision.images import MAX_FRAME_PIXELS, decode
 
 UNIT_S = 1.0
 MAX_FRAMES = 4
-# Pixels. Larger images are scaled down to this before they are encoded.
+# Limit of an image's longer side in pixels. Larger images are scaled down before they are encoded.
 MAX_SIDE = 2048
 # Rows of context that are reserved for the largest unit when the window is full.
 MARGIN_ROWS = 512
@@ -164,7 +165,8 @@ class MiniCpmOStream:
         self._detokenizer = Detokenizer(parts.tokenizer)
         # The number of rows of each unit in the context, oldest first.
         self._unit_rows: deque[int] = deque()
-        # Rows of the system prompt; the first row of the current unit; rows evicted so far.
+        # The number of rows of the system prompt, the first row of the current unit, and the number of rows evicted so
+        # far.
         self._system_rows = self._unit_start = self._rows_gone = 0
         self._interrupted = False
 
@@ -188,14 +190,14 @@ class MiniCpmOStream:
 
     @property
     def context_rows(self) -> int:
-        """The rows of the system prompt and of the units in the context. A unit is counted after its step."""
+        """The number of rows of the system prompt and of the units in the context. A unit is counted after its step."""
         return self._system_rows + sum(self._unit_rows)
 
     async def append(self, unit: Unit) -> None:
         """Encode a unit's frames and audio, and append their rows: frames, text, audio. Waits for both encoders.
 
         Uses the newest `profile.max_frames` frames. Raises MediaError if a frame is not an image, ModelError, and
-        EngineError; nothing is appended then.
+        EngineError. If it raises, nothing has been appended.
         """
         frames = unit.frames[-self._model.profile.max_frames :]
         images = [
@@ -226,8 +228,8 @@ class MiniCpmOStream:
         """Let the model listen or speak in the unit that was appended last, and return the result.
 
         After `interrupt`, the model listens; if it was speaking, its turn is first ended in the context. Otherwise it
-        says at least one word if `must_speak`. Waits for both engines and the vocoder, which must take less than
-        `unit_s`. Raises ModelError and EngineError.
+        says at least one word if `must_speak`. Waits for both engines and the vocoder, which together must take less
+        than `unit_s`. Raises ModelError and EngineError.
         """
         ids, session, chooser = self._model.parts.ids, self._session, self.chooser
         interrupted, self._interrupted = self._interrupted, False
@@ -246,10 +248,10 @@ class MiniCpmOStream:
         return await self._outcome(tokens)
 
     async def _outcome(self, tokens: Sequence[Token]) -> NativeStep:
-        """Return the step that a unit's tokens stand for. The last token is the terminator.
+        """Convert the tokens of a unit to a step. The last token is the terminator.
 
-        The words are the tokens from the second on. A token carries the hidden state that it was drawn from, which is
-        its predecessor's. So the hidden state of each word is that of the token after it.
+        The words are the tokens from the second on. A Token has the hidden state that it was sampled from, which was
+        computed at the token before it. So the hidden state of a word itself is in the Token after it.
         """
         ids = self._model.parts.ids
         spoken = [t.id for t in tokens[:-1]]

@@ -1,4 +1,4 @@
-"""Chooses the tokens of a MiniCPM-o unit, which listens or speaks a few words, and the codes of its voice.
+"""Chooses the tokens of a MiniCPM-o unit, in which the model listens or says a few words, and its voice's codes.
 
 This module implements the released decoding rules, over the logits of all conversations at once. A unit in the context
 is `<unit>`, its images and audio, the tokens chosen here, and `</unit>`. The last chosen token is one of three
@@ -26,9 +26,9 @@ MAX_UNIT_CHARS = 28
 PENALTY_TOKENS = 512
 # Up to this temperature, the likeliest token is chosen.
 GREEDY_TEMPERATURE = 1e-3
-# Random numbers per token: whether the unit is over, and which word is next.
+# Random numbers per token: one decides whether the unit is over, the other decides which word is next.
 TOKEN_DRAWS = 2
-# Returned instead of a word if the unit is over.
+# The value that is returned instead of a word if the unit is over.
 UNIT_OVER = -2
 
 
@@ -52,7 +52,7 @@ class SpecialTokens:
     listen: int
     # The model speaks in this unit.
     speak: int
-    # Chosen instead of `listen` within a turn, which continues.
+    # Chosen instead of `listen` within a turn. The turn continues.
     tts_bos: int
     # Padding, which is never chosen.
     tts_pad: int
@@ -87,11 +87,12 @@ class SpecialTokens:
 class UnitSampling:
     """How the tokens and codes of a conversation are sampled. The defaults are the released ones."""
 
-    # Of the tokens. Up to GREEDY_TEMPERATURE, the likeliest token and the likeliest code are chosen.
+    # Sampling temperature of the tokens. Up to GREEDY_TEMPERATURE, the likeliest token and the likeliest code are
+    # chosen.
     temperature: float = 0.7
-    # Samples from this number of likeliest tokens; 0: from all.
+    # The number of likeliest tokens to sample from; 0: all tokens.
     top_k: int = 20
-    # Samples from the likeliest tokens with this total probability; 0: from all.
+    # The total probability of the likeliest tokens to sample from; 0: all tokens.
     top_p: float = 0.8
     # Divides the logits of the last PENALTY_TOKENS words.
     repetition_penalty: float = 1.05
@@ -103,9 +104,9 @@ class UnitSampling:
     listen_top_k: int = 0
     # The number of units at the start in which the model must listen.
     listen_first: int = 3
-    # Of the codes.
+    # Sampling temperature of the codes.
     voice_temperature: float = 0.8
-    # Of the codes; see CodeChooser.
+    # Repetition penalty of the codes; see CodeChooser.
     voice_repetition_penalty: float = 1.05
     # Seed of the random numbers. None: drawn from the system's entropy.
     seed: int | None = None
@@ -126,7 +127,7 @@ class UnitChooser:
     forbidden: Sequence[int]
     # Decodes tokens, to count their characters.
     text: Callable[[list[int]], str]
-    # The model is in a turn, which it must end before it can listen.
+    # True while the model is in a turn, which it must end before it can listen.
     in_turn: bool = False
     # Units begun so far.
     num_units: int = 0
@@ -136,7 +137,7 @@ class UnitChooser:
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
     _must_listen: bool = False
     _must_speak: bool = False
-    # How a word is sampled from the shaped logits.
+    # The sampling parameters for a word, applied to the shaped logits.
     _drawing: Sampling = field(init=False)
     # The source of random numbers. Each token takes TOKEN_DRAWS.
     random: RandomNumbers = field(init=False)
@@ -184,7 +185,7 @@ class UnitChooser:
     def accept(self, chosen: int) -> int:
         """Return the next token, and record it. It may differ from `chosen`, which the rules of a unit can override.
 
-        Raises ModelError if the logits were not numbers.
+        Raises ModelError if the logits were NaN.
         """
         token = self._forced
         if token is None:
@@ -260,11 +261,11 @@ class CodeChooser:
     temperature: float
     # Penalty of a code for each of its occurrences among the last `window` codes.
     repetition_penalty: float
-    # The code that ends a turn is not chosen before this number of codes.
+    # Minimum number of codes before the code that ends a turn.
     min_codes: int
     # The source of random numbers. Each code takes one.
     random: RandomNumbers
-    # The likeliest code is chosen.
+    # True if the likeliest code is chosen.
     greedy: bool = False
     # The number of recent codes that the penalty applies to.
     window: int = 16
@@ -290,7 +291,7 @@ class CodeChooser:
         return draw_tokens(shaped, choices, uniforms.to(device, non_blocking=True))
 
     def accept(self, chosen: int) -> int:
-        """Record a chosen code. Raises ModelError if the logits were not numbers."""
+        """Record a chosen code. Raises ModelError if the logits were NaN."""
         if chosen == NO_TOKEN:
             raise ModelError("the model's output is not a number")
         self.codes.append(chosen)

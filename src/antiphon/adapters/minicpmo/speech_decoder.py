@@ -27,7 +27,7 @@ UNIT_CODES = 25
 SAMPLE_RATE_HZ = 24_000
 # Each turn of token2wav begins with three codes of silence, as in the released code.
 SILENCE_CODES = (4218,) * 3
-# Codes of one token2wav call, without the lookahead: at most, and at least.
+# Maximum and minimum number of codes in one call of token2wav, without the lookahead.
 WINDOW_CODES, MIN_WINDOW_CODES = 25, 5
 
 
@@ -38,7 +38,10 @@ class TextConditions(nn.Module):
     """
 
     def __init__(self, num_tokens: int, hidden_width: int, width: int, bos: int) -> None:
-        """`hidden_width`: of the language model. `width`: of the code decoder. `bos`: the token that asks for codes."""
+        """`hidden_width`: the language model's width. `width`: the code decoder's.
+
+        `bos`: the token that asks for codes.
+        """
         super().__init__()
         self.emb_text = nn.Embedding(num_tokens, width)
         self.projector_semantic = nn.ModuleDict(
@@ -73,12 +76,12 @@ class CodeStream:
         self._thread, self._session, self._conditions = thread, session, conditions
         self._params, self._end = params, end
         self._greedy = params.temperature <= GREEDY_TEMPERATURE
-        # A different seed from that of the words.
+        # The codes are not sampled with the seed of the words.
         seed = None if params.seed is None else params.seed + 1
         self._random = RandomNumbers(Sampling(temperature=0.0 if self._greedy else 1.0, seed=seed))
 
     async def codes(self, words: Sequence[int], hidden: Sequence[torch.Tensor], *, last: bool) -> list[int]:
-        """Return the codes of a unit's words: 25, which are one second; fewer in a turn's first and last unit.
+        """Return the codes of a unit's words: 25 for one second, or fewer in the first and the last unit of a turn.
 
         `hidden`: the hidden state that each word was chosen from. `last`: this unit ends the turn, and the next codes
         begin another one. Waits for the engine. Raises ModelError and EngineError.
@@ -113,7 +116,7 @@ class CodeStream:
 
 
 class CodeVocoder(Protocol):
-    """Codes to audio with token2wav. All conversations share one set of weights. Methods block; call them in threads.
+    """Turns codes into audio with token2wav. Conversations share the weights. Methods block, so call them in threads.
 
     The state of a stream is passed to each call, which returns the next state. A state must not be used twice.
     """
@@ -144,7 +147,7 @@ class CodeBuffer:
         self._codes: list[int] = list(SILENCE_CODES)
 
     def feed(self, codes: Sequence[int], *, last: bool) -> list[tuple[list[int], bool]]:
-        """Take a unit's codes and return the complete windows, in order, each with whether it ends the turn.
+        """Take a unit's codes and return the complete windows in order, each with True if it ends the turn.
 
         Windows overlap by the lookahead. Remaining codes are kept for the next unit. With `last`, they become the last
         window, and the buffer is reset.
@@ -163,7 +166,7 @@ class CodeBuffer:
 
 
 class SpeechDecoder:
-    """One conversation's voice: words to codes to audio. Without a vocoder it computes nothing.
+    """One conversation's voice: turns words into codes, and codes into audio. Without a vocoder it computes nothing.
 
     Owns `codes`. `reference`: the voice to speak with, float32 [num_samples], 16 kHz; None: the vocoder's default.
     """

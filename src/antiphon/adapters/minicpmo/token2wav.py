@@ -1,6 +1,6 @@
 """token2wav, the released conversion from codes to audio: flow matching and a vocoder.
 
-The package and its weights are the released ones, and optional: without them, MiniCPM-o returns its speech as text
+The package and its weights are the released ones. They are optional: without them, MiniCPM-o returns its speech as text
 only. The package (`minicpmo-utils`, with the module `stepaudio2`) needs a GPU and pins an older `transformers`, so it
 is not a dependency of antiphon. docs/models.md explains how to install it along with antiphon.
 """
@@ -70,7 +70,7 @@ class Token2Wav:
         self._released, self._voice, self._device = released, voice, device
         self._lock = threading.Lock()
         self.folder = tempfile.TemporaryDirectory(prefix="antiphon-voices-")
-        # The state before the first code, by the voice's file.
+        # The state before the first code of a turn, by the file of the voice.
         self._first_states = FairCache[str, tuple[Any, Any]](MAX_VOICES)
 
     @property

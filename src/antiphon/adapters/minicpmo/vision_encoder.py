@@ -42,7 +42,7 @@ class PatchResampler(nn.Module):
 
 
 def _position_embeddings(width: int, rows: int, columns: int) -> torch.Tensor:
-    """Return the sines and cosines of patch positions: [rows * columns, width], half of them for the column."""
+    """Return the sines and cosines of patch positions, [rows * columns, width]: first of the column, then of the row."""
     rates = 1.0 / 10000 ** (np.arange(width // 4, dtype=np.float32) / (width / 4.0))
 
     def along(count: int) -> np.ndarray:
@@ -60,7 +60,7 @@ class VisionEncoder(nn.Module):
     def __init__(
         self, config: Idefics2VisionConfig, width: int, num_queries: int, slice_side: int, *, drop_last: bool
     ) -> None:
-        """`width`: of the decoder. `slice_side`: of a slice, in pixels. `drop_last`: skip the last layer."""
+        """`width`: the decoder's width. `slice_side`: pixels of a slice's side. `drop_last`: skip the last layer."""
         super().__init__()
         encoder: Any = Idefics2VisionTransformer
         self.vpm = encoder._from_config(config, attn_implementation="sdpa")
@@ -69,7 +69,7 @@ class VisionEncoder(nn.Module):
         self.resampler = PatchResampler(num_queries, width, config.hidden_size)
         vision: Any = config
         self._patch, self._slice_side = int(vision.patch_size), slice_side
-        # The encoder's positions along each side.
+        # The number of the encoder's positions along each side.
         self._num_positions = int(vision.image_size) // self._patch
 
     @torch.inference_mode()
@@ -100,7 +100,7 @@ class VisionEncoder(nn.Module):
 
 
 def slices(image: Image.Image, max_slices: int, slice_side: int, patch: int) -> list[Image.Image]:
-    """Cut an image for the encoder: the whole at about `slice_side` ** 2 pixels, then its slices.
+    """Return the images to encode: the whole image, scaled to about `slice_side` ** 2 pixels, then its slices.
 
     The slices are in row-major order from the upper left, at a higher resolution than the whole. An image that is not
     larger than one slice has none. Every side is a multiple of `patch` pixels, so aspect ratios are only approximate.
@@ -120,7 +120,8 @@ def slices(image: Image.Image, max_slices: int, slice_side: int, patch: int) -> 
 def _grid(size: tuple[int, int], max_slices: int, slice_side: int) -> tuple[int, int] | None:
     """Return the slices across and down, or None for no slices.
 
-    Their number is about the image's area in slices. Their grid is the one with the nearest aspect ratio.
+    The number of slices is about the image's area divided by that of a slice. Of the grids with such a number, the one
+    with the nearest aspect ratio is returned.
     """
     wanted = min(math.ceil(size[0] * size[1] / (slice_side * slice_side)), max_slices)
     if wanted <= 1:

@@ -28,13 +28,14 @@ SPEAKERS = "spk_dict.pt"
 class TalkerDecoder(TextDecoder):
     """The talker and its head, as the engine's runner steps them. Input rows pass through a projection first.
 
-    `codes`: the embedding table of the codes, as wide as the thinker. `projection`: from that width to the talker's.
+    `codes`: the embedding table of the codes, as wide as the thinker. `projection`: maps rows of that width to the
+    talker's width.
     """
 
     def __init__(self, talker: Any) -> None:
         super().__init__(talker.model, talker.codec_head)
         self.codes: Any = talker.get_input_embeddings()
-        # In a tuple, so that it is not a submodule, whose weights would be rounded to int8.
+        # The tuple keeps the projection from being a submodule, whose weights would be rounded to int8.
         self._unrounded = (talker.thinker_to_talker_proj,)
 
     @property

@@ -46,7 +46,7 @@ class Qwen25Omni(OmniModel[Talker]):
             parts or folder,
             options,
             lambda folder, dtype: read(folder, device, talker_device, dtype),
-            # int8 weights are for CPUs only.
+            # The talker gets int8 weights only on a CPU.
             lambda parts: (parts[0].decoder, *((parts[1].decoder,) if parts[1] and on_cpu else ())),
         )
         settings, talker_settings = share_kv(options.settings) if talker else (options.settings, options.settings)

@@ -140,9 +140,9 @@ class TalkerStream:
     async def speak(
         self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
     ) -> AsyncGenerator[Pcm, None]:
-        """Yield the audio of a reply, beginning after its first 24 codes (480 ms); see TalkerSide."""
+        """Yield the audio of a reply. The first audio follows after 24 codes (480 ms). See TalkerSide."""
         speaker = self._talker.parts.speakers[voice]
-        # The next codes are generated while earlier ones become audio. None ends them. Bound: MAX_CODES.
+        # Generated codes that are not audio yet. None stands after the last code. Bound: MAX_CODES.
         waiting: asyncio.Queue[int | None] = asyncio.Queue()
 
         async def choose(_: Put[Pcm]) -> None:
@@ -170,7 +170,8 @@ class TalkerStream:
         """Yield the codes of a reply while the thinker writes it, until the talker ends them.
 
         `media`: the rows of the audio and images in the prompt. A reply without tokens to speak has no codes. `seed`:
-        of the codes; None: random. Closing the generator stops it within a step. Raises ModelError and Refused.
+        seeds the sampling of codes; None: random. Closing the generator stops it within a step. Raises ModelError and
+        Refused.
         """
         talker, session, parts = self._talker, self._session, self._talker.parts
         prompt = await spoken.prompt()
@@ -205,7 +206,7 @@ class TalkerStream:
         return self._talker.projected(self._talker.text_rows([token], hidden), (code,))
 
     def wav(self, speaker: Speaker, seed: int | None = None) -> WavStream:
-        """Return a stream that turns the codes of one reply into audio. `seed`: of its noise; None: random."""
+        """Return a stream that turns the codes of one reply into audio. `seed`: seeds its noise; None: random."""
         return WavStream(self._talker.parts.token2wav, self._talker.thread, speaker, random_generator(seed))
 
     def _prompt_rows(self, hidden: Sequence[HiddenRow], run: Run, start: int) -> Any:

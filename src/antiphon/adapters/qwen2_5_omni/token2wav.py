@@ -1,11 +1,11 @@
 """Codes to audio: a diffusion transformer makes a mel spectrogram, 100 frames a second, and BigVGAN makes the audio.
 
-Both are modules of `transformers`. As published, a whole turn is one diffusion (`whole`). `WavStream` instead computes
-the audio while the codes arrive. The transformer attends over blocks of 24 frames (12 codes, 240 ms), at most two
-blocks back and one ahead. So each block is diffused in a window of just these blocks. The windows of neighbouring
-blocks start from the same noise. There are two differences from the whole turn. The published steps see beyond the
-window, one block further each step. And the vocoder sees 40 frames (400 ms) back, which is all of its context, and 12
-ahead, which is most of it.
+Both are modules of `transformers`. The published code computes a whole turn as one diffusion (`whole`). `WavStream`
+instead computes the audio while the codes arrive. The transformer attends over blocks of 24 frames (12 codes, 240 ms),
+at most two blocks back and one ahead. So each block is diffused in a window of just these blocks. The windows of
+neighbouring blocks start from the same noise. The audio differs from that of `whole` for two reasons. In the diffusion
+of a whole turn, each step lets a block see one block further, beyond the window used here. And the vocoder sees 40
+frames (400 ms) back, which is all of its context on that side, and 12 frames ahead, which is most of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Speaker:
 class WavDecoder:
     """The modules that turn codes into audio, float32 at 24 kHz. The state of a turn is in its WavStream.
 
-    `model`: a Qwen2_5OmniToken2WavModel. `num_codes`: codes from this number on have no embedding. `frame_samples`:
+    `model`: a Qwen2_5OmniToken2WavModel. `num_codes`: the number of codes that have an embedding. `frame_samples`:
     samples per mel frame. `code_frames`: mel frames per code. `block_codes`: codes per block.
     """
 
@@ -183,7 +183,7 @@ class WavStream:
         self._num_chunks += 1
 
     def _voiced(self, at_end: bool) -> torch.Tensor:
-        """Return the audio of the frames that have none yet, except the context at the end. In the model's thread."""
+        """Return the audio of new frames, without those of the context at the end. Called in the model's thread."""
         assert self._mel is not None
         stop = self._mel_start + len(self._mel) - (0 if at_end else FRAMES_AHEAD)
         if stop <= self._num_voiced:

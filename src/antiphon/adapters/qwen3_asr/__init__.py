@@ -7,7 +7,7 @@ SPEC = Spec(
     role="transcriber",
     model="antiphon.adapters.qwen3_asr.transcriber:Qwen3Asr",
     runs_on="engine",
-    # Audio is embeddings from the encoder.
+    # The rows of audio are embeddings from the encoder.
     requires=Capabilities.EMBEDDING_ROWS,
     model_types=("qwen3_asr",),
 )

@@ -21,8 +21,8 @@ from antiphon.errors import ModelError
 log = logging.getLogger(__name__)
 
 Features = npt.NDArray[np.float32]
-# Frames at the end that change when more audio arrives, because torch.stft mirrors the missing audio there (400 samples
-# around every 160th).
+# The number of frames at the end that change when more audio arrives. torch.stft reads 400 samples around every 160th,
+# and replaces missing audio by mirrored audio.
 EDGE_FRAMES = 2
 
 
@@ -55,8 +55,8 @@ class WindowedAudioEncoder:
     def encode(self, windows: Sequence[Features]) -> list[torch.Tensor]:
         """Return the decoder's rows [n, width] of encoder windows, float32 [bins, frames], up to `window_frames` each.
 
-        Windows are padded to whole chunks of 1 s, to the length of the longest, and masked. So the rows of a window
-        depend neither on the padding nor on other windows.
+        Windows are padded to the length of the longest one, rounded up to whole chunks of 1 s, and masked. So the rows
+        of a window depend neither on the padding nor on other windows.
         """
         lengths = [w.shape[1] for w in windows]
         most = -(-max(lengths) // self._chunk) * self._chunk

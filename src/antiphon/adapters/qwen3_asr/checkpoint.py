@@ -42,13 +42,13 @@ class AudioEncoderFields(TypedDict, total=False):
     d_model: int
     # Activation of the MLPs, by its name in `transformers`.
     activation_function: str
-    # Embeddings are scaled by the square root of `d_model`.
+    # True if embeddings are scaled by the square root of `d_model`.
     scale_embedding: bool
-    # Half the mel frames of a chunk that the convolutions see.
+    # Half the number of mel frames in a chunk. The convolutions see one chunk at a time.
     n_window: int
     # Width of the decoder.
     output_dim: int
-    # Mel frames of a window that attention sees.
+    # The number of mel frames in a window. Attention sees one window at a time.
     n_window_infer: int
     # Channels of the convolutions.
     downsample_hidden_size: int

@@ -47,7 +47,8 @@ from antiphon.shares.threads import in_thread
 
 LANGUAGE_CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"
-# Limit of tokens in a decode: TOKENS_PER_S for each second of audio, plus EXTRA_TOKENS. Fast Chinese has 8 a second.
+# Limit of tokens in a decode: TOKENS_PER_S for each second of audio, plus EXTRA_TOKENS. Fast Chinese speech has 8
+# tokens a second.
 TOKENS_PER_S, EXTRA_TOKENS = 14.0, 32
 # A phrase of up to LOOP_TOKENS tokens is a loop if it repeats LOOP_REPEATS times in a row. qwen-asr 0.0.6 also removes
 # phrases that repeat 20 times.
@@ -58,7 +59,7 @@ PART_S, PART_SLACK_S = 24.0, 8.0
 NO_LANGUAGE = "none"
 # Rows that are reserved for a session: a window of half a minute.
 RESERVE_ROWS = 1024
-# The rest of a longer hint is ignored.
+# Limits of a hint. The rest of a longer hint is ignored.
 MAX_HINT_CHARS, MAX_HINT_TOKENS = 4000, 512
 # Rows per second of audio, and the longest audio that the model was trained for (20 minutes). Half of a session's rows
 # are for its audio, a quarter for the forced text, and an eighth for the earlier context.
@@ -134,7 +135,7 @@ class Qwen3Asr:
             raise ModelError(f"{type(error).__name__}: {error}") from error
 
     def busy(self) -> bool:
-        """Return whether as many sessions generate as run without delay: one for each core, or 32 on a GPU.
+        """Return whether another session would delay those that generate: at least one per core, or 32 on a GPU.
 
         This is the state at the engine's last step. Does not wait.
         """
@@ -235,14 +236,15 @@ class _EncodedWindow:
 class Qwen3AsrStream:
     """A TranscriptionStream: one session's windows, decoded one at a time over one KV.
 
-    A window with the same start and hint as the last one is computed from its open encoder window on. Any other window,
-    and any window after a failure, is computed from its start.
+    If a window has the same start and hint as the last one, only its open encoder window and its text are computed. Any
+    other window, and any window after a failure, is computed from its start.
     """
 
     def __init__(self, model: Qwen3Asr) -> None:
         self._model = model
         self._session: Session | None = None
-        # What the KV begins with: the first sample of its audio, the hint, and the context of earlier text.
+        # Identifies the start of the KV: the number of its first audio sample, the hint, and the context of earlier
+        # text.
         self._audio_key: tuple[int, str, str] | None = None
         self._head_rows = 0
         self._encoded: list[_EncodedWindow] = []
@@ -262,9 +264,9 @@ class Qwen3AsrStream:
     async def decode(self, window: Window, temperature: float = 0.0) -> Hypothesis:
         """Decode one window. Partials and finals are decoded in the same way.
 
-        At `temperature` 0 the likeliest tokens are chosen. A decode that loops is stopped, and keeps the phrase once.
-        After a cancelled call the stream is still usable. Waits for the engine. Raises Refused if the engine is full,
-        and ModelError.
+        At `temperature` 0 the likeliest tokens are chosen. A decode that loops is stopped, and the repeated phrase is
+        kept once. After a cancelled call the stream is still usable. Waits for the engine. Raises Refused if the engine
+        is full, and ModelError.
         """
         try:
             return await self._decode(window, temperature)
@@ -340,7 +342,7 @@ class Qwen3AsrStream:
     async def generate(self, session: Session, max_tokens: int, temperature: float) -> list[Token]:
         """Sample the tokens after the rows of `session`, including tags and stop token, until they end or loop.
 
-        The phrase of a loop is kept once. Waits for the engine. Raises ModelError and EngineError.
+        The repeated phrase of a loop is kept once. Waits for the engine. Raises ModelError and EngineError.
         """
         sampling = Sampling(
             max_tokens=max_tokens, temperature=temperature, stop=self._model.parts.vocabulary.stop, logprobs=True
@@ -355,13 +357,13 @@ class Qwen3AsrStream:
         return out
 
     def _hypothesis(self, window: Window, tokens: Sequence[Token], language: str, *, forced: bool) -> Hypothesis:
-        """Parse the tokens: `language X<asr_text>`, only if the argument `language` is "", and the text after it."""
+        """Parse the tokens: the text, after `language X<asr_text>` if the argument `language` is ""."""
         vocabulary = self._model.parts.vocabulary
         decode = vocabulary.text
         mark, certainty = vocabulary.tokenizer.token_to_id(TEXT_MARK), 1.0
         at = next((i for i, t in enumerate(tokens) if t.id == mark), None)
         if language:
-            # Another tag is a mistake of the model. What follows it is text.
+            # Another tag is a mistake of the model. The tokens after it are text.
             tokens = [t for t in tokens if t.id != mark]
         elif at is not None:
             tag = decode([t.id for t in tokens[:at]]).strip()
@@ -379,7 +381,7 @@ class Qwen3AsrStream:
         return Hypothesis(tuple(pieces), code, certainty, bool(pieces), 0, 0, tuple(times))
 
     def _words(self, tokens: Sequence[Token], code: str, *, first: bool, logprobs: bool) -> list[HypothesisWord]:
-        """Return the words of text tokens. `first`: they begin the window. `logprobs`: include those of the tokens."""
+        """Return the words of text tokens. `first`: they begin the window. `logprobs`: include log-probabilities."""
         vocabulary = self._model.parts.vocabulary
         plain = [t for t in tokens if t.id not in vocabulary.special]
         texts, groups = characters([t.id for t in plain], vocabulary.text)
@@ -392,7 +394,7 @@ class Qwen3AsrStream:
         return pieces
 
     def _times(self, window: Window, pieces: Sequence[HypothesisWord], language: str) -> list[Word]:
-        """Estimate word times: spread the words of the prefix and these words over the loud parts of the window."""
+        """Estimate word times: the words of the prefix and `pieces` are spread over the loud parts of the window."""
         texts, groups = characters(window.prefix, self._model.parts.vocabulary.text)
         known = words(texts, groups, [1.0] * len(window.prefix), language)
         return spread([*known, *pieces], window.pcm)[len(known) :]
@@ -414,7 +416,7 @@ def _max_tokens(window: Window) -> int:
 
 
 def loop_length(ids: Sequence[int]) -> int:
-    """Return the length of the phrase that the tokens end with LOOP_REPEATS times in a row; 0 if there is none.
+    """Return the length of the phrase that ends the tokens, LOOP_REPEATS times in a row; 0 if no phrase does.
 
     Finds the shortest such phrase of up to LOOP_TOKENS tokens.
     """

@@ -8,8 +8,8 @@ SPEC = Spec(
     model="antiphon.adapters.qwen3_omni.model:Qwen3Omni",
     runs_on="engine",
     # Audio and images are embeddings from the encoders, and replies may be constrained to tool calls. The talker reads
-    # hidden states of the thinker and chooses codes. It replaces the row of a code by a row of its frame every 80 ms,
-    # which is too often to recompute other rows.
+    # hidden states of the thinker and chooses codes. It replaces the row of a code by a row of its frame every 80 ms.
+    # An engine that recomputes other rows each time would be too slow.
     requires=(
         Capabilities.EMBEDDING_ROWS
         | Capabilities.EXACT_ROLLBACK

@@ -31,7 +31,7 @@ class OmniSpecialIds:
     bos: int
     # The code that pads rows without audio.
     pad: int
-    # The code that leaves the language to the talker. It and the next two come before the speaker's code.
+    # The code that leaves the language to the talker. This code and the next two precede the speaker's code.
     no_think: int
     # The code that begins the (empty) language field.
     think_bos: int
@@ -55,11 +55,11 @@ class TalkerParts:
     decoder: TextDecoder
     # Predicts the codes of a frame after the first.
     code_predictor: CodePredictor
-    # Codes to audio.
+    # Turns codes into audio.
     vocoder: Code2Wav
     # The ids that control the talker.
     special_ids: OmniSpecialIds
-    # Lower-case names of the speakers to their codes.
+    # The codes of the speakers, by lower-case name.
     speakers: dict[str, int]
     # The token that begins a turn.
     turn_start: int

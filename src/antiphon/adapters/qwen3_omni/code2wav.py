@@ -1,8 +1,8 @@
-"""Codes to audio, 1920 samples a frame: the vocoder of Qwen3-TTS with a different start of a stream.
+"""Turns codes into audio, 1920 samples a frame: the vocoder of Qwen3-TTS, except at the start of a stream.
 
-Here a transposed convolution returns only samples that depend on two inputs. So the first 555 samples of a stream are
-missing, and frame n begins at sample n * 1920 - 555. With the stream's state, the audio does not depend on how the
-frames are split into chunks. Chunks that are decoded without a state lose 555 samples each.
+In this model, a transposed convolution returns only samples that depend on two inputs. So the first 555 samples of a
+stream are missing, and frame n begins at sample n * 1920 - 555. With the stream's state, the audio does not depend on
+how the frames are split into chunks. Chunks that are decoded without a state lose 555 samples each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The talker: it reads the users' turns, and speaks the thinker's reply while the thinker writes it.
 
-Its rows are those of the users' turns, then those of the reply. Text rows are embeddings of the text. Rows of audio and
-images are outputs of the thinker's tapped layer. The KV is kept between turns: the reply is rolled back, and the next
-user's turn is appended.
+The talker's input is the rows of the users' turns, then the rows of the reply. Text rows are embeddings of the text.
+Rows of audio and images are outputs of the thinker's tapped layer. The KV is kept between turns: the reply is rolled
+back, and the next user's turn is appended.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class OmniTalkerStream:
     async def speak(
         self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
     ) -> AsyncGenerator[Pcm, None]:
-        """Yield the audio of a reply, beginning with its first frame (80 ms); see TalkerSide.
+        """Yield the audio of a reply. The first audio is one frame (80 ms). See TalkerSide.
 
         The thinker must have computed the rows of `media`.
         """
@@ -149,7 +149,7 @@ class OmniTalkerStream:
         """Yield frames of codes that follow the session's rows, with one code for each codebook.
 
         Each frame waits for one token of `text`. After the last token, frames continue until the talker ends them.
-        `seed`: of all codes; None: random. Raises ModelError, EngineError and Refused.
+        `seed`: seeds the sampling of all codes; None: random. Raises ModelError, EngineError and Refused.
         """
         talker, parts = self._talker, self._talker.parts
         special, sampling = parts.special_ids, talker.sampling

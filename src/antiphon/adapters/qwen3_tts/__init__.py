@@ -7,8 +7,9 @@ SPEC = Spec(
     role="synthesizer",
     model="antiphon.adapters.qwen3_tts.synthesizer:Qwen3Tts",
     runs_on="engine",
-    # The adapter chooses each frame's first code; the code predictor computes the others from its hidden state. The
-    # frame then replaces the code's row, every 80 ms, which is too often to recompute earlier rows.
+    # The adapter chooses the first code of each frame, and the code predictor computes the other codes from the hidden
+    # state. Every 80 ms, a row of the whole frame replaces the row of the first code. An engine that recomputes earlier
+    # rows each time would be too slow.
     requires=(
         Capabilities.EMBEDDING_ROWS | Capabilities.EXACT_ROLLBACK | Capabilities.HIDDEN_STATES | Capabilities.CHOOSER
     ),

@@ -1,7 +1,8 @@
 """Reads a Qwen3-TTS checkpoint: the talker, its code predictor, the text embedding, and the speech tokenizer.
 
 The speech tokenizer, in `speech_tokenizer/`, consists of the vocoder and, if the checkpoint clones voices, the encoder
-of their samples. Each part is built empty from config.json, then filled from the tensors with its prefix.
+of their samples. Each part is built without weights from config.json, then filled from the tensors whose names have its
+prefix.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from antiphon.modeling.tokens import Vocabulary
 
 END = "<|im_end|>"
 CheckpointKind = Literal["custom_voice", "voice_design", "base"]
-# The base of the rotary embeddings if a configuration has none.
+# The base of the rotary embeddings if a configuration does not set it.
 DEFAULT_THETA = 10_000
 
-# Prefixes of a part's parameter names -> those of the checkpoint. The first match applies.
+# Prefixes of a part's parameter names -> the prefixes in the checkpoint. The first match applies.
 TALKER_PREFIXES = {
     "text.embed_tokens.": "talker.model.codec_embedding.",
     "text.": "talker.model.",
@@ -93,11 +94,11 @@ class TalkerConfig(QwenTextConfig, frozen=True, kw_only=True):
     codec_think_bos_id: int
     # See TtsSpecialIds.think_eos.
     codec_think_eos_id: int
-    # Names of the speakers to their codes.
+    # The codes of the speakers, by name.
     spk_id: dict[str, int] | None = None
-    # Names of the speakers to the name of their dialect in `codec_language_id`, or False.
+    # The dialect of each speaker, by the speaker's name: a name in `codec_language_id`, or False.
     spk_is_dialect: dict[str, str | bool] | None = None
-    # Names of the languages and dialects to their codes.
+    # The codes of the languages and dialects, by name.
     codec_language_id: dict[str, int] | None = None
 
 
@@ -172,27 +173,27 @@ class Qwen3TtsParts:
     vocabulary: Vocabulary
     # The talker, which the engine steps.
     decoder: TextDecoder
-    # The first half from text tokens to the talker's rows.
+    # Embeds text tokens: the first of two steps to the talker's rows.
     text_embedding: nn.Embedding
-    # The second half from text tokens to the talker's rows.
+    # Projects these embeddings to the talker's rows: the second step.
     text_projection: TextProjection
     # Predicts the codes of a frame after the first.
     code_predictor: CodePredictor
-    # Codes to audio.
+    # Turns codes into audio.
     vocoder: CodecVocoder
-    # A sample to the speaker's vector. None: the checkpoint does not clone voices.
+    # Turns a sample into the speaker's vector. None: the checkpoint does not clone voices.
     speaker_encoder: SpeakerEncoder | None
     # A MimiModel, which turns a sample into codes. None: the checkpoint does not clone voices by codes.
     sample_encoder: Any
     # The ids that control the talker.
     special_ids: TtsSpecialIds
-    # Lower-case names of the speakers to their codes.
+    # The codes of the speakers, by lower-case name.
     speakers: dict[str, int]
-    # Speakers of a Chinese dialect to its name in `languages`.
+    # The dialects of speakers of a Chinese dialect, by speaker; each is a name in `languages`.
     dialects: dict[str, str]
-    # Lower-case names of the languages and dialects to their codes.
+    # The codes of the languages and dialects, by lower-case name.
     languages: dict[str, int]
-    # The checkpoint reads instructions on how to speak.
+    # True if the checkpoint follows instructions on how to speak.
     follows_instructions: bool
     # The checkpoint's sampling.
     sampling: CodecSampling
@@ -242,7 +243,7 @@ def build(
 ) -> Qwen3TtsParts:
     """Return the parts that the two config.json files describe, with empty parameters on the meta device.
 
-    `cloning`: None if the checkpoint does not clone voices. `tokenizer_config`: of the speech tokenizer.
+    `cloning`: None if the checkpoint does not clone voices. `tokenizer_config`: the speech tokenizer's config.json.
     """
     talker, kind = config.talker_config, config.tts_model_type
     with init_empty_weights(include_buffers=False):
@@ -315,7 +316,7 @@ def _special_ids(config: Qwen3TtsConfig) -> TtsSpecialIds:
 
 
 def _sampling(folder: Path) -> CodecSampling:
-    """Return the sampling of generation_config.json. Missing values are those of DEFAULT_CODEC_SAMPLING."""
+    """Return the sampling of generation_config.json. Missing values are taken from DEFAULT_CODEC_SAMPLING."""
     path, defaults = folder / "generation_config.json", DEFAULT_CODEC_SAMPLING
     given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 

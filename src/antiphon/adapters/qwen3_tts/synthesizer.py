@@ -46,14 +46,15 @@ from antiphon.shares.threads import FILE_THREADS, in_thread
 
 # Rows that are reserved for a text.
 RESERVE_ROWS = 512
-# The voice names of checkpoints without named voices: described by instructions, or cloned.
+# The voice names of checkpoints without named voices: a voice described by instructions, or a cloned voice.
 DESIGNED_VOICE, CLONED_VOICE = "designed", "default"
 # The rest of a longer sample is ignored. A shorter sample is refused.
 MAX_SAMPLE_S, MIN_SAMPLE_S = 30, 0.25
 # Limit of cached cloned voices. The oldest is evicted.
 MAX_CLONED_VOICES = 8
-# Sampling parameters that a request may set, with the names of the published package (qwen-tts 0.1.1). FIRST_CODE: for
-# the first code of a frame, with their ranges. OTHER_CODES: for the other codes, with the field of Sampling.
+# Sampling parameters that a request may set, with the names of the published package (qwen-tts 0.1.1). FIRST_CODE: the
+# parameters for the first code of a frame, with their ranges. OTHER_CODES: the parameters for the other codes, with
+# their field of Sampling.
 FIRST_CODE = {"temperature": (0.0, 2.0), "top_k": (0, 1000), "top_p": (0.01, 1.0), "repetition_penalty": (0.1, 10.0)}
 OTHER_CODES = {"subtalker_temperature": "temperature", "subtalker_top_k": "top_k", "subtalker_top_p": "top_p"}
 TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
@@ -90,13 +91,13 @@ class Qwen3Tts:
         self.profile = _profile(model_id, parts)
         self._prompts, special = PromptRows(parts), parts.special_ids
         self._text = TextRows(self.engine.thread, self._prompts.text_rows, special.text_eos, special.text_pad)
-        # The voices cloned last, so that a conversation in one voice encodes its sample only once.
+        # The most recently cloned voices. A conversation in one voice encodes its sample only once.
         self._cloned = FairCache[tuple[bytes, str], tuple[ClonedVoice, VocoderState]](MAX_CLONED_VOICES)
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the audio of a text, float32 [num_samples] at the profile's rate, beginning with a frame of 80 ms.
+        """Yield the audio of a text, float32 [num_samples] at the profile's rate. The first chunk is a frame of 80 ms.
 
         A text of more than MAX_PART_CHARS is spoken in parts, one after another. `urgency` is ignored, because all
         texts share the engine's steps. Waits for the engine, and for the encoders if the sample is not cached. Closing
@@ -114,9 +115,9 @@ class Qwen3Tts:
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         """Yield the audio of a text that is still being written, beginning after its first whole word.
 
-        `texts`: pieces that may end anywhere; they are read a word or two ahead of the frames. If the model ends its
-        audio before the text ends, the rest is spoken as a separate text. A text without words has no audio. Otherwise
-        this is the same as `speak`.
+        `texts`: pieces of text that may end within a word. They are read a word or two ahead of the frames. If the
+        model ends its audio before the text ends, the rest is spoken as a separate text. A text without words has no
+        audio. Otherwise this is the same as `speak`.
         """
         async with aclosing(TokenPieces(tokens_of_words(texts, self.parts.vocabulary.plain))) as words:
             async for first in words:

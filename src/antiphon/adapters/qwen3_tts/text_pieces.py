@@ -62,7 +62,10 @@ async def tokens_of_words(
 
 
 def _can_cut(text: str, at: int) -> bool:
-    """Return whether no token can span this place: before a single space with its word, or after a wide mark."""
+    """Return whether no token can span this place.
+
+    Such places are before a single space and a word, or after a wide mark.
+    """
     if text[at] == " ":
         return not text[at - 1].isspace() and not text[at + 1 : at + 2].isspace() and bool(text[at + 1 : at + 2])
     return text[at - 1] in WIDE_MARKS and text[at].isalnum()

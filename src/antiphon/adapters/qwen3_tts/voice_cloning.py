@@ -1,4 +1,4 @@
-"""A voice from a sample: the speaker as a vector (ECAPA-TDNN, arXiv:2005.07143), the speech as codes.
+"""Clones a voice from a sample: encodes the speaker as a vector (ECAPA-TDNN, arXiv:2005.07143), the speech as codes.
 
 The codes are those of Mimi (arXiv:2410.00037). Parameters have their names in the checkpoint, under `speaker_encoder.`.
 Audio is float32, mono, 24 kHz. The synthesizer decodes the client's files, and caches voices.
@@ -28,7 +28,8 @@ class ClonedVoice:
     """A voice to speak with.
 
     `speaker`: the vector [width of the talker]. `text`: the tokens of the sample's text. `codes`: the sample's frames,
-    one code for each codebook. Both are empty if the text is unknown; the voice is then cloned from the vector alone.
+    one code for each codebook. If the text of the sample is unknown, `text` and `codes` are empty, and the voice is
+    cloned from the vector alone.
     """
 
     speaker: torch.Tensor

@@ -9,10 +9,11 @@ from antiphon.adapters.spec import LaneModelOptions
 from antiphon.engine.lane import Lane
 from antiphon.vision.images import EncodedImage
 
-# Pixels of the longer side. Screens are read best at their own size. A larger image costs time and finds no more text.
+# Limit of the longer side in pixels. Screenshots are read best at their own size. Reading a larger image takes longer
+# and finds no more text.
 MAX_SIDE = 1600
-# Lines with a lower score are dropped. The windows of a distant house are read as letters with scores of 0.4 to 0.62;
-# real signs have scores of 0.9 and more.
+# Lines with a lower score are dropped. For example, the windows of a distant house were read as letters with scores of
+# 0.4 to 0.62. Real signs have scores of 0.9 or more.
 MIN_SCORE = 0.75
 
 

@@ -1,4 +1,4 @@
-"""Resemblyzer's voice encoder: a speaker encoder, which runs in a lane. It distinguishes voices."""
+"""Resemblyzer's voice encoder: a speaker encoder, which distinguishes voices and runs in a lane."""
 
 from antiphon.adapters.spec import Spec
 

@@ -1,8 +1,8 @@
 """Reads `pretrained.pt`, a checkpoint in the format of PyTorch before 1.6, without PyTorch.
 
-The file begins with five pickles: a magic number, the format's version, the machine's sizes, the object, and the keys
-of its storages. Each storage follows, as the number of its elements (int64) and the elements. The unpickler accepts
-only the few names that tensors need, so a file cannot run code.
+The file begins with five pickles: a magic number, the format's version, the sizes of the machine's integer types, the
+object, and the keys of its storages. The storages follow. Each is the number of its elements (int64), then the
+elements. The unpickler accepts only the few names that tensors need, so a file cannot run code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROTOCOL_VERSION = 1001
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor whose elements follow later in the file: the key of its storage, its offset there, and its shape."""
+    """A tensor whose elements are later in the file: its storage's key, its offset in the storage, and its shape."""
 
     storage: str
     offset: int

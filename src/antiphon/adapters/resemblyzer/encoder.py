@@ -1,9 +1,8 @@
-"""Resemblyzer's voice encoder: computes a unit vector of a stretch of speech. Vectors of one voice are similar.
+"""Resemblyzer's voice encoder: computes a unit vector for a stretch of speech. Vectors of one voice are similar.
 
 The network is that of Wan et al. 2018 (Generalized end-to-end loss for speaker verification, arXiv 1710.10467). It has
 three LSTM layers of 256 units over mel bands, and projects the last output to a unit vector of 256 non-negative
-numbers. It reads windows of 1.6 s that overlap by half, and averages their vectors. `turns/` decides what the
-vectors mean.
+numbers. It reads windows of 1.6 s that overlap by half, and averages their vectors. `turns/` interprets the vectors.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ NUM_LAYERS, SIZE = 3, 256
 # Windows have WINDOW_FRAMES and begin every STEP_FRAMES (1.3 a second). The last window is skipped if less than
 # MIN_COVERAGE of it is audio.
 WINDOW_FRAMES, STEP_FRAMES, MIN_COVERAGE = 160, 77, 0.75
-# With less speech, a vector is almost meaningless.
+# Minimum seconds of speech. With less, a vector is almost meaningless.
 LEAST_S = 0.6
 # How to interpret similarities, measured with `python -m bench.turn_taking.speakers`.
 THRESHOLDS = (
@@ -74,15 +73,16 @@ THRESHOLDS = (
     VoiceThreshold(1.0, 0.251, 0.346),
     VoiceThreshold(1.4, 0.366, 0.366),
 )
-# The same for the most similar take of an enrolled voice, measured with `python -m bench.turn_taking.enrolled`.
+# The thresholds for the similarity to an enrolled voice, which is that of its most similar take. Measured with `python
+# -m bench.turn_taking.enrolled`.
 ENROLLED = (
     VoiceThreshold(0.55, 0.14, 0.341),
     VoiceThreshold(0.87, 0.305, 0.348),
     VoiceThreshold(1.55, 0.368, 0.368),
     VoiceThreshold(2.53, 0.4, 0.408),
 )
-# The common part of all voices: the mean vector of the 124 voices of that measurement, in quiet and in noise, with one
-# byte per number. After subtracting it, the vectors of two voices are about orthogonal.
+# The common part of all voices: the mean vector of the 124 voices of the first measurement, in quiet and in noise, with
+# one byte per number. After subtracting it, the vectors of two voices are about orthogonal.
 MEAN = np.frombuffer(
     bytes.fromhex(
         "59365c002f2d30524257ae9f63232e42a85f1e217383090001a110310a058c7a2a2547a86d133a29052c7b64523d2c3d"
@@ -191,7 +191,10 @@ class ResemblyzerEncoder:
         self.lane.close()
 
     def encode(self, pcm: Pcm) -> Pcm:
-        """Return the network's unit vector, float32 [256], of non-negative numbers. Runs in the caller's thread."""
+        """Return the network's output: a unit vector, float32 [256], without negative numbers.
+
+        Runs in the caller's thread.
+        """
         rms = float(np.sqrt(np.mean(pcm**2))) if len(pcm) else 0.0
         frames = mel_frames(pcm * max(1.0, TARGET_RMS / rms) if rms else pcm)
         if len(frames) < WINDOW_FRAMES:

@@ -2,8 +2,8 @@
 
 The graph takes 64 samples of context before each 512-sample frame (github.com/snakers4/silero-vad, utils_vad.py). The
 state of a session is its SileroStream. All sessions share the weights and the lane. The graph gets a filtered and
-levelled copy of the audio, because it misses quiet speech and speech with a DC offset (`audio/leveller.py`). Turns are
-decided elsewhere.
+levelled copy of the audio, because it misses quiet speech and speech with a DC offset (`audio/leveller.py`). This
+module does not decide where turns begin or end.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FRAME_SAMPLES = 512
 CONTEXT_SAMPLES = 64
 # Lower bound of the lane's queue limit: every session may have a job in the queue, and each takes microseconds.
 MIN_QUEUE = 1024
-# After a loud voice, the recurrent state takes a voice that is 40 dB softer for noise. Recordings with an RMS of 0.0006
-# after ones of 0.05 were missed; with a reset state and gain, they are found. But a reset within noise or music makes
-# false turns: 24 in five minutes instead of 2. So the state is reset only once after each voice, and only after
-# STILL_FRAMES (a second) below STILL_RMS.
+# After a loud voice, the recurrent state takes a voice that is 40 dB softer for noise. Speech with an RMS of 0.0006 was
+# missed if it followed speech with an RMS of 0.05. After a reset of state and gain, it is found. But a reset within
+# noise or music makes false turns: 24 in five minutes instead of 2. So the state is reset only once after each voice,
+# and only after STILL_FRAMES (a second) below STILL_RMS.
 STILL_RMS = 0.001
 STILL_FRAMES = 31
 # From SPEECH_PROBABILITY on, a frame counts as voice; below SILENCE_PROBABILITY, it may count as still.
@@ -38,8 +38,8 @@ _RATE = np.array(SAMPLE_RATE_HZ, dtype=np.int64)
 class SileroStream:
     """A VadStream: the recurrent state of one session, the graph's context, and the samples of an incomplete frame.
 
-    `high_pass`, `leveller`, `state`, float32 [2, 1, 128], and `context`, float32 [64], are read and written by the
-    lane's worker.
+    The lane's worker reads and writes `high_pass`, `leveller`, `state` (float32 [2, 1, 128]) and `context` (float32
+    [64]).
     """
 
     def __init__(self, lane: Lane[tuple[SileroStream, Pcm], list[float]]) -> None:
@@ -81,7 +81,7 @@ class SileroStream:
 
 
 class SileroDetector:
-    """A VoiceActivityDetector: one ONNX session on one core, and a lane that batches up to 64 streams in a call."""
+    """A VoiceActivityDetector: one ONNX session on one core, and a lane that computes up to 64 streams in one batch."""
 
     frame_samples = FRAME_SAMPLES
 
@@ -107,7 +107,8 @@ class SileroDetector:
 
     def _work(self, jobs: Sequence[tuple[SileroStream, Pcm]]) -> list[list[float]]:
         results: list[list[float]] = [[] for _ in jobs]
-        # The n-th frames of all streams are one call. Within a stream, each frame needs the state after the one before.
+        # The n-th frames of all streams are one call. Within a stream, each frame needs the state after the previous
+        # frame.
         for i in range(max(len(frames) for _, frames in jobs)):
             batch = [
                 (stream, frames[i], out) for (stream, frames), out in zip(jobs, results, strict=True) if i < len(frames)

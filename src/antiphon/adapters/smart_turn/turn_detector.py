@@ -2,7 +2,7 @@
 
 The graph takes Whisper's log-mel spectrogram of the last 8 s of the turn. The audio is normalized to zero mean and unit
 variance, and a shorter turn is padded with silence at the start (pipecat-ai 1.14, audio/turn/smart_turn; BSD-2).
-`turns/` decides what follows from the probability.
+`turns/` acts on the probability.
 """
 
 from __future__ import annotations

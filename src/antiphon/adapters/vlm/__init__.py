@@ -7,7 +7,7 @@ SPEC = Spec(
     role="video_model",
     model="antiphon.adapters.vlm.session:VisionLanguageModel",
     runs_on="engine",
-    # Pictures are embeddings from the encoder.
+    # The rows of pictures are embeddings from the encoder.
     requires=Capabilities.EMBEDDING_ROWS,
     model_types=("smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     uses=("synthesizer", "transcriber"),

@@ -1,9 +1,9 @@
 """Qwen2.5-VL (arXiv:2502.13923) and Qwen3-VL (arXiv:2511.21631): pictures of any shape, rows at (time, height, width).
 
-The time of each frame precedes it as text, which is Qwen3-VL's video format, and its rows have the positions of a
-picture. Qwen2.5-VL was trained with the time in the positions of a video's rows instead. But in `transformers` 5.23,
-text continues from the position of the first frame, and in training it continued from the last one. So Qwen2.5-VL
-also gets the time as text.
+As in Qwen3-VL's video format, the time of each frame precedes it as text, and its rows have the positions of a picture.
+Qwen2.5-VL was trained differently: the positions of a video's rows contained the time. But `transformers` 5.23 does not
+number the text after a video as in training: there it continues from the position of the first frame instead of the
+last. So Qwen2.5-VL also gets the time as text.
 """
 
 from __future__ import annotations

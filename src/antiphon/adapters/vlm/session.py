@@ -1,12 +1,12 @@
-"""Sessions with a vision-language model: each frame is encoded and prefilled once, and questions compute only new rows.
+"""Sessions with a vision-language model: frames are encoded and prefilled once; a question computes only new rows.
 
 A session is one sequence of rows: the system turn, then for each question the new frames with their times, the question
 and its answer. Existing rows are never rendered again. If an answer is interrupted, its rows and the question are
 rolled back, and the frames stay.
 
 With `prefill` "eager", the currently selected frames are added to the KV as they arrive, and rolled back if a question
-selects others. With "query", nothing is computed before a question. When a question is answered, the KV has the same
-rows in both cases.
+selects other frames. With "query", nothing is computed before a question. In both cases, the KV has the same rows when
+a question is answered.
 """
 
 from __future__ import annotations
@@ -54,13 +54,15 @@ from antiphon.vision.images import EncodedImage
 
 SYSTEM = "You answer questions about what a camera or a screen shows, in one or two sentences."
 MAX_TOKENS = 256
-# The sample rate in the profile if there is no synthesizer, and so no audio.
+# The sample rate in the profile if there is no synthesizer. Answers then have no audio.
 DEFAULT_RATE_HZ = 24_000
 # Limit of frames that are prefilled at once before a question.
 MAX_FRAMES_AHEAD = 2
-# Limit of pictures of all sessions that wait for the model's thread: each one delays the next step of all sessions.
+# Limit of pictures, of all sessions together, that wait for the model's thread. Each picture delays the next step of
+# all sessions.
 MAX_WAITING_ENCODES = 2
-# Pixels. Larger pictures are first scaled down to this; no encoder here uses a higher resolution.
+# Limit of a picture's longer side in pixels. Larger pictures are first scaled down; no encoder here uses a higher
+# resolution.
 MAX_SIDE = 2048
 
 
@@ -175,7 +177,7 @@ class VisionLanguageStream:
     def __init__(self, model: VisionLanguageModel, session: Session, opening: Iterable[FamilyPart]) -> None:
         self.session = session
         self._model = model
-        # Frames that were in no question yet: number -> time in seconds, and the rows of the picture.
+        # Frames that no question has used yet: number -> time in seconds, and the rows of the picture.
         self._waiting: dict[int, tuple[float, PictureRows]] = {}
         # The numbers of the currently selected frames, which the next question would be answered from.
         self._selected: tuple[int, ...] = ()
@@ -226,9 +228,10 @@ class VisionLanguageStream:
     def select_frames(self, frames: tuple[int, ...]) -> None:
         """Select the frames that the next question would be answered from, and prefill them if that saves work.
 
-        With `prefill` "eager" and no answer in progress, the rows of the current turn become exactly the waiting frames
-        among these. If more than MAX_FRAMES_AHEAD are new, nothing is computed: a sampling that shifts with each frame
-        would compute most of them again each time. Errors are ignored here; the next question would raise them.
+        With `prefill` "eager" and no answer in progress, the current turn then contains exactly the selected frames
+        that are waiting. If more than MAX_FRAMES_AHEAD of them are new, nothing is computed: if the selection shifts
+        with each frame, most frames would be computed again each time. Errors are ignored here; the next question would
+        raise them.
         """
         self._selected = frames
         wanted = [n for n in sorted(frames) if n in self._waiting]
@@ -241,8 +244,8 @@ class VisionLanguageStream:
     def forget(self, before_s: float) -> None:
         """Drop the waiting frames that are older than `before_s`, in seconds since the session began.
 
-        Frames of earlier questions are rows of the context. They leave it with their turn when it is full
-        (engine/rows.py).
+        Frames of earlier questions are rows of the context. When the context is full, they leave it together with their
+        turn (engine/rows.py).
         """
         self._waiting = {n: (at_s, picture) for n, (at_s, picture) in self._waiting.items() if at_s >= before_s}
 
@@ -254,7 +257,7 @@ class VisionLanguageStream:
         self._waiting.pop(frame, None)
 
     def _num_kept(self, wanted: Sequence[int]) -> int:
-        """Return how many leading frames of the current turn equal those of `wanted`; the rest must be rolled back."""
+        """Return the number of leading frames that the turn shares with `wanted`. The rest must be rolled back."""
         return next(
             (i for i, (n, _) in enumerate(self._in_turn) if wanted[i : i + 1] != [n]),
             len(self._in_turn),
@@ -294,8 +297,9 @@ class VisionLanguageStream:
     async def answer_text(self, question: VideoQuestion, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
         """Answer a question in text: yields TextDeltas, then one ReplyDone. For closing, see `answer`.
 
-        With a transcriber, first waits for the transcript of the question's audio, which is put before the text.
-        Waiting frames that are not in `question.frames` are dropped. Raises EngineError and ModelError.
+        With a transcriber, first waits for the transcript of the question's audio. The transcript precedes the
+        question's text. Waiting frames that are not in `question.frames` are dropped. Raises EngineError and
+        ModelError.
         """
         model, session, known = self._model, self.session, tuple(self._waiting)
         self._answering = True
@@ -305,7 +309,7 @@ class VisionLanguageStream:
             text = " ".join(filter(None, (speech, question.text)))
             asked = await in_thread(model.family.question, text)
             self._show(question.frames)
-            # Frames that this question did not use are outdated for the next one.
+            # Frames that this question did not use are too old for the next question.
             for number in known:
                 self._waiting.pop(number, None)
             question_row = session.length
@@ -339,7 +343,7 @@ class VisionLanguageStream:
         yield ReplyDone("stop" if session.finish is Finish.STOP else "length", num_prompt, 0, num_tokens)
 
     def _end_turn(self, question_row: int | None) -> None:
-        """End a turn that the model did not end. With `question_row`, first roll back the rows from there on."""
+        """End a turn that the model did not end. With `question_row`, first roll back the rows from that row on."""
         if question_row is not None:
             # If that row has already left the context, the rest of the turn stays.
             with suppress(EngineError):

@@ -1,6 +1,6 @@
 """SmolVLM: a SigLIP encoder of square pictures, and the decoder of Idefics3 (arXiv:2504.05299).
 
-A frame is one square of the encoder's size, without slices, as the released code does it for frames of video.
+A frame is one square of the encoder's size, without slices, as in the released code for video frames.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.tokens import Vocabulary
 from antiphon.vision.images import Pixels
 
-# Control tokens: on either side of a picture, before a picture without slices, and at the end of a turn.
+# The control tokens on either side of a picture, before a picture without slices, and at the end of a turn.
 AROUND_IMAGE, WHOLE_IMAGE, END = "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"
 
 

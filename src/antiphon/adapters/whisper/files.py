@@ -1,6 +1,6 @@
 """Transcribes whole files with faster-whisper, in parts, window by window, and removes hallucinated words.
 
-`transcriber.py` has the model itself, and decodes live windows.
+`transcriber.py` contains the model, and decodes live windows.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ PART_S = 120
 PART_SLACK_S = 15
 BEAM_SIZE = 5
 # OpenAI's fallback temperatures. Audio without speech fails at all of them, so a short part uses fewer: the first two,
-# and one more for each SECONDS_PER_FALLBACK.
+# plus one for each SECONDS_PER_FALLBACK of audio.
 TEMPERATURES, SECONDS_PER_FALLBACK = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 2.5
-# A part is decoded in windows of up to 30 s. If the model ends a window early, the next one begins there. A part has at
-# most MAX_WINDOWS, and one more for each SECONDS_PER_WINDOW.
+# A part is decoded in windows of up to 30 s. If the model ends a window early, the next one begins where it ended. A
+# part has at most MAX_WINDOWS windows, plus one for each SECONDS_PER_WINDOW.
 MAX_WINDOWS, SECONDS_PER_WINDOW = 2, 5.0
 # Limit of tokens of a window in a part shorter than CAPPED_S: TOKENS_PER_S, the rate of the fastest speech in scripts
 # with a token or more per character, plus EXTRA_TOKENS. In longer parts, only the decoder's own limit applies.
 CAPPED_S, TOKENS_PER_S, EXTRA_TOKENS = 14.0, 14.0, 16
-# A part or segment with a lower peak is silence, which Whisper transcribes as "You".
+# A part or segment whose peak is below this value is silence, which Whisper would transcribe as "You".
 SILENT_PEAK = 2**-14
-# A segment that was only accepted at a higher temperature is noise above this probability of no speech. Rain has 0.52.
+# A segment that was accepted only at a higher temperature is noise if its probability of no speech is above this
+# threshold. Rain has 0.52.
 RETRIED_NO_SPEECH = 0.4
 
 
@@ -121,7 +122,7 @@ class FileDecoder:
     ) -> TranscriptSegment | None:
         """Return a segment without repeated words that have no sound; None if nothing is left.
 
-        `before`: the earlier segments of its window. `pcm`: the window, up to the segment's end.
+        `before`: the earlier segments of its window. `pcm`: the audio of the window, up to the segment's end.
         """
         given = [p for s in before for p in self._segment_words(s, language)]
         pieces = self._segment_words(segment, language)
@@ -130,7 +131,7 @@ class FileDecoder:
             return segment
         words = await self._lane.run(partial(self._align, pcm, tuple(texts), language), Urgency.BULK)
         if len(words) != len(texts):
-            # Too many for one window.
+            # Too many words for one window.
             return segment
         sound_s = seconds_of_sound(pcm, [(w.start_s, w.end_s) for w in words])
         cut = unspoken_copies(texts, sound_s, len(given))
@@ -188,14 +189,14 @@ def _is_silent(pcm: Pcm) -> bool:
 
 
 def _with_edges(segment: TranscriptSegment, pcm: Pcm) -> tuple[Word, ...]:
-    """Return a segment's words, if it has any, with better times. `pcm`: its window, up to the segment's end."""
+    """Return a segment's words, if any, with better times. `pcm`: the audio of its window, up to the segment's end."""
     shift_s = segment.seek * SAMPLES_PER_FRAME / SAMPLE_RATE_HZ
     words = [replace(w, start_s=w.start_s - shift_s, end_s=w.end_s - shift_s) for w in segment.words]
     return tuple(replace(w, start_s=w.start_s + shift_s, end_s=w.end_s + shift_s) for w in with_edges(words, pcm))
 
 
 def _word_tokens(segment: TranscriptSegment, pieces: Sequence[HypothesisWord]) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of each word of a segment, if it has any.
+    """Return the tokens of each word of a segment, or () if the segment has no words.
 
     `pieces`: the words of the text with their tokens. A punctuation mark may be a separate piece, but is part of a word
     in the segment.

@@ -23,14 +23,14 @@ UNSPOKEN_WORD_S = 0.04
 # A frame of 20 ms is sound if it is at most SOUND_DB softer than the loudest frame of the audio, otherwise a pause.
 SOUND_DB = 30.0
 SOUND_FRAME = SAMPLE_RATE_HZ // 50
-# A copy that is cut off by the end of the text counts as one from this number of words on.
+# Minimum number of words of a copy that is cut off by the end of the text.
 MIN_CUT_OFF_COPY = 2
-# Audio is noise if its probability of no speech is above the first (OpenAI's threshold, whisper/transcribe.py), and the
-# mean log-probability of its text is below the second.
+# Audio is noise if its probability of no speech is above NO_SPEECH_PROBABILITY (OpenAI's threshold,
+# whisper/transcribe.py), and the mean log-probability of its text is below the constant on the next line.
 NO_SPEECH_PROBABILITY = 0.6
 NO_SPEECH_LOGPROB = -0.8
-# Below these mean log-probabilities, a live window or a segment of a file is always noise. For files, decoding at
-# higher temperatures was tried before. whisper/transcribe.py uses -1.0 for both.
+# Below these mean log-probabilities, a live window or a segment of a file is always noise. A file's segment was decoded
+# at higher temperatures before it is rejected. whisper/transcribe.py uses -1.0 for both.
 MIN_LOGPROB = -1.2
 MIN_FILE_LOGPROB = -1.0
 
@@ -74,8 +74,8 @@ def says_twice(texts: Sequence[str]) -> bool:
 def seconds_of_sound(pcm: Pcm, spans: Sequence[tuple[float, float]]) -> list[float]:
     """Return the seconds of sound, without pauses, in each span. `spans`: start and end in seconds.
 
-    The last word of a text is aligned with all audio that follows it, so its length alone is meaningless. `pcm`:
-    float32 [num_samples], mono, 16 kHz.
+    The alignment extends the last word of a text over all audio after it, so the length of that word is meaningless.
+    `pcm`: float32 [num_samples], mono, 16 kHz.
     """
     frames = pcm[: len(pcm) // SOUND_FRAME * SOUND_FRAME].reshape(-1, SOUND_FRAME)
     energy = np.square(frames, dtype=np.float64).sum(1)
@@ -88,7 +88,7 @@ def unspoken_copies(texts: Sequence[str], sound_s: Sequence[float], first: int =
     """Return the indices of words that repeat adjacent words and have no sound.
 
     `sound_s`: the seconds of sound that each word is aligned with. If a word was spoken several times, each occurrence
-    has sound. If the decoder hallucinated a copy, either the copy or its original has almost none, because the
+    has sound. If the decoder hallucinated a copy, either the copy or its original has almost no sound, because the
     alignment assigns the sound to only one of them. Words before `first` are fixed, and never returned.
     """
     kept = list(range(len(texts)))
@@ -99,7 +99,7 @@ def unspoken_copies(texts: Sequence[str], sound_s: Sequence[float], first: int =
 
 
 def _unspoken_copy(words: list[str], unspoken: list[bool], first: int) -> slice | None:
-    """Return the first copy without sound. Of a pair, the later part is checked before the earlier one."""
+    """Return the first copy without sound. Of two equal parts, the later one is checked first."""
     for start, middle, end in _copies(words):
         for copy in (slice(middle, end), slice(start, start + end - middle)):
             if copy.start >= first and 2 * sum(unspoken[copy]) > copy.stop - copy.start:

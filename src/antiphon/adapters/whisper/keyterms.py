@@ -1,4 +1,4 @@
-"""Keyterms: words that a client expects, which the decoder then prefers. Pure; the decoder is a function argument.
+"""Keyterms: words that a client expects, and that the decoder prefers. Pure: the decoder is a function argument.
 
 CTranslate2 does not expose the steps of Whisper's beam search, so keyterms are applied after the search. If the best
 hypothesis has words that sound like a keyterm, the decoder scores a candidate: the hypothesis with the keyterm instead
@@ -28,7 +28,7 @@ MAX_BONUS = 6.0
 MIN_SIMILARITY = 0.62
 # Limit of candidates that are scored for a window.
 MAX_CANDIDATES = 8
-# A keyterm may replace this number of words more than it has.
+# A keyterm may replace up to EXTRA_WORDS more words than it has itself.
 EXTRA_WORDS = 1
 
 _VOWELS = frozenset("aeiouy")
@@ -80,7 +80,7 @@ def find_candidates(words: Sequence[str], terms: tuple[str, ...], most: int = MA
     weights = np.array([w for _, _, w, _ in sounds])
     longest = np.array([n + EXTRA_WORDS for _, _, _, n in sounds])
     runs: list[tuple[int, int, str, str]] = []
-    # (run, term) of all pairs that may be similar, judged by their lengths.
+    # The pairs (run, term) that may be similar, judged by their lengths.
     pairs: list[tuple[int, int]] = []
     for first in range(len(words)):
         for last in range(first + 1, min(len(words), first + int(longest.max())) + 1):
@@ -185,7 +185,7 @@ def similarities(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
     swap[1:, 1:] = [[_swap(a, b) for b in symbols] for a in symbols]
 
     def coded(texts: list[str]) -> np.ndarray:
-        """Return the symbols of the texts, [longest, texts], padded with 0, which has no weight."""
+        """Return the symbols of the texts, [longest, texts], padded with 0. The weight of symbol 0 is 0."""
         codes = np.zeros((max(map(len, texts), default=0), len(texts)), np.intp)
         for i, text in enumerate(texts):
             codes[: len(text), i] = [symbols[c] for c in text]

@@ -18,7 +18,7 @@ from antiphon.modeling import token_words
 # Seconds per position of the decoder's cross-attention, and samples per mel frame.
 POSITION_S = 0.02
 SAMPLES_PER_FRAME = 160
-# A word after a pause is at most twice as long as this or as the median word, whichever is shorter.
+# A word after a pause is at most twice as long as MEDIAN_WORD_S or as the median word, whichever is shorter.
 MEDIAN_WORD_S = 0.7
 PAUSE_MARKS = tuple(".,?!;:。，？！、")
 
@@ -77,7 +77,7 @@ def token_starts(alignments: Sequence[tuple[int, int]], count: int) -> list[floa
 
 
 def aligned_words(pieces: Sequence[HypothesisWord], spans: Sequence[TokenSpan]) -> list[Word]:
-    """Return the words with times and probabilities. `spans`: those of all tokens of the words."""
+    """Return the words with times and probabilities. `spans`: the spans of all tokens of the words."""
     out, at = list[Word](), 0
     for piece in pieces:
         own = spans[at : at + len(piece.tokens)]

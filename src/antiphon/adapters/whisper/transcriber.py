@@ -1,10 +1,11 @@
 """Whisper on CTranslate2: live windows and whole files, with one lane and one copy of the weights.
 
-Live windows are shorter than Whisper's 30 s, because encoding is most of the cost on a CPU. Measured on read English
-with the base model, with 3 s of padding and a beam of 5: windows of at least 15 s have the same word errors as windows
-of 30 s in a third of the time (56 clips). Windows of at least 10 s have 10.0 % instead of 9.8 % errors, in 0.25 s
-instead of 0.38 s (97 clips). A beam of 1 or less padding increases the errors. Partials are decoded in windows of 5 s
-with 2 s of padding. A short window needs padding and a token limit; otherwise the decoder repeats itself.
+Live windows are shorter than Whisper's 30 s, because encoding is most of the cost on a CPU. The following was measured
+on read English with the base model, 3 s of padding and a beam of 5. Padding windows to 15 s instead of 30 s gives the
+same word errors in a third of the time (56 clips). Padding to 10 s instead of 15 s increases the errors from 9.8 % to
+10.0 %, and reduces the time from 0.38 s to 0.25 s (97 clips). With a beam of 1, or with less padding, there are more
+errors. Partials are decoded in windows of 5 s with 2 s of padding. A short window needs padding and a token limit;
+otherwise the decoder repeats itself.
 
 No session state is kept between windows. `outputs.py` turns outputs into words.
 """
@@ -81,10 +82,10 @@ from antiphon.modeling.token_words import with_logprobs
 
 # Lower bound of a probability before its logarithm is taken.
 MIN_PROBABILITY = 1e-10
-# Characters at the end of a prompt that are encoded for each allowed token, and the limit of cached encoded texts: a
-# session passes the same prompt with each window.
+# Only the end of a prompt is encoded: PROMPT_CHARS_PER_TOKEN characters for each allowed token. KEPT_PROMPTS is the
+# limit of cached encoded texts, because a session passes the same prompt with each window.
 PROMPT_CHARS_PER_TOKEN, KEPT_PROMPTS = 16, 256
-# If a final is a loop, it is decoded again, and no run of LOOP_TOKENS tokens may repeat.
+# If a final is a loop, it is decoded again in such a way that no run of LOOP_TOKENS tokens repeats.
 LOOP_TOKENS = 4
 
 
@@ -124,10 +125,10 @@ class WhisperTranscriber:
         self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
         self._prompt_text_tokens = lru_cache(KEPT_PROMPTS)(self._text_tokens)
         self._profile = profile_of(model_id, tuple(self._whisper.supported_languages))
-        # The jobs of this model run in the lane of the outer one, so that finals and partials share one queue. Its own
-        # lane stays empty.
+        # The jobs of the model for partials run in this model's lane, so that finals and partials share one queue. The
+        # other lane stays empty.
         self.partials = WhisperTranscriber(partials, partials.name, options) if partials else None
-        # One job per batch on a CPU: batches of 2 to 8 were measured to be no faster (docs/architecture.md).
+        # On a CPU, a batch has one job: in a measurement, batches of 2 to 8 were not faster (docs/architecture.md).
         self.lane: Lane[Work, Any] = Lane(
             "transcriber",
             self._work,
@@ -223,8 +224,10 @@ class WhisperTranscriber:
         return (num_frames(window), tokens, window.final, is_aligned(window), self._is_for_partials(window))
 
     def _is_for_partials(self, window: Window) -> bool:
-        """Return whether the model for partials decodes a window. It does not if the window's language is unknown,
-        because a model of one language would take any other for its own.
+        """Return whether the model for partials decodes a window.
+
+        It does not decode windows of unknown language, because a model of one language would take any other language
+        for its own.
         """
         model = self.partials
         return model is not None and not window.final and window.language in model.profile.languages
@@ -303,8 +306,8 @@ class WhisperTranscriber:
         """Return the words without repetitions that have no sound, and their times if the window asks for them.
 
         The words have log-probabilities if the window asks for them. Words are aligned if the window asks for times or
-        for a final's probabilities, or if some are repeated. `index`: of the window in `encoded`. `probabilities`: of
-        each token of the words.
+        for a final's probabilities, or if some are repeated. `index`: the index of the window in `encoded`.
+        `probabilities`: the probability of each token of the words.
         """
         given = hypothesis_words(self.tokenizer(language), list(window.prefix), [1.0] * len(window.prefix), language)
         texts = [p.text for p in (*given, *pieces)]
@@ -419,7 +422,10 @@ class WhisperTranscriber:
         return with_edges(without_pauses(aligned_words(pieces, spans)), pcm)
 
     def _with_keyterms(self, encoded: Any, index: int, window: Window, language: str, ids: list[int]) -> list[int]:
-        """Return a final's tokens with the keyterms that win, see `keyterms.search`. `index`: of the encoded window."""
+        """Return a final's tokens with the keyterms that win; see `keyterms.search`.
+
+        `index`: the window's index in `encoded`.
+        """
         tokenizer = self.tokenizer(language)
 
         def score(hypotheses: list[list[int]]) -> list[list[float]]:
@@ -463,7 +469,7 @@ class WhisperStream:
             self._waiting = None
 
     def replace(self, window: Window) -> bool:
-        """Replace the window that waits in the lane. Returns False if none waits, or if its decode has begun."""
+        """Replace the window that waits in the lane. Returns False if no window waits, or if its decode has begun."""
         return self._waiting is not None and self._model.replace(self._waiting, window)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Padding, search and token limits of Whisper's windows, and the profile with these facts for sessions. Pure."""
+"""Padding, search and token limits of Whisper's windows, and the profile that describes the model to sessions. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_PROMPT_TOKENS = 200
 FRAMES_PER_S = 100
 MAX_FRAMES = 3000
 # Limits of tokens against endless repetition: a rate per second of audio, plus extra tokens. English speech has 4
-# tokens a second on average, and 7 in fast passages. A limit of 7 cut off the ends of long finals. A partial of a
-# second of audio repeats its two words up to the limit.
+# tokens a second on average, and 7 in fast passages. A rate of 7 cut off the ends of long finals. On the other hand, a
+# partial of a second of audio may repeat its two words up to the limit.
 FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS = 12.0, 16
 PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS = 7.0, 2
 # The rate for scripts with a token or more per character.
@@ -50,8 +50,8 @@ def profile_of(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
         min_probability=0.3,
         unfixed_chunks=0,
         settle_s=0.5,
-        # Context of the previous window would increase a window's cost by half, and a turn that follows another
-        # speaker's by 0.2 to 0.9 s would lose words (docs/design/turns.md).
+        # Context from the previous window would increase a window's cost by half. It would also lose words of a turn
+        # that begins 0.2 to 0.9 s after another speaker's turn (docs/design/turns.md).
         context_pause_s=0.0,
         pause_s=0.8,
         long_window_s=10.0,
@@ -95,9 +95,9 @@ def token_cap(window: Window, language: str, most: int) -> int:
     return min(max(1, cap - len(window.prefix)), window.max_tokens or most)
 
 
-# The likely language is kept unless another one has this probability. Measured with the base model on 81 recordings in
-# eight languages: given the first 2 s, the best language reached it for 36 recordings, and was always right; given 3 s,
-# it was wrong for one of 49.
+# The likely language is kept unless another one has at least CLEAR_PROBABILITY. This was measured with the base model
+# on 81 recordings in eight languages. After the first 2 s, the best language had this probability in 36 recordings, and
+# was right in all of them. After 3 s, it had it in 49 recordings, and was wrong in one.
 CLEAR_PROBABILITY = 0.9
 
 
@@ -107,8 +107,8 @@ def chosen_language(
     """Return the language to decode in (ISO-639-1) and its probability, which is 1.0 for the likely one.
 
     - `ranked`: all languages of the model with their probabilities, most probable first.
-    - `languages`: the allowed languages; empty: all. Probabilities are normalized over these. Languages that the model
-      does not know are ignored.
+    - `languages`: the allowed languages; empty: all. Probabilities are normalized over the allowed languages. Languages
+      that the model does not know are ignored.
     - `likely`: the language that is kept unless another one reaches CLEAR_PROBABILITY.
     """
     allowed = [(code, p) for code, p in ranked if code in languages] or list(ranked)
