@@ -86,7 +86,7 @@ class Hibari:
         *,
         voices: Mapping[str, Path] | None = None,
     ) -> None:
-        """Load all voices and their phonemizers. Waits for seconds.
+        """Load all voices and their phonemizers. Takes several seconds.
 
         Raises ModelError if a voice does not load.
         """

@@ -33,7 +33,7 @@ class Qwen25Omni(OmniModel[Talker]):
         synthesizer: Synthesizer | None = None,
         parts: tuple[ThinkerParts, VoiceParts | None] | None = None,
     ) -> None:
-        """Load the checkpoint and start an engine for each of its decoders. Waits for a minute or more.
+        """Load the checkpoint and start an engine for each of its decoders. Takes a minute or more.
 
         `synthesizer`: speaks the thinker's text if there is no talker; the caller owns it. `parts`: parts that are
         already loaded; None: they are loaded from the folder. Raises ModelError if the checkpoint does not load.

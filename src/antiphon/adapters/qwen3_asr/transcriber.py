@@ -94,7 +94,7 @@ class Qwen3Asr:
     """
 
     def __init__(self, source: Path | Qwen3AsrParts, model_id: str, options: EngineModelOptions) -> None:
-        """Load the checkpoint and start the engine. Waits for seconds.
+        """Load the checkpoint and start the engine. Takes several seconds.
 
         Only the decoder may have int8 weights. Raises ModelError if the checkpoint does not load.
         """

@@ -84,7 +84,7 @@ class VisionLanguageModel:
         synthesizer: Synthesizer | None = None,
         transcriber: Transcriber | None = None,
     ) -> None:
-        """Load the checkpoint and start the engine. Waits for seconds.
+        """Load the checkpoint and start the engine. Takes several seconds.
 
         Only the decoder may have int8 weights. Raises ModelError if the checkpoint does not load, or its family is
         unknown.
