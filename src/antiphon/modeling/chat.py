@@ -139,7 +139,7 @@ class ChatModel:
             raise _invalid_schema(options, error) from error
 
     async def prepared(self, rule: Grammar) -> Grammar:
-        """Wait for the engine to prepare a grammar for a reply, and return it. Raises GrammarError and CapabilityError."""
+        """Wait until the engine has prepared a grammar, and return it. Raises GrammarError and CapabilityError."""
         await self.engine.prepare_grammar(rule, self.stop_tokens)
         return rule
 
@@ -310,7 +310,7 @@ class ChatStream:
         return await self._attempt_to_call(replace(made, options=options, ids=ids, prose=prose), messages)
 
     async def _attempt_from_results(self, messages: Sequence[Message], options: ReplyOptions) -> _Attempt:
-        """Return an attempt for a model that repeats a call: it gets the result in plain words, and must reply in prose."""
+        """Return an attempt for a model that repeats a call: it gets the result in words, and must reply in prose."""
         ids, head = await self._prompt(told_plainly(messages), (), options)
         return _Attempt(options, ids, head, (), await self._model.prepared(prose_grammar()), ProseReader())
 

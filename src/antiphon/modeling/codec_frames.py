@@ -128,7 +128,7 @@ class FrameProgram:
 
 
 class TextRows:
-    """Maps text tokens to the talker's input rows, in one batch for all utterances that ask before the thread's next step.
+    """Maps text tokens to the talker's input rows, in one batch for all utterances that ask before the next step.
 
     `rows`: maps tokens to rows [n, width]; called in the thread. `eos`, `pad`: the tokens for the end of a text and for
     the padding after the end.
@@ -246,7 +246,7 @@ class TextFeed:
             self._few_left.set()
 
     def give_back(self, num_taken: int) -> None:
-        """Give back the pieces of `more` of which no frame used a token. `num_taken`: the number of rows used in total."""
+        """Give back the pieces of `more` of which no frame used a token. `num_taken`: the total number of used rows."""
         if self._more is None:
             return
         unspoken, tokens = list[list[int]](), len(self._ids or ())
@@ -314,7 +314,7 @@ async def generate_frames(
 
 
 async def _unless_fails(token: Awaitable[Token | None], feeding: asyncio.Task[None] | None) -> Token | None:
-    """Return the token. If the task that feeds the text fails, raise its error, because the token would never arrive."""
+    """Return the token. If the task that feeds the text fails, raise its error: the token would never arrive."""
     if feeding is None or (feeding.done() and feeding.exception() is None):
         return await token
     waiting = asyncio.ensure_future(token)

@@ -76,10 +76,9 @@ class VocoderConfig(VocoderTransformerConfig, frozen=True, kw_only=True):
 class VocoderState:
     """The state of one stream. A stream begins with an empty state, and belongs to one vocoder.
 
-    `frames`: the number of frames so far. `kept`: the layers' states of all streams of the last call, one row each;
-    None at the start. `row`: this stream's row. `slot`: its slot in `kept`, whose row is updated in place
-    (`vocoder_batch.py`); None if `kept` is no longer written to. `is_shared`: another state uses the row, which must
-    not be written to.
+    `frames`: its frames so far. `kept`: the layers' states of all streams of the last call, one row each; None at the
+    start. `row`: this stream's row. `slot`: its slot in `kept`, whose row is updated in place (`vocoder_batch.py`);
+    None if `kept` is no longer written to. `is_shared`: another state uses the row, which must not be written to.
     """
 
     frames: int = 0
@@ -89,10 +88,7 @@ class VocoderState:
     is_shared: bool = False
 
     def copy(self) -> VocoderState:
-        """Return the state of another stream that continues from here.
-
-        The row is copied only when one stream continues.
-        """
+        """Return the state of another stream that continues from here. Copies no row yet."""
         self.is_shared = self.slot is not None
         return replace(self)
 
@@ -129,10 +125,9 @@ class VocoderStreams:
         return (first[:, None, None] + torch.arange(count, device=device)).float()
 
     def window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
-        """Return the number of visible earlier frames, at most `held`, and the mask of the frames that each new frame sees.
+        """Return the number of visible earlier frames, at most `held`, and the mask of the frames that new ones see.
 
-        The mask is bool [count, frames], or [streams, 1, count, frames], where frames are the visible earlier ones and
-        the new ones.
+        The mask is bool [count, frames], or [streams, 1, count, frames], where frames are the visible and the new ones.
         """
         if self._seen is None:
             self._seen = self._window(held, count)

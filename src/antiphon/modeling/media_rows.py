@@ -60,7 +60,7 @@ class MediaRows:
         self.hidden: Any = None
 
     def sink(self, offset: int, hidden: Any, start: int = 0) -> None:
-        """Store the tapped layer's output for rows from `start` + `offset` on. A Sink, called in the engine's thread."""
+        """Store the tapped layer's output of rows from `start` + `offset` on. A Sink: called in the engine's thread."""
         offset += start
         if self.hidden is None:
             # Rows that leave the context before they are computed stay zero.
@@ -145,7 +145,7 @@ def _in_video(row: ChatRow, media: Mapping[MediaPiece, MediaRows]) -> Position:
 
 
 def common_prefix(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
-    """Return the length of the common prefix of two lists of rows. Rows of audio and images are compared by their part."""
+    """Return the length of the common prefix of two lists of rows. Rows of media are compared by their part."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -171,7 +171,7 @@ class MediaBudget:
             del self._by_owner[owner]
 
     def is_full(self, owner: Hashable, limit_bytes: int) -> bool:
-        """Return whether all keys together hold `limit_bytes`, and this key holds at least its equal share. 0: no limit."""
+        """Return whether all keys together hold `limit_bytes`, and this key at least its equal share. 0: no limit."""
         share = limit_bytes // len({*self._by_owner, owner})
         return 0 < limit_bytes <= self.num_bytes and self._by_owner.get(owner, 0) >= share
 
@@ -348,7 +348,7 @@ class ConversationMedia(HeldMedia):
             self.put(piece, rows)
 
     def _pieces_of(self, parts: Collection[MediaPart]) -> set[MediaPiece]:
-        """The pieces of these parts and of the parts of the newest request. Of a turn, these are all its held windows."""
+        """The pieces of these parts and of the parts of the newest request. Of a turn: all its held windows."""
         wanted = {*parts, *self._wanted}
         turns = {_turn(part) for part in wanted} - {None}
         windows = {piece for piece in self.rows if isinstance(piece, AudioWindow) and piece.source in turns}

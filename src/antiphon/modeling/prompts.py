@@ -90,7 +90,7 @@ class PromptRenderer:
     def rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], sizes: MediaSizes, *, answer: bool
     ) -> tuple[list[ChatRow], int]:
-        """Return the conversation's rows, and the number of rows of the system turn, which are never cut from the context.
+        """Return the conversation's rows, and the number of rows of the system turn, which are never cut.
 
         Raises RemoteProtocolError (`context_length_exceeded`) if the text is too long to be rendered.
         """

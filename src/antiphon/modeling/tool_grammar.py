@@ -139,7 +139,7 @@ class CallReader:
         self.calls = 0
 
     def feed(self, text: str) -> Iterator[Reply]:
-        """Feed the next part of the text. Yields its new content: prose, starts of calls, and parts of their arguments."""
+        """Feed the next part of the text. Yields its content: prose, starts of calls, and parts of their arguments."""
         self._text += text
         while self.written is None:
             if self._inside:

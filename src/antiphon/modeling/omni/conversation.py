@@ -83,7 +83,7 @@ def tokenizer(folder: Path) -> Any:
 # Sample rate of a talker's audio.
 RATE_HZ = 24_000
 NO_AUDIO = np.zeros(0, np.float32)
-# If a reply must be a call of a tool, up to FORCED_ROWS tokens of the call's opening precede it in the prompt.
+# A reply must be a call of a tool if one of the last FORCED_ROWS rows of its prompt begins a call.
 FORCED_ROWS = 4
 
 

@@ -191,7 +191,7 @@ class OmniMediaEncoder:
         return self._layout.rows(video, sizes)
 
     def _prepared(self, part: MediaPart) -> Any:
-        """The input of the part's encoder. Must not run matrix products of torch, which belong in the model's thread."""
+        """The input of the part's encoder. Must not run torch's matrix products, which belong in the model's thread."""
         if isinstance(part, ImagePart):
             return self._vision_encoder.prepare(part.image.pixels(MAX_SIDE), in_video=part.in_video)
         if isinstance(part, SoundWindow):
@@ -200,7 +200,7 @@ class OmniMediaEncoder:
 
     @torch.inference_mode()
     def _encode_audio(self, features: Pcm, *, padded: bool) -> torch.Tensor:
-        """The rows of one window. `features`: float32 [bins, frames]. `padded`: pad an incomplete chunk to a whole one."""
+        """The rows of one window. `features`: float32 [bins, frames]. `padded`: pad an incomplete chunk to a full one."""
         batch = torch.from_numpy(features)[None].to(self._model.device, self._model.dtype)
         frames = batch.shape[2]
         mask = torch.ones(1, frames, dtype=torch.long, device=batch.device)

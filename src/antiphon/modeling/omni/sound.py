@@ -28,7 +28,7 @@ class SoundFeatures:
     """
 
     def __init__(self, folder: Path, *, zero_padded: bool) -> None:
-        """Read the extractor's settings from a checkpoint's folder. Raises OSError if the folder does not contain them."""
+        """Read the extractor's settings from a checkpoint's folder. Raises OSError if the folder lacks them."""
         self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
         self._zero_padded = zero_padded
         # The loudest frame of each track so far.
