@@ -200,7 +200,7 @@ class OmniMediaEncoder:
 
     @torch.inference_mode()
     def _encode_audio(self, features: Pcm, *, padded: bool) -> torch.Tensor:
-        """The rows of one window. `features`: float32 [bins, frames]. `padded`: pad an incomplete chunk to a full one."""
+        """The rows of one window. `features`: float32 [bins, frames]. `padded`: pad incomplete chunks to full ones."""
         batch = torch.from_numpy(features)[None].to(self._model.device, self._model.dtype)
         frames = batch.shape[2]
         mask = torch.ones(1, frames, dtype=torch.long, device=batch.device)
