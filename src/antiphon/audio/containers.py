@@ -65,7 +65,7 @@ def decode(
     decoded. Damaged stretches become silence if their duration is known, and are added to `skipped`. Raises MediaError
     if the file has no audio, at the latest when the file ends.
     """
-    import av.error  # Takes 60 ms and 18 MB; only raw audio never needs it.
+    import av.error  # Takes 60 ms and 18 MB; raw audio does not need it.
 
     output = _Output(rate_hz, skipped or SkippedAudio())
     fault: Exception | None = None
@@ -111,7 +111,7 @@ def _opened(file: str | BinaryIO) -> Generator[list[str | BinaryIO | FilePart], 
 
 
 def _reason(file: str | BinaryIO, error: Exception) -> str:
-    """Return a message about what is wrong with a file. FFmpeg's messages name neither the file nor the expected data."""
+    """Return a message about the fault of a file. FFmpeg's messages name neither the file nor the expected data."""
     name = f"{file}: " if isinstance(file, str) else ""
     said = getattr(error, "strerror", None) or str(error)
     if isinstance(error, FileNotFoundError):
@@ -192,7 +192,7 @@ def _pieces(part: str | BinaryIO | FilePart) -> Iterator[AudioFrame | float]:
 
 
 class _Clock:
-    """Measures the missing audio of a stream, from the times and sizes of its packets and from the declared duration."""
+    """Measures the missing audio of a stream from the times and sizes of its packets and the declared duration."""
 
     def __init__(self, container: InputContainer, stream: AudioStream) -> None:
         self._stream, self._size = stream, container.size

@@ -13,9 +13,9 @@ async def split_at_quiet(slabs: AsyncIterable[Pcm], length_s: float, slack_s: fl
     """Split audio that arrives in slabs of any length into parts of at most `length_s` seconds.
 
     Yields pairs: the index of a part's first sample, and the part. The parts are contiguous and cover all audio. Each
-    split is in the quietest tenth of a second of the last `slack_s` seconds of a part, so that it is in a pause rather
-    than in a word. The last part may be longer than `length_s` by up to `slack_s`; it is empty if there is no audio.
-    Holds at most one part and one slab. Audio is float32 [num_samples], 16 kHz.
+    split is in the quietest tenth of a second between `length_s` - `slack_s` and `length_s`, so that it is in a pause
+    rather than in a word. The last part may be longer than `length_s` by up to `slack_s`; it is empty if there is no
+    audio. Holds at most one part and one slab. Audio is float32 [num_samples], 16 kHz.
     """
     start, tenth, held = 0, SAMPLE_RATE_HZ // 10, np.zeros(0, np.float32)
     length, slack = int(length_s * SAMPLE_RATE_HZ), int(slack_s * SAMPLE_RATE_HZ)
