@@ -96,8 +96,8 @@ class VocoderState:
 class VocoderStreams:
     """The layers' state of the streams of one call, before and after it.
 
-    `layout`: by the layer's id, the start of its part in a stream's row, and its shape. `before`: the streams' rows,
-    [streams, size]. `frames`: the number of frames of each stream so far. `is_start`: whether the streams begin.
+    `layout`: the start of a layer's state in a stream's row, and its shape, by the layer's id. `before`: the streams'
+    rows, [streams, size]. `frames`: the number of frames of each stream so far. `is_start`: the streams begin.
     """
 
     def __init__(
@@ -421,7 +421,7 @@ class StreamVocoder(nn.Module):
 
     @cached_property
     def layout(self) -> Mapping[int, tuple[int, tuple[int, ...]]]:
-        """By a layer's id: the start of its state in a stream's row, and its shape."""
+        """The start of each layer's state in a stream's row, and its shape, by the layer's id."""
         found, at = dict[int, tuple[int, tuple[int, ...]]](), 0
         for layer in self.modules():
             shape: Any = getattr(layer, "state_shape", None)

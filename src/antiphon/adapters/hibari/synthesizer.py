@@ -57,7 +57,7 @@ WINDOW_HOPS = dsp.N_FFT // dsp.HOP
 CHUNK_FRAMES = (24, 60, 160, 240)
 # Frames of audio before the first word. The rest of the model's initial silence, a third of a second, is cut.
 LEAD_FRAMES = 6
-# Limit of silent frames at the end of a part whose sentence continues in the next part.
+# Limit of silent frames at the end of a part, if its sentence continues in the next part.
 TAIL_FRAMES = 8
 SENTENCE_ENDS = frozenset(".!?…")
 # Placement of words, tuned by forced alignment of 15 sentences (bench/tts.py measures it on others).
@@ -66,7 +66,8 @@ SENTENCE_ENDS = frozenset(".!?…")
 AUDIO_LEAD_S, WORD_MARGIN_S, SILENCE_LEVEL = 0.05, 0.04, 0.0
 # The range of the model's own `speed` input.
 SPEEDS = (0.5, 2.0)
-# Lower bound of the lane's queue limit: every text in progress has a job in the queue, and a chunk takes milliseconds.
+# Lower bound of the lane's queue limit. It is high, because every text in progress has a job in the queue, and a chunk
+# takes only milliseconds.
 MIN_QUEUE = 1024
 PAUSE_CHARS = frozenset(' ;:,.!?—…"“”()')
 
