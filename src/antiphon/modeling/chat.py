@@ -146,11 +146,11 @@ class ChatModel:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One request to the model for a reply, or for the rest of one."""
+    """One request to the model, for a reply or for the rest of a reply."""
 
     # The options of the reply.
     options: ReplyOptions
-    # The rows that the reply follows.
+    # The rows before the reply.
     ids: list[ChatRow]
     # The number of rows at the start that are never cut from the context.
     head: int
@@ -203,7 +203,7 @@ class ChatStream:
 
     @property
     def media_rows(self) -> Mapping[MediaPiece, MediaRows]:
-        """The encoded audio clips and images that are in the conversation, or were recently."""
+        """The encoded audio clips and images that are in the conversation, or were in it recently."""
         return self._media.rows
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
@@ -417,7 +417,7 @@ class ChatStream:
         return held
 
     def _used(self, rows: Sequence[ChatRow]) -> set[MediaPiece]:
-        """The media pieces that these rows belong to."""
+        """Return the media pieces to which these rows belong."""
         return {row[0] for row in rows if not isinstance(row, int)} if self.media_rows else set()
 
     def _append(self, rows: Sequence[ChatRow], begin: int) -> None:

@@ -1,9 +1,9 @@
 """Renders messages as tokens with a model's chat template, so that a user's text never becomes a control token.
 
 Marks around the users' text distinguish it from the template's text. If the plain encoding of the whole conversation
-contains exactly the template's control tokens, it is used: the model was trained on that spelling. If it contains other
-control tokens (a user wrote `<|im_end|>`), the users' text is encoded separately, by a tokenizer without control
-tokens.
+contains exactly the template's control tokens, that encoding is used, because the model was trained on it. If it
+contains other control tokens (a user wrote `<|im_end|>`), the users' text is encoded separately, by a tokenizer without
+control tokens.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _loaded(arguments: str) -> Any:
 
 
 def _tool(tool: Tool) -> _TemplateTool:
-    # The keys of a function's description are the server's; their values are users' text.
+    # The server chooses the keys of a function's description. The values are users' text.
     function: _TemplateFunction = {
         "name": _mark(tool.name),
         "description": _mark(tool.description),
@@ -227,7 +227,7 @@ def _tool(tool: Tool) -> _TemplateTool:
 def _with_tools_in_system(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """Put tools, calls and results into plain messages, for templates that do not render tools.
 
-    Uses the Hermes form, which most small models were trained on.
+    Uses the Hermes format, on which most small models were trained.
     """
     lines = [
         "You may call functions. Their signatures are in <tools></tools>:",

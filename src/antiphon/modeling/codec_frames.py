@@ -94,7 +94,7 @@ class FrameProgram:
         self.num_taken = 0
 
     def give(self, rows: Sequence[torch.Tensor], padding: torch.Tensor | None = None) -> None:
-        """Add text rows [1, width] for the next frames. `padding`, at the text's end: the row of all later frames."""
+        """Add text rows [1, width] for the next frames. `padding`, given at the end: the row for all later frames."""
         self._texts.extend(rows)
         self._padding = padding
 
@@ -178,7 +178,7 @@ class TokenPieces:
         return self
 
     async def __anext__(self) -> list[int]:
-        """Return the next piece. Raises StopAsyncIteration at the end of the text, and the source's exceptions."""
+        """Return the next piece. Raises StopAsyncIteration at the end of the text, and any exception of the source."""
         if self._given_back:
             return self._given_back.popleft()
         if not self._is_wanted:

@@ -25,7 +25,7 @@ from antiphon.errors import ModelError
 
 log = logging.getLogger(__name__)
 
-# The number of last codes in the talker's vocabulary that are control codes, not audio.
+# The number of control codes, which are the last codes of the talker's vocabulary and are not audio.
 SPECIAL_CODES = 1024
 # When the model is loaded, frames of up to this number of sessions are captured as CUDA graphs. Frames of more sessions
 # are captured when they first occur.
@@ -119,7 +119,7 @@ class CodePredictor(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample the other codes of one frame for each of n sessions, without waiting for the device.
 
-        `thoughts`: the hidden states [n, width] that the first codes were chosen from. `first`: the embeddings of the
+        `thoughts`: the hidden states [n, width] from which the first codes were chosen. `first`: the embeddings of the
         first codes [n, width]. `choices`: the sessions' sampling parameters. `uniforms`: their random numbers, float64
         [n, num_codes]. All are on the model's device.
 
@@ -164,7 +164,7 @@ class CapturedFrames:
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """Capture the frames of up to WARMED_SESSIONS sessions. Takes seconds."""
+        """Capture the frames of up to WARMED_SESSIONS sessions. Takes several seconds."""
         table: Any = self._first_codes.weight
         for count in (1 << i for i in range(WARMED_SESSIONS.bit_length())):
             self._frame(count, table)
@@ -201,7 +201,7 @@ def _way(params: Sampling) -> tuple[float, int, float, float]:
 
 
 class _CapturedFrame:
-    """The passes of one frame for sessions with sampling `params`, over tensors with fixed addresses."""
+    """The passes of one frame, on tensors with fixed addresses. `params`: the sampling of each session."""
 
     def __init__(
         self,
