@@ -134,7 +134,7 @@ class VocoderStreams:
         return self._seen
 
     def _window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
-        # The most frames that any of the streams has had.
+        # The largest number of earlier frames of any stream.
         most, device = min(max(self._frames), held), self._before.device
         seen = in_reach(most, held, count, device)
         if len(set(self._frames)) > 1:
@@ -156,7 +156,7 @@ def in_reach(before: int, held: int, count: int, device: torch.device) -> torch.
 
 
 def has_been(before: int, had: torch.Tensor, count: int) -> torch.Tensor:
-    """A mask of the frames that exist in streams that have had `had` frames: [streams, 1, 1, before + count]."""
+    """A mask of the frames that exist in streams with `had` earlier frames: [streams, 1, 1, before + count]."""
     return torch.arange(before + count, device=had.device) >= before - had[:, None, None, None]
 
 
@@ -356,7 +356,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The layers between codes and convolutions, `hidden_size` wide; with `projects`, `latent_dim` wide outside."""
+    """The layers between codes and convolutions, `hidden_size` wide. `projects`: map from and to `latent_dim`."""
 
     def __init__(self, config: VocoderTransformerConfig, *, projects: bool = True) -> None:
         super().__init__()

@@ -27,9 +27,9 @@ RETRY_AFTER_S = 10.0
 class AudioWindow:
     """A window of an audio clip, which is encoded separately.
 
-    `source`: the clip, or the turn that the clip belongs to. `number`: the window's number, from the start of `source`.
-    `digest`: a hash of the encoder's input. So equal windows have equal rows. If later audio changes a window's
-    features, the window is no longer equal.
+    `source`: the clip, or the turn to which the clip belongs. `number`: the window's number, from the start of
+    `source`. `digest`: a hash of the encoder's input. So equal windows have equal rows. If later audio changes a
+    window's features, the window is no longer equal.
     """
 
     source: object
@@ -219,7 +219,7 @@ class HeldMedia:
             self._budget.add(self._owner, -self.rows.pop(part).num_bytes)
 
     def close(self) -> None:
-        """Drop all parts, and accept no more."""
+        """Drop all parts, and accept no further parts."""
         self._closed = True
         self.keep(())
 
@@ -269,7 +269,7 @@ class WindowedMediaEncoder(MediaEncoder, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PictureRows:
-    """A picture as the decoder's input: `rows`, float [n, width], and a position for each (None: consecutive)."""
+    """A picture as the decoder's input: `rows`, float [n, width], and the position of each; None: consecutive."""
 
     rows: torch.Tensor
     positions: tuple[Position, ...] | None = None
@@ -283,7 +283,7 @@ class ConversationMedia(HeldMedia):
         # The pieces of each encoded part, except parts that are still growing.
         self._pieces: dict[MediaPart, list[MediaPiece]] = {}
         self._encoding: dict[MediaPart, asyncio.Future[EncodedPieces]] = {}
-        # The parts that the newest request asks for.
+        # The parts that the newest request needs.
         self._wanted: set[MediaPart] = set()
 
     async def encode(

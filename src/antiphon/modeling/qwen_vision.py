@@ -17,7 +17,7 @@ from antiphon.vision.images import Pixels
 
 # Maximum number of rows of a picture, which is the models' own limit for a video frame.
 MAX_ROWS = 768
-# Minimum number of rows of a video frame, which is that of Qwen's Omni models.
+# Minimum number of rows of a video frame, as in Qwen's Omni models.
 MIN_VIDEO_ROWS = 128
 # The encoder refuses pictures with a larger ratio of the longer side to the shorter one.
 MAX_ASPECT = 200

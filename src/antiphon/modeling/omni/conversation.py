@@ -90,9 +90,9 @@ FORCED_ROWS = 4
 class SpokenTokens:
     """The tokens of one reply that must be spoken: the tokens before its end and before the first call of a tool.
 
-    The chat stream calls `feed`; `tokens` or `rows` is read once, in the same event loop. `chat`: the chat stream,
-    whose `rows` are read when the reply begins. `stop`: the tokens that end a reply. `call_opening`: the token that
-    begins a call; None: the model has no such token.
+    The chat stream calls `feed`. The talker reads `tokens` or `rows` once, in the same event loop. `chat`: the chat
+    stream, whose `rows` are read when the reply begins. `stop`: the tokens that end a reply. `call_opening`: the token
+    that begins a call; None: the model has no such token.
     """
 
     def __init__(self, chat: ChatStream, stop: frozenset[int], call_opening: int | None) -> None:

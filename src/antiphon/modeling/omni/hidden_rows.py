@@ -79,7 +79,7 @@ class HiddenRows:
 
 
 def states(rows: Sequence[HiddenRow], like: torch.Tensor) -> torch.Tensor:
-    """Return the states, [n, width], of rows of a snapshot. The rows must have been computed.
+    """Return the states, [n, width], of rows of a snapshot. Called after the engine has computed the rows.
 
     Rows that left the context before they were computed are zeros, as wide as `like`.
     """

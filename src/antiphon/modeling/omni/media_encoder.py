@@ -45,7 +45,7 @@ class VideoLayout:
 
         If more sound is expected, the rows after the sound that has arrived are left out.
         """
-        # Frames and rows of sound: each has its sort key and its rows.
+        # Pairs of a sort key and the rows of a frame, or one row of sound.
         placed: list[tuple[tuple[int, ...], list[ChatRow]]] = []
         for at_s, image in video.frames:
             at = self._position(at_s)
@@ -77,8 +77,8 @@ T = TypeVar("T")
 MAX_WAITING_ENCODES = 2
 # Limit of an image's longer side in pixels. Larger images are scaled down first; the encoder uses no higher resolution.
 MAX_SIDE = 2048
-# The number of last mel frames (of 10 ms) that change when more audio arrives, because their window reaches beyond the
-# audio so far.
+# The number of mel frames (of 10 ms) at the end that change when more audio arrives, because their window extends
+# beyond the audio so far.
 EDGE_FRAMES = 2
 
 
