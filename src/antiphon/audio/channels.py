@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # New gains are chosen for each block, and fade in over it.
 BLOCK_S = 0.05
-# Time constant of the measured powers. If it were as long as a syllable, the first word on a channel would come too
-# late.
+# Time constant of the measured powers. If it were as long as a syllable, the gains would adapt too slowly for the first
+# word on a channel.
 SMOOTHING_S = 0.1
 # The edges of the bands of speech. The outer bands, which contain hum and the bass of the LFE channel, are weighted 30
 # dB lower.

@@ -242,7 +242,7 @@ class _Clock:
         self._end_s = max(self._end_s, self._start_s + seconds)
 
     def left_s(self) -> float:
-        """Return the missing seconds at the end of the file, including those that were skipped without a packet."""
+        """Return the seconds that are missing at the end of the file, or that were skipped without a packet."""
         left_s = 0.0
         if self._format == "aac" and self._kept_s:
             left_s = (self._size - self._first_byte - self._num_bytes) / self._bytes_per_s()
