@@ -23,7 +23,10 @@ from tests.adapters.published_video import PublishedVideo, joined
 
 
 class Whole:
-    """The published model and the parts of its processor. `marks`: the tokens around and for each kind of media."""
+    """The published model and the parts of its processor.
+
+    `marks`: the tokens around each kind of media, and its placeholder.
+    """
 
     def __init__(self, folder: Path) -> None:
         config: Any = Qwen2_5OmniConfig.from_pretrained(folder)

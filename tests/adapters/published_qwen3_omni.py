@@ -69,7 +69,7 @@ class Whole:
     def __init__(self, folder: Path) -> None:
         self.model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
         config = self.model.config
-        # The model reads this from its talker's configuration, but does not set it.
+        # The model reads this field of its talker's configuration, but does not set it.
         config.talker_config.audio_config = config.thinker_config.audio_config
         self.tokenizer = tokenizer(folder)
         self.extract = WhisperFeatureExtractor.from_pretrained(folder)
@@ -132,7 +132,10 @@ class Whole:
             )[0, ids.shape[1] :].tolist()
 
     def stop(self, messages: Sequence[Message]) -> int:
-        """Return a token to end the response after a few others, because a model with random weights never ends one."""
+        """Return a token that ends the response after a few tokens.
+
+        A model with random weights never ends a response itself.
+        """
         said = self.ids(messages)
         return next(t for i, t in enumerate(said) if i >= 4 and t not in said[:i])
 
@@ -140,12 +143,12 @@ class Whole:
         ids, given = self.inputs(messages)
         codes: list[torch.Tensor] = []
         if given.get("use_audio_in_video"):
-            # generate() does not pass this to its talker, where sound and frames would have different positions.
+            # generate() does not pass this to its talker, which would then use other positions for sound and frames.
             given["talker_use_audio_in_video"] = True
         decode = self.model.code2wav.chunked_decode
         self.model.code2wav.chunked_decode = lambda c, **more: codes.append(c) or decode(c, **more)
         with warnings.catch_warnings():
-            # The model passes settings to its talker that its own generate() warns about.
+            # The model passes settings to its talker about which its own generate() warns.
             warnings.simplefilter("ignore", UserWarning)
             text, wav = self.model.generate(
                 input_ids=ids,

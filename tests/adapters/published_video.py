@@ -1,4 +1,4 @@
-"""Videos with sound, in the format of the Omni models' published processors, and as a client's session has them."""
+"""Videos with sound, in the format of the Omni models' published processors, and in that of a session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def frame(number: int = 0) -> ImagePart:
 
 
 def sound(seconds: float, number: int = 0) -> Pcm:
-    """Return tones in noise. The loudest are in the first second, so that no window is louder than earlier ones."""
+    """Return tones in noise. The first second has the loudest tones, so that no window is louder than earlier ones."""
     rng = np.random.default_rng(number)
     at = np.arange(int(seconds * 16_000)) / 16_000
     tones = sum(np.sin(2 * np.pi * f * at) for f in rng.uniform(100, 3000, 4))

@@ -63,7 +63,7 @@ class ReferenceUnitChooser:
         return self.params.temperature <= GREEDY_TEMPERATURE
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """Return the next token, and record it. Raises ModelError if the logits are not numbers."""
+        """Return the next token, and record it. Raises ModelError if the logits are NaN."""
         self._uniforms = torch.tensor(self._random.take(TOKEN_DRAWS), dtype=torch.float64)
         token = self._choose(logits)
         self.chosen.append(token)
@@ -85,7 +85,7 @@ class ReferenceUnitChooser:
                 logits = logits.clone()
                 logits[[*ids.terminators, ids.turn_eos, ids.speak]] = -torch.inf
                 return self._word(logits)
-        # Whether the unit is over is drawn from the unchanged logits, and the next word from shaped logits.
+        # The unchanged logits decide whether the unit is over. The next word is drawn from shaped logits.
         if self._is_over(logits):
             return ids.chunk_eos
         token = self._word(logits)

@@ -55,7 +55,7 @@ def test_a_sentence_is_what_the_program_makes_of_it(espeak: Espeak) -> None:
     assert [w.text for w in words] == GERMAN.split()
     ends = [w.end_s for w in words]
     assert ends == sorted(ends)
-    # The words share the audio by their letters, and the last one has no extra time.
+    # The words share the audio in proportion to their letters, and the last word has no extra time.
     assert max(w.end_s - w.start_s for w in words) < 0.5 * ends[-1]
     assert ends[-1] == pytest.approx(sum(len(c.pcm) for c in chunks) / RATE_HZ, abs=0.01)
 

@@ -21,7 +21,7 @@ def text_of(found: tuple[HypothesisWord, ...]) -> str:
 class Decoder:
     """A decoder that returns the same probability for all tokens of a hypothesis.
 
-    `first`: of the first row. `rest`: of the other rows. `calls`: the number of calls.
+    `first`: the probability in the first row. `rest`: the probability in the other rows. `calls`: the number of calls.
     """
 
     def __init__(self, first: float = 0.9, rest: float = 0.9) -> None:

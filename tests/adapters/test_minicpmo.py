@@ -80,7 +80,7 @@ def test_embeddings_of_frames_are_the_released_ones(model: MiniCpmO) -> None:
 
 
 def test_when_the_voice_has_a_device_of_its_own_then_only_its_parts_are_there(folder: Path) -> None:
-    # The meta device stands for a second GPU.
+    # The meta device takes the place of a second GPU.
     parts = read(folder, torch.device("cpu"), torch.float32, torch.device("meta"))
     voice, others = (parts.text_conditions, parts.code_decoder), (parts.decoder, parts.audio_encoder)
     assert {p.device.type for part in voice for p in part.parameters()} == {"meta"}
@@ -89,7 +89,7 @@ def test_when_the_voice_has_a_device_of_its_own_then_only_its_parts_are_there(fo
 
 
 class Recorder:
-    """A CodeVocoder instead of token2wav, which is missing. It records its calls, and returns ten samples a code."""
+    """A CodeVocoder that replaces token2wav, which is missing. It records its calls, and returns ten samples a code."""
 
     lookahead = 3
 

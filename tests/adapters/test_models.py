@@ -310,7 +310,7 @@ def test_when_a_soft_voice_follows_a_loud_one_then_it_is_detected(
     pause = np.zeros(2 * 16000, np.float32)
 
     async def main() -> list[float]:
-        # 40 dB softer, like two recordings of one corpus.
+        # The second voice is 40 dB softer, as in two recordings of one corpus.
         return await models.required_vad.open().feed(np.concatenate((speech, pause, speech * 0.01)))
 
     probabilities = np.array(asyncio.run(main()))
@@ -325,7 +325,7 @@ def test_when_speech_is_quiet_then_it_is_detected_as_it_is_at_full_level(
     loud = np.concatenate([np.pad(c, (0, 16000)) / np.abs(c).max() for c in clips])
 
     async def main(gain_db: float) -> np.ndarray:
-        # Rounded to 16 bits.
+        # The samples are rounded to 16 bits.
         pcm = np.round(loud * 10 ** (gain_db / 20) * 32768).astype(np.float32) / 32768
         return np.array(await models.required_vad.open().feed(pcm)) >= 0.5
 
@@ -406,7 +406,7 @@ def test_sound_of_wires_desks_and_lines_is_no_speech(models: LoadedModels, kind:
         sound = disturbance(kind, size).astype(float)
 
     async def main() -> list[float]:
-        # At 0, -20 and -40 dB: the gain must not turn it into speech.
+        # At 0, -20 and -40 dB. The gain must not turn the sound into speech.
         quieter = (models.required_vad.open().feed((sound * g).astype(np.float32)) for g in (1.0, 0.1, 0.01))
         return [p for probabilities in await asyncio.gather(*quieter) for p in probabilities]
 

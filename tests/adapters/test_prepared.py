@@ -21,7 +21,10 @@ NAMES = {"config.json", "generation_config.json", "int8.safetensors", "packed.bi
 
 
 class Prepared:
-    """A tiny checkpoint, prepared in its own home folder. `converted`, `packed`: how often each was done."""
+    """A tiny checkpoint, prepared in its own home folder.
+
+    `converted`, `packed`: the number of conversions and of packings.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(0)

@@ -253,7 +253,7 @@ def test_when_the_context_is_all_there_is_then_streamed_audio_is_the_whole_turns
     codes = np.random.default_rng(2).integers(0, tiny.CODES - 4, 40).tolist()
     whole = parts.token2wav.whole(codes, parts.speakers["ethan"], torch.Generator().manual_seed(SEED))
     near = streamed(model, codes, 1)
-    # Most of the published steps' context is within the window.
+    # Most of the context that the published steps use is within the window.
     assert (near - whole).pow(2).mean() < 0.1 * whole.pow(2).mean()
     for name in ("BLOCKS_BACK", "BLOCKS_AHEAD"):
         monkeypatch.setattr(f"antiphon.adapters.qwen2_5_omni.token2wav.{name}", 100)

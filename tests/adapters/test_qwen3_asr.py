@@ -69,7 +69,7 @@ def tokens_of(hypothesis: Hypothesis) -> list[int]:
 
 
 def text_tokens(model: Qwen3Asr, ids: list[int]) -> list[int]:
-    """Return the golden text tokens: without control tokens, and without an incomplete character at the end."""
+    """Return the golden text tokens, without control tokens and without an incomplete character at the end."""
     _, groups = characters([i for i in ids if i not in SPECIAL], model.parts.vocabulary.text)
     return [i for group in groups for i in group]
 
@@ -152,7 +152,7 @@ def test_when_parameters_have_the_names_of_transformers_then_they_load_too(
     released = run(folder, act)
     whole: Any = Qwen3ASRForConditionalGeneration
     config = released_config(msgspec.convert(tiny.CONFIG["thinker_config"], ThinkerConfig))
-    # Save a new model: `transformers` would save a loaded one under the names that it was loaded from.
+    # Save a new model, because `transformers` saves a loaded model under the names from which it was loaded.
     model = whole(config)
     model.load_state_dict(whole.from_pretrained(folder, config=config, key_mapping=KEY_MAPPING).state_dict())
     model.save_pretrained(tmp_path)
@@ -223,7 +223,7 @@ def test_when_a_window_has_a_prefix_then_the_language_found_before_is_kept(folde
         return first.prompt_tokens, second.prompt_tokens, second.language, other.prompt_tokens
 
     first, second, language, other = run(folder, act)
-    # The prompt has the tag before the words: "language French", one token per byte, and the mark, one token.
+    # In the prompt, the tag precedes the words: "language French" has one token per byte, and the mark is one token.
     assert (second, language, other) == (first + len("language French") + 1 + len("Oui"), "fr", first)
 
 
@@ -311,7 +311,7 @@ def test_what_was_said_before_is_read_as_text_and_each_window_equals_a_fresh_dec
             assert tokens_of(found) == tokens_of(fresh)
             assert found.prompt_tokens == fresh.prompt_tokens
             heads.append(stream.head_rows)
-        # Each token of this vocabulary is a byte, also in text that looks like a control token.
+        # Each token of this vocabulary is a byte, even in text that looks like a control token.
         assert [head - heads[0] for head in heads] == [0, 9, 9, 3 + 1 + 9, 10]
 
     run(folder, act)

@@ -1,7 +1,7 @@
 """Sessions of Qwen3-ASR with tiny random weights: the context that they keep across pauses, and its bounds.
 
-The transcripts are noise. The tests check the audio and the text that a window is decoded with, and that the hypothesis
-equals that of the same window in a new stream.
+The transcripts are noise. The tests check the audio and the text of each decoded window. They also check that the
+hypothesis equals that of the same window in a new stream.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def test_when_the_audio_is_as_long_as_it_may_be_then_its_text_goes_on(folder: Pa
 
 
 def test_when_an_utterance_is_said_again_then_all_of_it_is_decoded_again(folder: Path) -> None:
-    """Audio is not removed because the same was said before, with the guard against loops enabled."""
+    """With the guard against loops enabled, audio is not removed just because the same was said before."""
     heard = play(folder, said(0, 0, 0), KEPT)
     assert [len(w.pcm) // SAMPLE_RATE_HZ for w in heard.asked] == [3, 8, 13]
     assert [w.prefix for w in heard.asked[1:]] == [
@@ -183,7 +183,7 @@ def test_when_an_utterance_is_said_again_then_all_of_it_is_decoded_again(folder:
 
 @pytest.mark.slow
 def test_after_many_pauses_audio_text_and_kv_are_no_more_than_at_first(folder: Path) -> None:
-    """The model loops on every window. Neither its context nor its output grows from that."""
+    """The model loops in every window. Neither its context nor its output grows because of this."""
     tuning = replace(KEPT, max_audio_s=12.0, max_prefix_tokens=64)
     heard = play(folder, said(*(k % 24 for k in range(24)), length_s=2.0), tuning, compare=False)
     assert len(heard.asked) == 24

@@ -113,7 +113,7 @@ def test_frames_and_sound_are_interleaved_as_by_the_published_processor(
     part = video([frame(i) for i in range(count)], step_s, pcm, model.profile.video_window_s)
     texts = ("What is that?", "What was that?", *(f"Number {n}?" for n in range(8)))
     asked = ([Message("system", "Look."), Message("user", "", parts=("See: ", part, text))] for text in texts)
-    # A question whose answer can be made to end: random weights answer other questions with one repeated token.
+    # A question whose answer can be made to end. With random weights, other answers repeat a single token.
     messages = next(m for m in asked if set(whole.ids(m)[4:]) - set(whole.ids(m)[:4]))
 
     async def run() -> Made:
@@ -264,7 +264,7 @@ def test_when_the_model_calls_a_tool_then_the_call_is_not_spoken(model: Qwen3Omn
     assert model.call_opening == opening
     assert asyncio.run(spoken([9, 9, 9, 9, 9], [5, 6, opening, 7, 1])) == [5, 6]
     assert asyncio.run(spoken([9, 9, 9, 9, 9], [5, 1, 7])) == [5]
-    # A response that must be a call begins with one.
+    # A response that must be a call is not spoken.
     assert asyncio.run(spoken([9, 9, 9, opening, 9], [5, 6, 1])) == []
 
 
@@ -414,7 +414,7 @@ def test_when_a_part_is_in_many_requests_then_it_is_encoded_once(model: Qwen3Omn
             encoded.append(part)
             return await self._encoder.encode(part)
 
-    # More images than fit into the context: those that a truncation dropped are not encoded again.
+    # There are more images than fit into the context. Images that truncation dropped are not encoded again.
     parts = [image(i) for i in range(120)]
     messages = [Message("user", "", parts=(p, str(i))) for i, p in enumerate(parts)]
 

@@ -137,7 +137,7 @@ def test_when_a_turn_grew_then_text_and_audio_are_those_of_the_published_model(m
 
 def test_when_later_audio_is_louder_then_the_windows_that_it_changes_are_computed_again(model: Qwen3Omni) -> None:
     pcm, turn = clip(18.0, 5).pcm.copy(), object()
-    # Quiet enough that later loud audio raises its floor.
+    # This audio is so quiet that later loud audio raises its floor.
     pcm[: WINDOW // 2] *= 1e-5
     pcm[: 2 * WINDOW] *= 0.01
 

@@ -234,7 +234,8 @@ def test_when_parameters_are_given_then_the_codes_are_chosen_so(folders: dict[st
             return await sound(model, "Hi there.", seed=3, max_frames=12, parameters=parameters)
 
         greedy = await spoken()
-        # The checkpoint is greedy: with a temperature, `top_k` of 1 gives the same codes, and sampling gives others.
+        # The checkpoint samples greedily. With a temperature, `top_k` of 1 gives the same codes; plain sampling gives
+        # others.
         assert np.array_equal(greedy, await spoken(temperature=1.5, top_k=1.0))
         assert np.array_equal(greedy, await spoken(subtalker_temperature=1.5, subtalker_top_k=1.0))
         for drawn in ({"temperature": 1.5}, {"subtalker_temperature": 1.5}):
@@ -340,7 +341,7 @@ def test_when_logits_are_not_numbers_then_only_their_own_text_fails(folders: dic
         case, predict = of("custom_voice")[0], model.parts.code_predictor.forward
 
         def spoiled(thoughts: torch.Tensor, first: torch.Tensor, *others: Any) -> Any:
-            # If there are two texts or more, the last one of a step fails.
+            # If a step has at least two texts, the last one fails.
             if len(thoughts) > 1:
                 thoughts = torch.cat((thoughts[:-1], torch.full_like(thoughts[-1:], torch.nan)))
             return predict(thoughts, first, *others)

@@ -47,8 +47,8 @@ def test_whole_sentences_are_complete_more_often_than_cut_ones(recordings: dict[
 
     whole, cut = asyncio.run(main())
     detector.lane.close()
-    # Some cuts fall at the end of a phrase, which is also complete. On 30 other recordings, 87 % of the whole ones and
-    # a third of those cut at 55 % had a probability above one half.
+    # Some cuts fall at the end of a phrase, which is also complete. In a measurement on 30 other recordings, 87 % of
+    # the whole sentences, and a third of the sentences cut at 55 % of their length, had a probability above one half.
     assert np.median(whole) > 0.9
     assert np.median(cut) < np.median(whole) - 0.2
 

@@ -37,9 +37,10 @@ def named(name: str) -> Any:
 
 
 def modules(folder: Path) -> set[Path]:
-    """Return an adapter's modules, and the shared ones that they import, except chat.
+    """Return an adapter's modules, and the shared modules that they import, except `chat`.
 
-    Chat uses embeddings only for models with encoders, and only the adapter knows whether its model has any.
+    `chat` uses embeddings only for models with encoders. Its code does not show whether an adapter's model has
+    encoders.
     """
     own = set(folder.glob("*.py"))
     imported = {
@@ -52,7 +53,7 @@ def modules(folder: Path) -> set[Path]:
 
 
 def used(folder: Path) -> Iterator[Capabilities]:
-    """Return the capabilities that an adapter's modules use, as far as calls show them."""
+    """Return the capabilities that an adapter's modules use, as far as they can be found in its calls."""
     for path in modules(folder):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):

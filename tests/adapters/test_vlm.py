@@ -186,7 +186,7 @@ def test_when_questions_follow_frames_then_answers_equal_a_rebuild_and_only_new_
                 (said, done), _ = await asyncio.gather(asking, ask(other, "Who?", ()))
             else:
                 said, done = await asking
-                # Only new rows are computed. Those of the system turn may be computed with the first question.
+                # Only new rows are computed. The rows of the system turn may be computed with the first question.
                 first = length if turn == 0 else 0
                 assert stats.rows - before <= stream.session.length - length + first + 1
             expected = whole.answer(rows, whole.inputs(images))
@@ -315,7 +315,7 @@ def test_when_the_context_is_full_then_the_oldest_turns_leave_and_the_system_tur
             await show(stream, number, float(number))
             _, done = await ask(stream, "What?", tuple(range(number + 1)))
             assert done.completion_tokens
-        # More new frames at once than fit into the context.
+        # More new frames arrive at once than fit into the context.
         for number in range(24, 64):
             await show(stream, number, float(number))
         stream.select_frames(tuple(range(40, 60)))

@@ -17,7 +17,7 @@ from antiphon.adapters.whisper.guard import (
 
 
 def left(text: str, unspoken: str, first: int = 0) -> str:
-    """Return the remaining words. `unspoken` has a `0` for each word without sound, and a `1` for each other."""
+    """Return the remaining words. `unspoken` has a `0` for each word without sound, and a `1` for each other word."""
     words = text.split()
     cut = unspoken_copies(words, [0.3 * int(c) for c in unspoken], first)
     return " ".join(w for k, w in enumerate(words) if k not in cut)

@@ -118,7 +118,7 @@ def test_a_prompt_and_a_low_level_take_no_word_away(
 def test_what_is_no_speech_is_decoded_a_bounded_number_of_times(
     models: LoadedModels, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a second of a sneeze, with a requested language: at most two windows, each at two temperatures."""
+    """A second of a sneeze, with a requested language, is decoded in at most two windows, each at two temperatures."""
     max_tokens = list[int]()
     original = WhisperModel.generate_with_fallback
 

@@ -26,7 +26,7 @@ RANKED = [("en", 0.6), ("de", 0.25), ("nl", 0.1), ("fr", 0.05)]
         # No language is clear enough to replace the likely one.
         ((), "de", ("de", 1.0)),
         (("de", "fr"), "fr", ("fr", 1.0)),
-        # Among these two, one is clear.
+        # One of the two allowed languages is clear enough.
         (("en", "fr"), "fr", ("en", 0.6 / 0.65)),
     ],
 )

@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from antiphon.audio.wav import wav_header
 
-# The folder of the stand-in for token2wav, which a server must have on its PYTHONPATH.
+# The folder of a module that replaces token2wav. It must be on the PYTHONPATH of a server.
 STAND_IN = Path(__file__).parent / "stand_in"
 GOLDEN = Path(__file__).parent / "golden"
 SPECIAL = [
@@ -57,8 +57,8 @@ SPECIAL = [
     "<|tts_pad|>",
 ]
 FIRST_SPECIAL = 256
-# Factors for the head's rows of these tokens. They make them likelier than bytes, so that a few units show all
-# decisions.
+# Factors for the rows of these tokens in the head. They make the tokens likelier than bytes, so that all decisions
+# occur within a few units.
 HEAD_FACTORS = {
     "<|listen|>": -3.42,
     "<|speak|>": 2.78,
@@ -146,7 +146,7 @@ CONFIG = {
 def write(folder: Path, *, voice: bool = False) -> Path:
     """Write the checkpoint into an existing folder, and return the folder.
 
-    With `voice`, the model speaks if the server finds the module of stand_in/.
+    With `voice`, the model speaks if the server finds the module in stand_in/.
     """
     if voice:
         (folder / "assets" / "token2wav").mkdir(parents=True)
@@ -225,8 +225,8 @@ def picture(number: int) -> Image.Image:
     return Image.fromarray(np.stack(planes, -1).astype(np.uint8))
 
 
-# The golden run: the number of units; the frames and the limit of slices, by unit; the units that the client
-# interrupts; the units at the start that only listen; the window of the context; the instructions.
+# The golden run. In order: the number of units; the frames and the limit of slices by unit; the units that the client
+# interrupts; the number of units at the start that only listen; the window of the context; the instructions.
 NUM_UNITS = 22
 FRAMES = {3: 1, 8: 2, 15: 1}
 SLICES = {15: 4}

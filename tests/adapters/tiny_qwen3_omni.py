@@ -218,7 +218,7 @@ def write(where: Path) -> Path:
             # `transformers` does not initialize these.
             if ".experts." in name or name.endswith("mlp.gate.weight"):
                 weight.normal_(0, 0.25)
-        # Small enough that the audio is not clipped.
+        # The weights are so small that the audio is not clipped.
         model.code2wav.decoder[-1].conv.weight *= 0.001
     model.save_pretrained(where)
     WhisperFeatureExtractor(feature_size=16, n_fft=400, chunk_length=30).save_pretrained(where)

@@ -85,8 +85,8 @@ TALKER = {
         "num_code_groups": GROUPS,
     },
 }
-# The window is longer than the sample, because the published code (transformers 4.57, sdpa) attends without a limit,
-# and `transformers` 5 only as far as in training.
+# The attention window is longer than the sample, so that it has no effect. The published code (transformers 4.57, sdpa)
+# ignores the window, and `transformers` 5 applies it.
 ENCODER = {
     "hidden_size": 16,
     "num_filters": 4,

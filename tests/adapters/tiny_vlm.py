@@ -47,8 +47,8 @@ def write(
 ) -> Path:
     """Write the checkpoint into an existing folder, and return the folder.
 
-    `text` and `vision` override the sizes of the two configurations. `tokenizer`: replaces the one of single bytes; the
-    control tokens are added to it.
+    `text` and `vision` override the sizes of the two configurations. `tokenizer`: replaces the tokenizer of single
+    bytes; the control tokens are added to it.
     """
     smol = family == "smolvlm"
     made = tokenizer
@@ -126,7 +126,7 @@ def write(
 
 
 def _write(model: Any, where: Path) -> None:
-    """Save a model that never writes the tokens of a picture, like a trained one. Random weights would."""
+    """Save a model after changing it so that it never writes the tokens of a picture, as random weights would."""
     with torch.no_grad():
         model.lm_head.weight[FIRST + 2 : FIRST + 4] = 0
     model.save_pretrained(where)

@@ -1,4 +1,4 @@
-"""Frames of codes made one after another, each a generation of one token: the reference for frames made in a step."""
+"""The reference for frames computed within a step: each frame is a separate generation of one token."""
 
 from __future__ import annotations
 

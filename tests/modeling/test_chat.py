@@ -72,7 +72,7 @@ async def replied(chat: ChatStream, messages: list[Message], **options: Any) -> 
 
 
 async def held_rows(model: CausalLm) -> list[Row]:
-    """The rows of the engine's only session."""
+    """Return the rows of the engine's only session."""
     (session,) = await model.engine.thread.call(lambda: list(model.engine.scheduler.sessions))
     return list(session.rows.ids)
 
@@ -132,7 +132,7 @@ def test_a_conversation_computes_only_the_rows_that_are_new(model: CausalLm) -> 
         before = model.engine.runner.stats.rows
         text, second = await replied(chat, messages)
         assert "Rome" in text
-        # All of the first turn, including its answer, is in the KV.
+        # The whole first turn, including its answer, is in the KV.
         assert second.cached_tokens >= first.prompt_tokens + first.completion_tokens - 1
         rows = model.engine.runner.stats.rows - before
         assert rows <= second.prompt_tokens - second.cached_tokens + second.completion_tokens + 1
@@ -215,7 +215,7 @@ def test_a_required_call_fits_its_schema(model: CausalLm) -> None:
         return parts[:-1], parts[-1]
 
     async def main() -> None:
-        # Holds at any temperature: the grammar enforces it, not the model.
+        # This is true at any temperature, because the grammar enforces it, not the model.
         for seed in range(2):
             parts, done = await call(tool_choice="get_weather", temperature=1.5, seed=seed)
             assert isinstance(parts[0], ToolCallStarted)
@@ -311,7 +311,7 @@ def test_when_a_conversation_is_longer_than_the_context_it_goes_on() -> None:
 
 
 def test_a_conversation_needs_no_more_of_an_engine_than_its_contract(model: CausalLm, tmp_path: Path) -> None:
-    """Runs on an engine without capabilities, whose next token is the last one's id + 1."""
+    """The engine has no capabilities. Its next token is the id of the last token plus 1."""
 
     async def main() -> None:
         chat = await other.open()
@@ -376,7 +376,7 @@ def read_written(text: str, size: int) -> tuple[str, str | None]:
 @pytest.mark.parametrize("text", ["{" + " " * 20_000, "[" * 100_000, "`" * 100_000, '{"id": "' + "x" * 20_000])
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_what_never_becomes_a_call_is_prose_and_is_read_in_no_time(text: str, size: int) -> None:
-    """If each token searched the text from its beginning, this would take minutes."""
+    """If the text were searched from its start for each token, this would take minutes."""
     text = text[: 20_000 if size == 1 else None]
     assert read_written(text, size) == (text, None)
 
@@ -398,7 +398,7 @@ def test_what_might_become_a_call_is_held_for_200_characters() -> None:
         ('<tools>\n{"name": "add"}\n</tools>', "", "add"),
         ('{"type": "function", "function": {"name": "add", "arguments": "{}"}}', "", "add"),
         ('{"tool_calls": [{"id": "c", "type": "function", "function": {"name": "add"}}]}', "", "add"),
-        # Another name, and JSON about another subject.
+        # JSON with a different name and about a different subject.
         ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', None),
         # A call, but of an unknown tool.
         ('Well.\n{"name": "Bob", "arguments": {"age": 3}}', "Well.", ""),
@@ -421,7 +421,7 @@ def test_json_that_names_a_tool_is_no_prose(text: str, prose: str, name: str | N
 async def reply_that_begins(
     model: CausalLm, chat: ChatStream, said: str, ask: list[Message], started: list[Sampling]
 ) -> list[Reply]:
-    """Reply with the first of the `started` generations forced to write `said`."""
+    """Reply, and force the first generation to write `said`. Each generation's sampling is added to `started`."""
     generate = LocalSession.generate
 
     async def generated(session: LocalSession, params: Sampling) -> AsyncGenerator[Token, None]:
@@ -478,7 +478,7 @@ def test_a_call_of_what_is_no_tool_is_answered_in_words(model: CausalLm, before:
         assert not set(text) & set("{}[]<>`")
         assert not [p for p in parts if isinstance(p, ToolCallStarted)]
         assert len(started) == 2
-        # The session's rows are those that the model continues from.
+        # The session has exactly the rows from which the model continues.
         assert "predecessors" not in model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
 
     asyncio.run(main())
@@ -500,8 +500,8 @@ def test_a_call_that_is_written_as_json_is_written_again_as_its_schema_says(mode
         done = parts[-1]
         assert isinstance(done, ReplyDone)
         assert (done.reason, len(started)) == ("tool_calls", 2)
-        # The session's rows are those that the model continues from: its own form of the call, without the JSON it
-        # began.
+        # The session has exactly the rows from which the model continues: the call in the Hermes format, without the
+        # JSON that the model began.
         assert "kelvin" not in model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
 
     asyncio.run(main())
@@ -509,7 +509,7 @@ def test_a_call_that_is_written_as_json_is_written_again_as_its_schema_says(mode
 
 @pytest.mark.parametrize("before", ["", "Well."])
 def test_a_call_that_has_nothing_of_what_was_said_is_answered_in_words(model: CausalLm, before: str) -> None:
-    """Small models call a tool whatever the user says, with an arbitrary city."""
+    """Whatever the user says, small models call a tool with an arbitrary city."""
 
     async def main() -> None:
         chat, started = await model.open(), list[Sampling]()
@@ -521,13 +521,13 @@ def test_a_call_that_has_nothing_of_what_was_said_is_answered_in_words(model: Ca
         assert text.startswith(before)
         assert text.removeprefix(before).strip()[0].isalnum()
         assert not [p for p in parts if isinstance(p, ToolCallStarted | ToolCallDelta)]
-        # The JSON, the call that was withdrawn, and the words.
+        # Three generations: the JSON, the call that was withdrawn, and the words.
         assert len(started) == 3
         held = model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
         assert "tool_call" not in held.partition("Good morning!")[2]
         done = parts[-1]
         assert isinstance(done, ReplyDone)
-        # All attempts count, each once.
+        # The tokens of each attempt count once.
         assert (done.completion_tokens < 90) == (done.reason == "stop")
 
     asyncio.run(main())
@@ -628,7 +628,7 @@ WORD = "x" * 4000
 async def test_when_a_conversation_is_too_long_to_be_rendered_then_its_oldest_messages_go(
     model: CausalLm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 16 characters for each token: far beyond the context, however well the text packs.
+    # With 16 characters for each token, the text is far longer than the context, however few tokens it needs.
     turns = 16 * model.profile.context_tokens // len(WORD) + 2
     long = [m for _ in range(turns) for m in (Message("user", WORD), Message("assistant", "ok"))]
     messages = [Message("system", "Be brief."), *long, Message("user", "hello")]

@@ -1,4 +1,4 @@
-"""Frames made within the engine's steps, and the text that they read meanwhile."""
+"""Frames that are computed within the engine's steps, and the text that they read meanwhile."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def seeded(sampling: CodecSampling, seed: int) -> CodecSampling:
 
 
 async def one_after_another(model: Qwen3Tts, ids: list[int], seed: int, count: int) -> list[list[int]]:
-    """The frames of a text by the reference, each text token with its frame."""
+    """Return the reference's frames of a text. Each text token is passed with its frame."""
     session, special = await model.engine.open(512), model.parts.special_ids
     rows, left = await model.prompt_rows(ids, TalkerPrompt("ada", "en", whole=False))
     assert left is not None
@@ -92,7 +92,7 @@ def test_whatever_joins_leaves_and_waits_frames_are_those_made_one_after_another
             wanted[text, seed] = await one_after_another(model, vocabulary.plain(text), seed, 30)
 
         async def spoken(text: str, seed: int) -> None:
-            # Some wait before they join, some wait for words, some leave before their end.
+            # Some texts wait before they join, some wait for words, and some leave before their end.
             for _ in range(drawn.randint(0, 40)):
                 await asyncio.sleep(0)
             ids, more, leaves = vocabulary.plain(text), None, drawn.choice((30, 30, drawn.randint(1, 20)))
@@ -141,7 +141,7 @@ def test_a_step_makes_one_frame_of_every_text_and_needs_no_event_loop_for_it(fol
                 count += 1
             return count
 
-        # The first text also makes the row of the padding.
+        # The first text also computes the row of the padding.
         await spoken(0)
         before = model.engine.runner.stats.steps
         counts = await asyncio.gather(*(spoken(seed) for seed in range(8)))
@@ -149,7 +149,7 @@ def test_a_step_makes_one_frame_of_every_text_and_needs_no_event_loop_for_it(fol
 
     counts, steps = run(folder, act, LAYOUTS["bucketed"])
     assert counts == [40] * 8
-    # One step for each frame, and a few in which the texts join.
+    # There is one step for each frame, and a few more in which the texts join.
     assert 40 <= steps <= 40 + 8
 
 
@@ -181,7 +181,7 @@ def test_one_more_text_adds_no_operator_to_a_frame(folder: Path) -> None:
 
 
 def taken(program: FrameProgram) -> int | None:
-    """The text token that the next frame takes, if a token's row is its number; None: the frame waits."""
+    """Return the text token of the next frame; None if the frame waits. A token's row must be its number."""
     program.row, program.row_has_text = torch.zeros(1, 1), False
     row = program.next_row()
     return None if row is None else int(row)
@@ -193,7 +193,7 @@ def program() -> FrameProgram:
 
 
 class Text:
-    """A feed whose rows are token numbers. `asked`: the tokens of each call that made rows."""
+    """A feed in which a token's row is its number. `asked`: the tokens of each call that computed rows."""
 
     def __init__(self, ids: Sequence[int] | None, more: AsyncIterator[list[int]] | None = None) -> None:
         self.asked, self.thread = list[list[int]](), ModelThread("test")
@@ -236,7 +236,7 @@ def test_frames_take_the_tokens_in_order_then_the_end_then_padding() -> None:
     tokens = [*range(10, 28)]
     assert asyncio.run(act(tokens, words([31, 32], [33], [34, 35, 36]), 27)) == [*tokens, *range(31, 37), 1, 0, 0]
     assert asyncio.run(act(tokens, None, 20)) == [*tokens, 1, 0]
-    # The end mark may be among the tokens, or in the session already.
+    # The end token may be among the tokens, or already in the session.
     assert asyncio.run(act([10, 1], None, 4)) == [10, 1, 0, 0]
     assert asyncio.run(act(None, None, 2)) == [0, 0]
 
@@ -266,7 +266,7 @@ def test_words_are_read_only_a_little_ahead_of_the_frames() -> None:
         text = Text([5], written())
         for taken, expected in enumerate((5, *range(10, 40), EOS, PAD)):
             assert await text.frame() == expected
-            # The tokens taken, those that are ready, and one that was read in addition.
+            # The tokens that were used, the tokens that are ready, and one more that was read.
             assert len(read) <= taken + TEXT_TOKENS_AHEAD + 1
         await text.close()
 
@@ -289,7 +289,7 @@ def test_words_that_no_frame_took_are_given_back_whole() -> None:
         return left
 
     assert asyncio.run(act(1)) == [[10, 11], [12], [13, 14], [15]]
-    # No word that was begun is repeated.
+    # A word that has begun is not repeated.
     assert asyncio.run(act(2)) == [[12], [13, 14], [15]]
     assert asyncio.run(act(3)) == [[12], [13, 14], [15]]
     assert asyncio.run(act(4)) == [[13, 14], [15]]
@@ -361,7 +361,7 @@ def test_when_the_audio_ends_before_the_text_then_the_rest_is_spoken_as_another(
         async for _ in model.speak_live(written(), VoiceOptions("ada", language="en")):
             pass
         tokens = [model.parts.vocabulary.plain(f" {word}") for word in WORDS[:9]]
-        # Each is spoken once, or was begun where the audio ended.
+        # Each word is spoken once, or had begun when the audio ended.
         assert given[0] == tokens[0]
         assert all(ids in tokens for ids in given)
         assert len(given) > 2

@@ -1,4 +1,4 @@
-"""The code predictor's frame against its plain form."""
+"""The code predictor's frame, compared with a simple implementation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def predictor(request: pytest.FixtureRequest) -> CodePredictor:
     )
     tables = nn.ModuleList(nn.Embedding(200, WIDTH) for _ in range(NUM_CODES))
     heads = nn.ModuleList(nn.Linear(32, 200, bias=False) for _ in range(NUM_CODES))
-    # Logits with the spread of a trained model's.
+    # The logits get the spread of a trained model's logits.
     for head in heads:
         nn.init.normal_(head.weight, std=0.5)
     return CodePredictor(model, tables, heads, WIDTH).to(getattr(torch, request.param)).eval()
@@ -52,7 +52,7 @@ def predictor(request: pytest.FixtureRequest) -> CodePredictor:
 def frame_by_growing_cache(
     predictor: CodePredictor, thoughts: torch.Tensor, first: torch.Tensor, randoms: Sequence[RandomNumbers]
 ) -> tuple[list[list[int]], torch.Tensor]:
-    """A frame with keys and values that are concatenated, each code sampled separately."""
+    """Return a frame that was computed with a growing cache, and whose codes were sampled separately."""
     past, rows, codes, summed = DynamicCache(config=predictor.model.config), [thoughts, first], [], first.clone()
     for head, table in zip(predictor.lm_head, predictor.codec_embedding, strict=True):
         given = predictor.small_to_mtp_projection(torch.stack(rows, 1))
@@ -115,7 +115,7 @@ def test_of_the_control_codes_only_the_end_is_chosen_and_not_before_its_time() -
     logits = torch.arange(size).float()
     logits[end] += 10
     chooser = FirstCodeChooser(Sampling(repetition_penalty=9.0), end, size, min_frames=2)
-    # Each code that was chosen is penalized.
+    # Each chosen code is penalized.
     found = [chooser.accept(int(FirstCodeChooser.choose([chooser], logits[None]))) for _ in range(3)]
     assert found == [7, 6, end]
     assert logits[end] == end + 10

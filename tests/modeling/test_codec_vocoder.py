@@ -1,4 +1,4 @@
-"""Many streams of a vocoder together, compared with each of them alone."""
+"""Streams that are vocoded together, compared with each stream alone."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_streams_that_join_and_leave_have_the_audio_of_each_alone(vocoder: Strea
     if slots:
         # A free slot may hold any values.
         slots.table.fill_(torch.nan)
-    # Each as the state alone, and the state together.
+    # For each stream: its state if vocoded alone, and its state if vocoded together.
     streams: list[tuple[VocoderState, VocoderState]] = []
     for _ in range(12):
         for _ in range(chance.choice((0, 0, 1, 3))):
@@ -108,7 +108,7 @@ def test_a_call_has_as_many_operators_for_64_streams_as_for_two_and_reads_once(v
         states = [VocoderState() for _ in range(count)]
         for frames in (3, 1):
             vocoder([some_frames(chance, frames)] * count, states)
-        # With other ages, and in another order.
+        # The streams have other ages and another order.
         vocoder([some_frames(chance, 2)], states[:1])
         states.reverse()
         with Operators() as operators:
@@ -118,7 +118,7 @@ def test_a_call_has_as_many_operators_for_64_streams_as_for_two_and_reads_once(v
     again = vocoder.state_dict()
     with Operators() as operators:
         vocoder([some_frames(chance, 1)] * 64, states)
-    # The same streams as in the previous call: nothing is gathered.
+    # These are the streams of the previous call, so their rows are not gathered.
     assert len(operators.names) < len(lists[1])
     assert again.keys() == vocoder.state_dict().keys()
 
@@ -135,7 +135,7 @@ def test_with_slots_a_call_has_as_many_operators_for_64_streams_as_for_one_whate
                 # A chunk of two pieces.
                 slots.vocode([some_frames(chance, 5)] * count, states)
             lists.append(operators.names)
-            # New streams replace half of them.
+            # New streams replace half of the streams.
             states[::2] = [VocoderState() for _ in states[::2]]
     # The first call of a size creates its tensors.
     assert lists[1] == lists[2] == lists[4] == lists[5]
@@ -147,7 +147,7 @@ def test_a_slot_is_free_again_when_its_stream_is_gone(vocoder: StreamVocoder) ->
         one, other = VocoderState(), VocoderState()
         assert slots.vocode([some_frames(chance, 1)] * 2, [one, other]) is not None
         assert slots.vocode([some_frames(chance, 1)], [VocoderState()]) is None
-        # A copy needs a slot of its own when one of the two continues.
+        # The copy needs a separate slot when one of the two streams continues.
         copied = one.copy()
         assert slots.vocode([some_frames(chance, 1)], [copied]) is None
         del other
@@ -196,7 +196,7 @@ def test_requests_that_come_before_a_step_are_served_together_and_one_that_fails
     single = asyncio.run(act(together=False))
     assert calls == [(1, 1), (1, 2), (1, 3), (1, 1), (1, 1), (1, 1)]
     joint = asyncio.run(act(together=True))
-    # A stream that has begun is batched with those that begin, unless the latter are trimmed.
+    # Streams at their start are batched with other streams, unless their first chunk is trimmed.
     assert calls == ([(3, 1), (1, 2), (1, 3), (1, 1)] if vocoder.trims_start else [(4, 1), (1, 2), (1, 3)])
     for found in (single, joint):
         assert isinstance(found[2], ModelError)

@@ -1,4 +1,4 @@
-"""The memory for encoded sound and images of a model: keys have equal shares of it."""
+"""The memory for a model's encoded sound and images, of which each key has an equal share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One response by a scripted thinker and talker: what is spoken, what is held, what is closed."""
+"""Responses of a scripted thinker and talker: the spoken tokens, the rows that are kept, and the closed sessions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Thread:
 
 
 class Session:
-    """Records its calls. `lost`: rows before this one have left the context."""
+    """A session that records its calls. `lost`: rows before this index have left the context."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -50,7 +50,7 @@ class Session:
 
 
 def made(run: Run, start: int) -> torch.Tensor:
-    """Tokens unchanged; a row of media as 100 plus its place in the clip, plus 1000 for each row before the run."""
+    """Return tokens unchanged, and a row of media as 100 + its index in the clip + 1000 * the rows before the run."""
     if run.part is None:
         return torch.tensor(run.ids)[:, None]
     return torch.arange(run.start, run.stop)[:, None] + 100 + 1000 * start
@@ -136,7 +136,7 @@ async def listed(items: Any) -> list[Any]:
 def test_a_token_comes_with_its_state_once_the_next_one_is_there() -> None:
     spoken = spoken_by(hidden_chat(7, 8), 20, 21, 22)
     rows = asyncio.run(listed(spoken.rows(torch.zeros(1))))
-    # The state of the last one is not known.
+    # The state of the last token is unknown.
     assert [(token, state.tolist()) for token, state in rows] == [(20, [20.0]), (21, [21.0])]
     assert len(spoken.prompt_states) == 2
     assert asyncio.run(spoken.prompt()) == [7, 8]
@@ -150,7 +150,7 @@ def test_behind_the_end_and_behind_a_call_nothing_is_spoken() -> None:
 
 
 class Chat:
-    """Writes two words, and reports its tokens."""
+    """A chat that writes two words, and reports its tokens."""
 
     media_rows: Mapping[Any, Any] = {}
     hidden: Any = None
@@ -173,7 +173,7 @@ class Chat:
 
 
 class Talker:
-    """A model and its side of a conversation. Half a second of audio for each token."""
+    """A talker, as a model and as its side of a conversation. It speaks half a second for each token."""
 
     def __init__(self) -> None:
         self.opened = self.closed = 0

@@ -1,4 +1,4 @@
-"""Conversations as rows: which messages are left out beyond the context, and the places of media rows."""
+"""Conversations as rows: the messages that are dropped if the context is full, and the positions of media rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACEHOLDER, OPENING = 1000, 9
 
 
 def encode(messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
-    """Ten tokens for each message, which identify it, then the reply's opening."""
+    """Return ten tokens that identify each message, then the opening of the reply."""
     ids = [token for m in messages for token in [len(m.text)] * (10 - len(m.parts)) + [PLACEHOLDER] * len(m.parts)]
     return ids + [OPENING] * answer
 
@@ -29,7 +29,7 @@ def turns(count: int) -> list[Message]:
 
 
 def lengths(ids: Sequence[Any]) -> list[int]:
-    """The lengths of the messages' texts, from a conversation's tokens."""
+    """Return the lengths of the messages' texts, given a conversation's tokens."""
     return list(dict.fromkeys(ids))
 
 
@@ -80,7 +80,7 @@ def test_what_was_dropped_stays_away_while_the_conversation_begins_alike() -> No
     assert (lengths(ids), dropped) == ([9, 24, 25, 26], 4)
     other = [SYSTEM, *turns(8)[1:]]
     assert list(prompts.kept(other)) == other
-    # With only as many messages as were dropped it counts as another conversation.
+    # A conversation that is no longer than its dropped part counts as a different one.
     assert list(prompts.kept(messages[:5])) == messages[:5]
     prompts.drop(messages, 0)
     assert list(prompts.kept(messages)) == messages
@@ -90,13 +90,13 @@ def test_when_the_text_is_too_long_to_be_rendered_then_its_older_half_goes() -> 
     prompts = PromptRenderer(encode, None, 10)
     messages = [SYSTEM, *turns(11)]
     ids, _, dropped = prompts.fitting(messages, (), ReplyOptions(truncation="auto"), {})
-    # 160 characters may be rendered, and half of them stay.
+    # 160 characters may be rendered. Half of them stay.
     assert (lengths(ids), dropped) == ([9, 30], 10)
 
 
 def test_text_that_can_be_rendered_is_not_cut_and_where_nothing_may_be_dropped_longer_text_is_refused() -> None:
     prompts = PromptRenderer(encode, None, 10)
-    # 136 of 160 characters, where each message itself takes 16.
+    # 136 of 160 characters, including 16 for each message.
     assert prompts.fitting([SYSTEM, *turns(3)], (), ReplyOptions(truncation="auto"), {})[2] == 0
     with pytest.raises(RemoteProtocolError, match="more than 160 characters"):
         prompts.fitting([SYSTEM, *turns(11)], (), ReplyOptions(truncation="disabled"), {})
@@ -119,5 +119,5 @@ def test_rows_of_media_stand_for_their_placeholders() -> None:
         answer=False,  # type: ignore[list-item]
     )
     assert ids == [2] * 8 + [("a", 0), ("a", 1), ("b", 0), ("c", 0)]
-    # A model that neither hears nor sees gets the tokens.
+    # For a model that neither hears nor sees, the tokens stay unchanged.
     assert PromptRenderer(encode, None, 100).rendered([message], (), {}, answer=False)[0] == [2] * 8 + [1000] * 2

@@ -1,4 +1,4 @@
-"""The configuration files of checkpoints: the fields that are read, and the errors for missing ones."""
+"""The configuration files of checkpoints: the fields that are read, and the errors for missing fields."""
 
 from __future__ import annotations
 

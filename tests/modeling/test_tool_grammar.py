@@ -1,4 +1,4 @@
-"""Calls of tools whose schemas refer to themselves."""
+"""The grammar of calls of tools whose schemas refer to themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a video's rows if frames are sparse, late or wait for sound."""
+"""The order of a video's rows if frames are sparse, late, or waiting for sound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES: dict[MediaPart, str] = {A: "a", B: "b", C: "c", FIRST: "1", SECOND: "2"}
 
 
 def order(layout: VideoLayout, video: VideoPart, num_sound: int) -> str:
-    """The order of a video's parts, with < and > for the tokens around them; frames have two rows."""
+    """Return the order of a video's parts, with < and > for the tokens around them. Frames have two rows."""
     sizes: dict[MediaPart, int] = {A: 2, B: 2, C: 2, FIRST: num_sound, SECOND: num_sound}
     rows = layout.rows(video, sizes)
     names = ["<>"[row - 1] if isinstance(row, int) else NAMES[row[0]] for row in rows]
@@ -29,7 +29,7 @@ def order(layout: VideoLayout, video: VideoPart, num_sound: int) -> str:
     ("times", "sound_at_s", "expected"),
     [
         ((0.0, 1.0, 2.0), 0.0, "<ab1c2>"),
-        # The second chunk has no frame; the frame of the third one follows its sound.
+        # The second chunk has no frame. The frame of the third chunk follows the sound of the second.
         ((0.0, 1.0, 4.5), 0.0, "<ab12c>"),
         # Sound that begins within the first chunk continues into the third.
         ((0.0, 2.5, 4.0), 1.0, "<a1b12c2>"),

@@ -32,7 +32,7 @@ def load_parts(
 
     `source`: a checkpoint's folder, which `read` loads in a given dtype, in a thread of its own; or parts that the
     caller has already built. `rounded`: returns the parts that get int8 weights. These parts compute in float32 between
-    their matrix products. `mixture`: see weights_for. Waits for seconds to minutes. Raises ModelError if the checkpoint
+    their matrix products. `mixture`: see weights_for. Takes seconds to minutes. Raises ModelError if the checkpoint
     does not load, the device is missing, or the device does not support the weights.
     """
     kind, dtype = weights_for(options.device, options.weights, mixture=mixture)

@@ -1,7 +1,7 @@
 """Audio as arrays: PCM, resampling, G.711, containers and encoders. No sockets and no models.
 
 Inside the server, audio is mono float32 in [-1, 1] at `SAMPLE_RATE_HZ`. The protocols convert other rates and codecs.
-If a codec has state between chunks, each stream has its own object, which must not be shared.
+If a codec keeps state between chunks, each stream needs its own codec object.
 """
 
 from typing import Literal

@@ -15,32 +15,34 @@ if TYPE_CHECKING:
 
 # New gains are chosen for each block, and fade in over it.
 BLOCK_S = 0.05
-# Time constant of the measured powers. One or more syllables would be too slow for the first word on a channel.
+# Time constant of the measured powers. If it were as long as a syllable, the gains would adapt too slowly for the first
+# word on a channel.
 SMOOTHING_S = 0.1
-# The bands of speech. The outer bands, with hum and the bass of the LFE channel, are weighted 30 dB lower.
+# The edges of the bands of speech. The outer bands, which contain hum and the bass of the LFE channel, are weighted 30
+# dB lower.
 BAND_EDGES_HZ = (0, 200, 600, 1200, 2400, 4000, float("inf"))
 WEIGHTS = (1e-3, 1.0, 1.0, 1.0, 1.0, 1e-3)
 # Two channels cancel if the power of their sum is below this share of their summed powers, in any band.
 MIN_SHARE = 0.5
-# Channels 50 dB below the loudest are not mixed, and bands 30 dB below the others are ignored.
+# Channels more than 50 dB below the loudest one are not mixed. Bands more than 30 dB below the others are ignored.
 MIN_CHANNEL, MIN_BAND = 1e-5, 1e-3
 # Limit of mixed channels; the loudest are used.
 MAX_MIXED = 8
-# The power ratio by which another channel must be louder to take the lead: 6 dB.
+# Another channel takes the lead if its power is this multiple of the leader's power: 6 dB.
 LEAD = 4.0
 
 
 class ChannelMixer:
     """Mixes one stream of several channels to mono, in pieces of any length, without delay.
 
-    The loudest channel leads. Each other channel is added if it cancels in no band of speech; its sign is inverted if
-    that helps. A channel that cancels with either sign is left out. The mix has the power of the loudest channel. If
-    all channels are equal, or only one has sound, the mix equals that channel.
+    The loudest channel leads. Another channel is added if it cancels in no band of speech, with its sign inverted if
+    necessary. A channel that cancels with either sign is left out. The mix has the power of the loudest channel. If all
+    channels are equal, or only one has sound, the mix equals that channel.
     """
 
     def __init__(self, rate_hz: int, num_channels: int) -> None:
         self._rate_hz = rate_hz
-        # The smoothed cross powers: [bands, channels, channels].
+        # The smoothed products of each pair of channels: [bands, channels, channels].
         self._powers = np.zeros((len(WEIGHTS), num_channels, num_channels))
         self._signs = np.zeros(num_channels)
         self._gains = np.zeros(num_channels)

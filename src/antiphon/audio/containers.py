@@ -1,6 +1,6 @@
-"""Decodes the first audio stream of any container and codec that PyAV reads to mono float32.
+"""Decodes the first audio stream of a file to mono float32, for all containers and codecs that PyAV reads.
 
-Decoding continues after damaged places, as in players. Their duration is counted.
+Decoding continues after damaged places, as in media players. The duration of the damaged places is counted.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame, AudioResampler, AudioStream, Packet
     from av.container import InputContainer
 
-# Audio with a lower rate is refused, because resampling would turn each of its frames into hours of samples.
+# Audio with a lower rate is refused, because resampling could turn a single frame into hours of samples.
 MIN_RATE_HZ = 1000
-# Formats (FFmpeg's names) that consist of frames only. The duration of a damaged stretch follows from its bytes.
+# Formats (FFmpeg's names) that consist only of frames. The duration of a damaged stretch is computed from its length in
+# bytes.
 FRAME_FORMATS = ("mp3", "aac")
 _END_TAGS = (b"APETAGEX", b"LYRICSBEGIN", b"TAG")
 # Formats (FFmpeg's names) whose header declares the duration. The header is damaged if the undecoded rest would have
 # MAX_RATIO times the duration of the decoded audio.
 DECLARING_FORMATS, MAX_RATIO = ("mov", "flac"), 100.0
-# Formats that consist of audio only, in pages of up to PAGE_S.
+# Formats that consist only of audio, in pages of up to PAGE_S seconds.
 PAGED_FORMATS, PAGE_S = ("ogg", "matroska"), 2.0
 # A shorter gap in the times of packets is due to rounding, not damage.
 MIN_GAP_S = 0.05
-# A gap is damage if at least this share of the bytes is missing that its duration normally takes.
+# A gap counts as damage if at least this share of the bytes that its duration normally takes is missing.
 MIN_DENSITY = 0.25
-# Limit of a packet's duration. Damaged times would make it days.
+# Limit of a packet's duration, because damaged times could make it days.
 MAX_PACKET_S = 10.0
 # Reading a container stops after this number of consecutive errors.
 MAX_ERRORS = 50
-# Limit of the silence that replaces a damaged stretch to preserve later times.
+# Limit of the silence that replaces a damaged stretch. The silence preserves the times of later audio.
 MAX_SILENCE_S = 600.0
 
 
@@ -59,12 +60,12 @@ def decode(
     """Decode the first audio stream of a file, lazily and in order, to float32 [num_samples] chunks, mono, at
     `rate_hz`.
 
-    `file` is a path or URL, or an object with `read`. Advancing the iterator reads it, which blocks. Chunks have the
-    length of the codec's frames. If a seekable file has several recordings in a row, all are decoded. Damaged stretches
-    become silence if their duration is known, and are added to `skipped`. Raises MediaError, at the latest at the end,
-    if the file has no audio.
+    `file` is a path or URL, or an object with `read`. The iterator reads it on demand, and blocks meanwhile. Chunks
+    have the length of the codec's frames. If a seekable file contains several recordings in a row, all of them are
+    decoded. Damaged stretches become silence if their duration is known, and are added to `skipped`. Raises MediaError
+    if the file has no audio, at the latest when the file ends.
     """
-    import av.error  # Takes 60 ms and 18 MB, which a server that gets only raw audio never needs.
+    import av.error  # Takes 60 ms and 18 MB; raw audio does not need it.
 
     output = _Output(rate_hz, skipped or SkippedAudio())
     fault: Exception | None = None
@@ -110,14 +111,14 @@ def _opened(file: str | BinaryIO) -> Generator[list[str | BinaryIO | FilePart], 
 
 
 def _reason(file: str | BinaryIO, error: Exception) -> str:
-    """Return what is wrong with a file, for the user. FFmpeg's messages name neither the file nor what is expected."""
+    """Return a message about the fault of a file. FFmpeg's messages name neither the file nor the expected data."""
     name = f"{file}: " if isinstance(file, str) else ""
     said = getattr(error, "strerror", None) or str(error)
     if isinstance(error, FileNotFoundError):
         return f"{name}no such file"
     if isinstance(error, IsADirectoryError):
         return f"{name}this is a folder"
-    # System errors, such as missing permissions or an unreachable server.
+    # Errors of the system, such as missing permissions or an unreachable server.
     if isinstance(error, OSError) and error.errno in errno.errorcode and error.errno != errno.EINVAL:
         return f"{name}{said}"
     if not isinstance(file, str):
@@ -143,9 +144,9 @@ def _stream(container: InputContainer) -> AudioStream:
 
 
 def _packets(container: InputContainer, stream: AudioStream) -> Iterator[Packet[AudioStream]]:
-    """Yield the packets of a stream, also after damaged places. The last one is empty, to flush the decoder.
+    """Yield the packets of a stream, including those after damaged places.
 
-    Raises FFmpegError if a network or a device fails.
+    The last packet is empty: it flushes the decoder. Raises FFmpegError if a network or a device fails.
     """
     import av.error
 
@@ -163,7 +164,7 @@ def _packets(container: InputContainer, stream: AudioStream) -> Iterator[Packet[
 
 
 def _pieces(part: str | BinaryIO | FilePart) -> Iterator[AudioFrame | float]:
-    """Yield the frames of a recording, and as floats the seconds that cannot be decoded, in order."""
+    """Yield the frames of a recording in order, and for each stretch that cannot be decoded its seconds as a float."""
     import av
     import av.error
 
@@ -172,7 +173,7 @@ def _pieces(part: str | BinaryIO | FilePart) -> Iterator[AudioFrame | float]:
         stream = _stream(container)
         codec, clock = stream.codec_context, _Clock(container, stream)
         if is_big_endian and codec.name.startswith("pcm_") and codec.name.endswith("le"):
-            # FFmpeg reads the header of a RIFX file, but takes its samples for little-endian ones, as in RIFF.
+            # FFmpeg reads the header of a RIFX file, but treats its big-endian samples as little-endian, as in RIFF.
             codec = cast("AudioCodecContext", av.CodecContext.create(f"{codec.name[:-2]}be", "r"))
             codec.sample_rate, codec.layout = stream.codec_context.sample_rate, stream.codec_context.layout
         if 0 < codec.sample_rate < MIN_RATE_HZ:
@@ -185,13 +186,13 @@ def _pieces(part: str | BinaryIO | FilePart) -> Iterator[AudioFrame | float]:
                 yield clock.lost_s(packet)
                 continue
             clock.keep(packet, sum(frame.samples / frame.sample_rate for frame in frames if frame.sample_rate))
-            # A damaged header may have any rate.
+            # A damaged header may state any rate.
             yield from (frame for frame in frames if frame.sample_rate >= MIN_RATE_HZ)
         yield clock.left_s()
 
 
 class _Clock:
-    """Measures the missing audio of a stream from its packets' times and bytes, and from the declared duration."""
+    """Measures the missing audio of a stream from the times and sizes of its packets and the declared duration."""
 
     def __init__(self, container: InputContainer, stream: AudioStream) -> None:
         self._stream, self._size = stream, container.size
@@ -219,7 +220,8 @@ class _Clock:
         if before_byte is None or not MIN_GAP_S <= gap_s <= self._most_s():
             return 0.0
         if self._format.startswith("matroska"):
-            # Gaps without missing bytes are not damage: a recorder paused, or a codec sent nothing for silence.
+            # Gaps without missing bytes are not damage: the recorder was paused, or the codec encodes silence as
+            # nothing.
             missing_bytes = (packet.pos or 0) - before_byte
             if not self._is_alone or missing_bytes < MIN_DENSITY * gap_s * self._bytes_per_s():
                 return 0.0
@@ -254,7 +256,7 @@ class _Clock:
         return self._kept_bytes / self._kept_s if self._kept_s else 0.0
 
     def _most_s(self) -> float:
-        """Return an upper bound of a gap from the file's size, because damaged times can be arbitrarily large."""
+        """Return an upper bound of a gap, based on the file's size. Damaged times can be arbitrarily large."""
         return 4 * self._size / self._bytes_per_s() if self._kept_bytes else MAX_SILENCE_S
 
 
@@ -325,10 +327,9 @@ class _Output:
 def decode_in_slabs(
     file: str | BinaryIO, slab_s: float, skipped: SkippedAudio | None = None
 ) -> Generator[Pcm, None, None]:
-    """Decode a file to slabs, float32 [num_samples], mono, 16 kHz, of `slab_s` seconds or up to a codec's frame more.
+    """Decode a file to slabs: float32 [num_samples], mono, 16 kHz. A slab has `slab_s` seconds, or up to a frame more.
 
-    The last slab may be shorter. Holds only one slab in memory. Blocks. Counts in `skipped` and raises MediaError like
-    `decode`.
+    The last slab may be shorter. Holds only one slab in memory. Blocks. `skipped` and MediaError: see `decode`.
     """
     chunks, num_samples = list[Pcm](), 0
     for chunk in decode(file, skipped=skipped):
@@ -344,8 +345,8 @@ def decode_in_slabs(
 def measure_s(file: BinaryIO, max_s: float) -> float:
     """Return the seconds of audio in a file, measured by its packets, not by its header.
 
-    Decodes only the beginning, to check that the file can be decoded. Stops counting after `max_s`. Packets of some
-    formats do not state their duration; the result is then too low. Blocks while it reads the file, and rewinds it.
+    Decodes only the beginning, to check that the file can be decoded. Stops counting after `max_s`. In some formats,
+    packets do not state their duration, and the result is too low. Blocks while it reads the file, and rewinds it.
     Raises MediaError like `decode`.
     """
     import av.error
@@ -354,7 +355,8 @@ def measure_s(file: BinaryIO, max_s: float) -> float:
         next(chunks, None)
     seconds = 0.0
     for part in parts(file):
-        # Counted in whole ticks, because sums of fractions are slow, and a few megabytes can be 100,000s of packets.
+        # Count in whole ticks: sums of fractions are slow, and a few megabytes can contain hundreds of thousands of
+        # packets.
         tick_s, num_ticks = Fraction(1), 0
         try:
             with av.open(cast(BinaryIO, part), mode="r", metadata_errors="ignore") as container:

@@ -1,4 +1,4 @@
-"""Encodes mono float32, chunk by chunk, in the formats that clients can request speech in.
+"""Encodes mono float32 chunk by chunk, in the formats in which clients can request speech.
 
 This module encodes raw PCM and WAV; FFmpeg encodes the other formats (`ffmpeg_encoder.py`).
 """
@@ -27,9 +27,9 @@ MEDIA_TYPES: dict[SpeechFormat, str] = {
 class Encoder:
     """Encodes one file. The results of `feed` and `finish`, joined, are the file.
 
-    A WAV header has no sizes, because the file grows while it is sent. With `whole`, `finish` returns the complete
-    file, and a WAV header has sizes. An encoder is not thread-safe. The first one of a format other than WAV and PCM
-    takes 60 ms to create, because it imports FFmpeg.
+    A WAV header has no sizes, because the file is sent while it grows. With `whole`, `finish` returns the complete
+    file, and a WAV header has sizes. An encoder is not thread-safe. The first encoder of a format other than WAV and
+    PCM takes 60 ms to create, because it imports FFmpeg.
     """
 
     def __init__(self, format: SpeechFormat, rate_hz: int, *, whole: bool = False) -> None:

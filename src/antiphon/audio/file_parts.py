@@ -1,4 +1,4 @@
-"""Splits an audio file into its recordings, and explains what is wrong with a file without audio.
+"""Splits an audio file into its recordings, and explains why a file contains no audio.
 
 Recordings that were appended to each other are read one after the other. Bytes before a recording, and bytes that break
 the chain of an MP4's boxes, are skipped.
@@ -26,7 +26,7 @@ _HEAD_BYTES = 100
 # Boxes other than `ftyp` that a file of the MP4 family may begin with.
 _BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip", b"styp", b"moof", b"pnot", b"sidx")
 _MOVIE_BOX = re.compile(rb".{4}(moof.{4}mfhd|moov.{4}[a-z0-9]{4})", re.DOTALL)
-# The beginning of a recorder's later pieces: of Ogg, of WebM (a cluster, or a block of track 1), and of MP4.
+# The first bytes of a recorder's later pieces, in Ogg, in WebM (a cluster, or a block of track 1) and in MP4.
 _LATER_PART = re.compile(
     rb"OggS\0[\0\1\4\5]|\x1fC\xb6u|.{4}(moof|styp|sidx)|"
     rb"\xa3([\x80-\xff]|[\x40-\x7f].|[\x20-\x3f]..|\x01.{7})\x81",
@@ -38,11 +38,11 @@ _FLAC_FRAME, MIN_FRAMES = re.compile(rb"\xff[\xf8\xf9][\x10-\xfe][\0-\xae]", re.
 _FRAME = re.compile(rb"\xff[\xe0-\xff]")
 # Limit of recordings in one file. Bytes after them are read as part of the last one.
 MAX_PARTS = 1000
-# Limits of boxes and of matches, for a file that consists only of headers.
+# Limits of the number of boxes and of matches. A file could consist only of headers.
 MAX_BOXES, MAX_HITS = 1 << 19, 1 << 19
 # The offset of a range of bytes (None: a range of zeros), and its length.
 Range = tuple[int | None, int]
-# The first header of a file is searched for in this number of bytes.
+# The number of bytes in which the first header of a file is searched for.
 MAX_JUNK_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 UNREADABLE = "this is no sound file that can be read"
@@ -127,7 +127,7 @@ def parts(file: BinaryIO) -> list[BinaryIO | FilePart]:
 
 
 def kind_of(head: bytes) -> str | None:
-    """Return the kind of a file by its first bytes; None: not a kind in which another recording can be found."""
+    """Return the kind of a file by its first bytes; None: recordings cannot be found in files of this kind."""
     for kind, (_, _, pattern) in _HEADS.items():
         if pattern.match(head):
             return kind
@@ -149,7 +149,7 @@ def _heads(file: BinaryIO, kind: str, start: int, end: int, most: int) -> list[i
         if not pattern.match(head):
             continue
         if kind == "tagged":
-            # A match within a tag is not another tag.
+            # A match within a tag is not the start of another tag.
             passed, head = _behind_tags(file, begin, head)
             if not _FRAME.match(head):
                 continue
@@ -192,9 +192,9 @@ def _behind_tags(file: BinaryIO, start: int, head: bytes) -> tuple[int, bytes]:
 def _mended(file: BinaryIO, start: int, end: int) -> list[Range]:
     """Return ranges of an MP4 file that form an unbroken chain of boxes.
 
-    If the chain breaks, it continues with the next fragment or the index, and the bytes in between are skipped. If the
-    fragment begins before the end of the last box, zeros replace the missing bytes, so that the offsets of samples
-    before it stay valid.
+    Where the chain breaks, it continues with the next fragment or the index, and the bytes in between are skipped. If
+    that fragment begins before the end of the last box, zeros replace the missing bytes of the box, so that the offsets
+    of earlier samples stay valid.
     """
     ranges, kept, last, at = list[Range](), start, start, start
     for _ in range(MAX_BOXES):
@@ -224,7 +224,7 @@ def _mended(file: BinaryIO, start: int, end: int) -> list[Range]:
 
 
 def _box(file: BinaryIO, start: int, end: int) -> int | None:
-    """Return the offset of the next fragment or index of an MP4; None: there is none."""
+    """Return the offset of the next fragment or index of an MP4; None if it has no more."""
     for at in _finds(file, b"moo", start, end):
         file.seek(at - 4)
         if _MOVIE_BOX.match(file.read(16)):
@@ -233,7 +233,7 @@ def _box(file: BinaryIO, start: int, end: int) -> int | None:
 
 
 def why_silent(file: BinaryIO) -> str:
-    """Return what is wrong with a file in which no decoder finds audio, for the client that sent it."""
+    """Return a message for the client about what is wrong with a file in which no decoder finds audio."""
     size, head = size_of(file), file.read(1 << 16)
     if not size:
         return "the file is empty"
@@ -253,7 +253,7 @@ def why_silent(file: BinaryIO) -> str:
 
 
 def _has_later_parts(file: BinaryIO, head: bytes, size: int) -> bool:
-    """Return whether a file without a header has pages, clusters, fragments or the index of a recording."""
+    """Return whether a file without a header contains pages, clusters, fragments or the index of a recording."""
     return bool(_PAGES.search(head)) or _box(file, 0, size) is not None
 
 
@@ -267,7 +267,7 @@ def _flac_frames(file: BinaryIO) -> int:
 
 
 def _text_of(head: bytes) -> str:
-    """Return the kind of text that the bytes are; "": they are not text."""
+    """Return the kind of text that the bytes contain; "" if they are not text."""
     try:
         text = head.decode()
     except UnicodeDecodeError as error:

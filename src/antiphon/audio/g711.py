@@ -24,7 +24,7 @@ _ULAW, _ALAW = _ulaw_table(), _alaw_table()
 
 
 def _nearest(table: Pcm) -> tuple[Pcm, np.ndarray]:
-    """Return the borders halfway between neighbouring values, and the codes of the values in ascending order."""
+    """Return the limits halfway between adjacent values, and the codes in ascending order of their values."""
     order = np.argsort(table, kind="stable")
     values = table[order]
     return ((values[1:] + values[:-1]) / 2).astype(np.float32), order.astype(np.uint8)

@@ -1,7 +1,7 @@
-"""Conditions audio for a detector. Pure.
+"""Filters and levels audio for a detector. Pure.
 
-A high-pass filter removes sound below voices, and a slow automatic gain raises quiet sound to the level of a near
-voice.
+A high-pass filter removes sound below the frequencies of voices. A slow automatic gain raises quiet sound to the level
+of a nearby voice.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import numpy.typing as npt
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
-# Limits of the raised peak (dBFS) and of the gain (dB). Measured on 40 clips of read English, relative to the frames
-# that Silero finds at a peak of -3 dB: without gain it finds 98 % at -26 dB, 97 % at -36 dB and 94 % at -42 dB. With
-# the gain it finds 98.5 % down to -42 dB, and no more turns in 43 recordings of noise, babble and music. A gain of
-# 30 dB finds 99 %, but also raises line noise. For three clips at -30 dB with telephone noise of -50 dB, it finds 67 %,
-# instead of 93 % with 20 dB and 85 % without gain.
+# Limits of the raised peak (dBFS) and of the gain (dB). Measured on 40 clips of read English: of the frames that Silero
+# finds at a peak of -3 dB, it finds 98 % at -26 dB, 97 % at -36 dB and 94 % at -42 dB without gain. With this gain it
+# finds 98.5 % down to -42 dB, and no additional turns in 43 recordings of noise, babble and music. With a gain of 30 dB
+# it finds 99 %, but line noise is raised too: in three clips at -30 dB with telephone noise of -50 dB, it then finds 67
+# %, instead of 93 % with 20 dB and 85 % without gain.
 TARGET_DB, MAX_GAIN_DB = -12.0, 20.0
-# The limit of the gain for audio that is available as a whole. Whisper's words do not depend on the level of a steady
-# noise.
+# The limit of the gain for audio that is available as a whole. It can be higher, because the level of a steady noise
+# does not affect Whisper's words.
 MAX_RAISED_DB = 30.0
-# RISE_DB_PER_S: how fast the gain recovers after a loud sound. LOUD_FRAMES: a shorter sound, such as a click, lowers
-# the gain only for itself. With clicks of -10 dB, the detector then finds 77 % of speech with a peak of -42 dB; if
-# clicks lower the gain, it finds 43 %.
+# RISE_DB_PER_S: the rate at which the gain recovers after a loud sound. LOUD_FRAMES: a sound of fewer frames, such as a
+# click, lowers the gain only while it lasts. So among clicks of -10 dB, the detector finds 77 % of speech with a peak
+# of -42 dB. If clicks lowered the gain for longer, it would find 43 %.
 RISE_DB_PER_S, LOUD_FRAMES = 12.0, 3
 # The high-pass is a fourth-order Butterworth filter with this -3 dB frequency. Male voices begin at 85 Hz.
 HIGH_PASS_HZ, HIGH_PASS_Q = 80.0, (0.5412, 1.3066)
-# The filter is computed in blocks. They are so short that a matrix product uses no threads.
+# The filter is computed in blocks that are short enough for matrix products without threads.
 BLOCK_SAMPLES = 64
-# An offset below this share of the peak is kept, because it hardly limits the gain.
+# A DC offset below this share of the peak is kept, because it hardly limits the gain.
 MIN_OFFSET = 0.05
 
 Matrix = npt.NDArray[np.float32]
 
 
 def raised(pcm: Pcm) -> Pcm:
-    """Return whole audio, float32 [num_samples], without its offset and with one constant gain.
+    """Return whole audio, float32 [num_samples], without its DC offset and with a constant gain.
 
-    The gain raises a lower peak to TARGET_DB, by at most MAX_RAISED_DB.
+    If the peak is below TARGET_DB, the gain raises it to TARGET_DB, but by at most MAX_RAISED_DB.
     """
     offset = pcm.mean() if len(pcm) else np.float32(0)
     if abs(offset) > MIN_OFFSET * float(np.abs(pcm).max(initial=0.0)):
@@ -54,8 +54,8 @@ def raised(pcm: Pcm) -> Pcm:
 def _high_pass(length: int) -> tuple[Matrix, Matrix]:
     """Return the high-pass filter of blocks of this length as two linear maps.
 
-    Both take a block and the filter's state of four numbers. The first, [length, length + 4], returns the filtered
-    block, and the second, [4, length + 4], the next state.
+    Both take a block and the filter's state of four numbers. The first map, [length, length + 4], returns the filtered
+    block. The second, [4, length + 4], returns the next state.
     """
     inputs = np.concatenate((np.eye(length), np.zeros((length, 4))), axis=1)
     kept = np.concatenate((np.zeros((4, length)), np.eye(4)), axis=1)
@@ -86,7 +86,8 @@ class HighPass:
     def filter(self, frame: Pcm) -> Pcm:
         """Return the next frame of the stream, filtered: float32 [num_samples], mono, 16 kHz.
 
-        The offset of the first frame is subtracted from the whole stream, so that it does not begin with a step.
+        The offset of the first frame is subtracted from the whole stream, so that the stream does not begin with a
+        step.
         """
         if self._offset is None:
             self._offset = frame.mean()

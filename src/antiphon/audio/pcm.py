@@ -29,8 +29,8 @@ class Resampler:
     """Resamples one mono float32 stream from `from_hz` to `to_hz` (soxr's default quality), in chunks of any size.
 
     The joined output does not depend on the chunk sizes. If both rates are equal, the input is returned unchanged,
-    without a copy. Raises ValueError for a rate outside RATES_HZ, for which the library would compute filters for
-    hours.
+    without a copy. Raises ValueError for a rate outside RATES_HZ, because the library could take hours to compute the
+    filters.
     """
 
     def __init__(self, from_hz: int, to_hz: int) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class PlaybackClock:
-    """The estimate for one client, which plays audio from the moment it is added, without gaps.
+    """The estimate for one client. It is assumed to play audio without gaps, from the moment at which it is added.
 
-    `clock` returns monotonic seconds. `ends_s`: the time, on the scale of `now_s`, at which the last audio ends; None:
-    no audio was added.
+    `clock` returns monotonic seconds. `ends_s`: the time at which the last audio ends, in the time of `now_s`; None: no
+    audio was added.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -22,7 +22,7 @@ class PlaybackClock:
 
     @property
     def now_s(self) -> float:
-        """Monotonic seconds, without the time on hold."""
+        """Monotonic seconds, without the time for which playback was on hold."""
         return (self._clock() if self._held_since_s is None else self._held_since_s) - self._held_s
 
     @property

@@ -1,4 +1,4 @@
-"""Finds quiet places at which long audio can be split without word times."""
+"""Finds quiet places at which long audio can be split if its word times are unknown."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 async def split_at_quiet(slabs: AsyncIterable[Pcm], length_s: float, slack_s: float) -> AsyncIterator[tuple[int, Pcm]]:
     """Split audio that arrives in slabs of any length into parts of at most `length_s` seconds.
 
-    Yields each part after the index of its first sample. The parts are contiguous and cover all audio. Each split is in
-    the quietest tenth of a second of the last `slack_s` of `length_s`, so that it hits a pause rather than a word. The
-    last part may be longer than `length_s` by up to `slack_s`; it is empty if there is no audio. Holds at most one part
-    and one slab. Audio is float32 [num_samples], 16 kHz.
+    Yields pairs: the index of a part's first sample, and the part. The parts are contiguous and cover all audio. Each
+    split is in the quietest tenth of a second between `length_s` - `slack_s` and `length_s`, so that it is in a pause
+    rather than in a word. The last part may be longer than `length_s` by up to `slack_s`; it is empty if there is no
+    audio. Holds at most one part and one slab. Audio is float32 [num_samples], 16 kHz.
     """
     start, tenth, held = 0, SAMPLE_RATE_HZ // 10, np.zeros(0, np.float32)
     length, slack = int(length_s * SAMPLE_RATE_HZ), int(slack_s * SAMPLE_RATE_HZ)
@@ -33,7 +33,7 @@ async def split_at_quiet(slabs: AsyncIterable[Pcm], length_s: float, slack_s: fl
 def quietest_near(pcm: Pcm, near_s: float) -> float:
     """Return the middle of the quietest tenth of a second within one second of `near_s`, in seconds.
 
-    A window without word times is split there. Returns `near_s` if there is no audio around it. `pcm`: float32
+    A window without word times is split at this place. Returns `near_s` if there is no audio around it. `pcm`: float32
     [num_samples], 16 kHz.
     """
     tenth = SAMPLE_RATE_HZ // 10

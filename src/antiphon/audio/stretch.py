@@ -12,7 +12,7 @@ from antiphon.audio import Pcm
 class Stretch:
     """Speeds up one stream of mono float32 at `rate_hz` by `tempo`, from 0.5 to 100.
 
-    It holds a filter graph, whose output lags behind the input by a fraction of a second.
+    The output of its filter graph lags behind the input by a fraction of a second.
     """
 
     def __init__(self, rate_hz: int, tempo: float) -> None:

@@ -1,11 +1,11 @@
-"""Conversations that keep their KV: language models of `transformers` (Llama, Qwen2, Qwen3, Gemma …) on the engine.
+"""Conversations that keep their KV between turns, for language models of `transformers` on an engine.
 
-Each request renders the whole conversation as tokens and compares them with the session's rows. Rows that differ are
-rolled back, and new ones are appended. So the template alone decides the form of a conversation, and the KV of every
-unchanged row is used again. For a model with a media encoder, rows of audio and images replace the template's
-placeholders.
+Each request renders the whole conversation as tokens and compares them with the session's rows. The rows from the first
+difference on are rolled back, and the new rows are appended. So the template alone determines the format of a
+conversation, and the KV of unchanged rows is used again. For a model with a media encoder, rows of audio and images
+replace the template's placeholders.
 
-This module knows templates, and of engines only their contract (`engine/api.py`). The adapters choose the checkpoints
+This module depends on templates and on the contract of engines (`engine/api.py`). The adapters choose the checkpoints
 and the engines.
 """
 
@@ -65,19 +65,19 @@ from antiphon.text.written_calls import has_what_was_said
 
 log = logging.getLogger(__name__)
 
-# Bound: encoded parts that are kept after they left the conversation, in case they return.
+# Limit of encoded parts that are kept after they have left the conversation, in case they return.
 MAX_SPARE_PARTS = 8
-# Bound: the encoded parts of all conversations take at most one byte for each KV_PER_MEDIA bytes of the KV's budget.
+# The encoded parts of all conversations together take at most one byte for each KV_PER_MEDIA bytes of the KV's budget.
 KV_PER_MEDIA = 4
 
 
 class ChatModel:
     """A decoder that holds conversations: an engine, a tokenizer and a chat template. A LanguageModel.
 
-    `folder`: the checkpoint's folder, for its generation configuration. `engine`: steps the decoder. The model owns it
-    from now on, and `close` ends it. `tokenizer`: of `transformers`, with a chat template.
-    `media_encoder`: set by an adapter whose model hears or sees. `stop_tokens`: those that end a reply. `profile`: its
-    context is the engine's limit.
+    `folder`: the checkpoint's folder, for its generation configuration. `engine`: steps the decoder. The model owns it,
+    and `close` ends it. `tokenizer`: a tokenizer of `transformers` with a chat template. `media_encoder`: set by an
+    adapter whose model hears or sees. `stop_tokens`: the tokens that end a reply. `profile`: the model's profile, in
+    which the context is the engine's limit.
     """
 
     def __init__(self, folder: Path, model_id: str, engine: Engine, tokenizer: Any) -> None:
@@ -106,25 +106,26 @@ class ChatModel:
         return (self.engine,)
 
     def close(self) -> None:
-        """End the engine after the step under way, and block until it has ended. See Engine.close."""
+        """End the engine after its current step, and block until it has ended. See Engine.close."""
         self.engine.close()
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
-        """Return the conversation's tokens. `answer`: also include the opening of the coming reply.
+        """Return the conversation's tokens. `answer`: also include the tokens that open the reply.
 
         Raises RemoteProtocolError if the model's template does not accept the messages.
         """
         try:
             return self.template.encode(messages, tools, answer=answer)
         except Exception as error:
-            # A template is a program of the model's makers: any exception of it is about these messages.
+            # A template is a program that the checkpoint contains. Any exception that it raises is about these
+            # messages.
             raise RemoteProtocolError("invalid_value", f"The model's chat template: {error}", "messages") from error
 
     async def grammar(self, options: ReplyOptions, *, begun: bool) -> Grammar | None:
-        """Return the rule that the options' schema or tools impose on a reply; None if they impose none.
+        """Return the grammar that the options' schema or tools impose on a reply; None if they do not constrain it.
 
-        `begun`: whether the prompt ends in a call's opening tag. Waits for the engine to prepare the rule. Raises
-        RemoteProtocolError if the engine does not accept the schema, CapabilityError.
+        `begun`: the prompt ends in a call's opening tag. Waits for the engine to prepare the grammar. Raises
+        RemoteProtocolError if the engine does not accept the schema, and CapabilityError.
         """
         if options.schema is not None:
             rule = json_grammar(options.schema)
@@ -138,49 +139,49 @@ class ChatModel:
             raise _invalid_schema(options, error) from error
 
     async def prepared(self, rule: Grammar) -> Grammar:
-        """Wait for the engine to prepare a rule for a reply, and return it. Raises GrammarError, CapabilityError."""
+        """Wait until the engine has prepared a grammar, and return it. Raises GrammarError and CapabilityError."""
         await self.engine.prepare_grammar(rule, self.stop_tokens)
         return rule
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One request to the model for a reply, or for the rest of one."""
+    """One request to the model, for a reply or for the rest of a reply."""
 
     # The options of the reply.
     options: ReplyOptions
-    # The rows that the reply follows.
+    # The rows before the reply.
     ids: list[ChatRow]
-    # The number of first rows that no context cut drops.
+    # The number of rows at the start that are never cut from the context.
     head: int
     # The tools that may be called.
     tools: Sequence[Tool]
-    # The rule that the written text must match, if any.
+    # The grammar that the generated text must match, if any.
     rule: Grammar | None
-    # Splits the written text into prose and calls.
+    # Splits the generated text into prose and calls.
     reader: CallReader | ProseReader
     # The prose of earlier attempts.
     prose: str = ""
-    # If a call is written again: the rows before the call.
+    # The rows before the call, if this attempt generates a call again.
     before: list[ChatRow] = field(default_factory=list)
-    # Result: the number of rows that the session held already.
+    # Result: the number of rows that the session already held.
     held: int = 0
-    # Result: the number of tokens that were written.
+    # Result: the number of tokens that were generated.
     count: int = 0
-    # Result: whether a stop string was found.
+    # Result: True if a stop string was found.
     is_stopped: bool = False
 
     @property
     def is_full(self) -> bool:
-        """Whether the attempt has written all tokens that it may."""
+        """Whether the attempt has generated its maximum number of tokens."""
         return self.options.max_tokens == self.count
 
 
 class ChatStream:
     """One conversation on an engine session, with its KV. A LanguageStream, used from one event loop.
 
-    `rows`: the session's rows, prompt and reply. `on_token`: if set, called with each token of a reply as it arrives.
-    `hidden`: may be set before the first request, to keep the output of the decoder's tapped layer for each row.
+    `rows`: the session's rows, prompt and reply. `on_token`: a callback for each token of a reply; None: no callback.
+    `hidden`: if set before the first request, keeps the output of the decoder's tapped layer for each row.
     """
 
     def __init__(self, model: ChatModel, session: Session) -> None:
@@ -191,7 +192,7 @@ class ChatStream:
         self.rows: list[ChatRow] = []
         self._media = ConversationMedia(model.media_budget)
         self._prompts = PromptRenderer(model.encode, model.media_encoder, model.profile.context_tokens)
-        # The number of the newest request. A prefill that another request overtakes becomes a no-op.
+        # The number of the newest request. A prefill does nothing more after another request has begun.
         self._request = 0
         self._call_ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
 
@@ -202,15 +203,15 @@ class ChatStream:
 
     @property
     def media_rows(self) -> Mapping[MediaPiece, MediaRows]:
-        """The encoded audio clips and images that are in the conversation, or were recently."""
+        """The encoded audio clips and images that are in the conversation, or were in it recently."""
         return self._media.rows
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Compute the conversation's rows ahead of the expected reply.
+        """Compute the conversation's rows before the reply is requested.
 
         If the audio is still growing, computes rows up to the end of its finished windows. Waits for encoders and the
-        template, not for the rows. A no-op if another prefill or a reply overtakes it. Raises RemoteProtocolError if
-        the messages cannot be rendered, ModelError if an encoder fails.
+        template, not for the rows. Stops early if another prefill or a reply begins. Raises RemoteProtocolError if the
+        messages cannot be rendered, and ModelError if an encoder fails.
         """
         self._request = request = self._request + 1
         kept = self._prompts.kept(messages)
@@ -227,7 +228,7 @@ class ChatStream:
             self._align(ids, head)
 
     async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        """Yield the reply to a conversation: prose and calls as they are written, then one ReplyDone.
+        """Yield the reply to a conversation: prose and calls while they are generated, then one ReplyDone.
 
         Closing the generator ends the reply within one step. The session keeps the sampled tokens, in case the
         conversation continues with them. Raises RemoteProtocolError if the messages or schemas are invalid, if the
@@ -252,7 +253,7 @@ class ChatStream:
         yield ReplyDone(reason, num_prompt, cached, count)  # type: ignore[arg-type]
 
     async def _generate(self, attempt: _Attempt) -> AsyncGenerator[Reply, None]:
-        """Yield the parts that one attempt writes, and set its results."""
+        """Yield the parts that one attempt generates, and set its results."""
         model, session, reader, options = self._model, self._session, attempt.reader, attempt.options
         params = self._sampling(options, len(attempt.ids), attempt.rule)
         attempt.held = self._align(attempt.ids, attempt.head)
@@ -293,7 +294,7 @@ class ChatStream:
         return _Attempt(options, ids, head, tools, rule, reader)
 
     async def _next_attempt(self, made: _Attempt, messages: Sequence[Message]) -> _Attempt | None:
-        """The next attempt after a call in a foreign form; None if the reply is complete."""
+        """Return the next attempt after a call in an unexpected format; None if the reply is complete."""
         reader, limit = made.reader, made.options.max_tokens
         answers_call = messages[-1].role == "tool"
         if reader.written is None or made.is_full or made.is_stopped or (answers_call and reader.prose.strip()):
@@ -309,17 +310,17 @@ class ChatStream:
         return await self._attempt_to_call(replace(made, options=options, ids=ids, prose=prose), messages)
 
     async def _attempt_from_results(self, messages: Sequence[Message], options: ReplyOptions) -> _Attempt:
-        """The model repeats a call whose result it has. Show it the result in plain words; it must reply in prose."""
+        """Return an attempt for a model that repeats a call: it gets the result in words, and must reply in prose."""
         ids, head = await self._prompt(told_plainly(messages), (), options)
         return _Attempt(options, ids, head, (), await self._model.prepared(prose_grammar()), ProseReader())
 
     async def _attempt_in_words(self, made: _Attempt) -> _Attempt:
-        """The tool does not exist, or the call contains nothing of what was said: the model must continue in words."""
+        """Return an attempt in prose: the tool does not exist, or the call contains nothing that the user said."""
         rule = await self._model.prepared(prose_grammar(begun=bool(made.prose)))
         return _Attempt(made.options, made.ids, made.head, (), rule, ProseReader(), made.prose)
 
     async def _attempt_to_call(self, made: _Attempt, messages: Sequence[Message]) -> _Attempt:
-        """The model must write the call again, in the form that the tool's schema constrains."""
+        """Return an attempt that must generate the call again, constrained to the tool's schema."""
         ids = [*made.ids, *self._model.template.encode_opening(CALL_OPENING)]
         rule = await self._model.grammar(made.options, begun=True)
         reader = self._reader(made.tools, messages, begun=True)
@@ -328,9 +329,9 @@ class ChatStream:
     def _reader(self, tools: Sequence[Tool], doubted_in: Sequence[Message], *, begun: bool) -> CallReader | ProseReader:
         """The reader that separates prose and calls.
 
-        Calls in other forms are not recognized if the reply must be a call (`begun`), or if its tokens are observed
-        (`on_token`, `hidden`). `doubted_in`: the conversation that a call has to contain something of; empty: no such
-        requirement.
+        Calls in other formats are not recognized if the reply must be a call (`begun`), or if its tokens are observed
+        (`on_token`, `hidden`). `doubted_in`: the conversation; a call must contain something that was said in it.
+        Empty: no such requirement.
         """
         if not tools:
             return ProseReader()
@@ -342,14 +343,14 @@ class ChatStream:
         return CallReader(self._call_ids, begun=begun, names=names, is_meant=is_meant)
 
     def close(self, *, keep: bool = False) -> None:
-        """Give back the conversation's KV. `keep`: leave it to later conversations that begin alike."""
+        """Free the conversation's KV. `keep`: keep it for later conversations that begin with the same rows."""
         self._session.close(keep=keep)
         self._media.close()
 
     async def _prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions
     ) -> tuple[list[ChatRow], int]:
-        """Return the rows that a reply follows, and the number that no context cut drops. Overtakes every prefill."""
+        """Return the rows before a reply, and the number of them that are never cut. Stops every prefill."""
         self._request = request = self._request + 1
         # Messages that were dropped before are dropped again, unless truncation is disabled.
         kept = messages if options.truncation == "disabled" else self._prompts.kept(messages)
@@ -401,7 +402,7 @@ class ChatStream:
             if held < len(self.rows):
                 self._session.rollback(held)
         except EngineError:
-            # Those rows left the context in a cut: all rows are given again.
+            # These rows were cut from the context, so all rows are appended again.
             self._session.rollback(0)
             held = 0
         if self.hidden:
@@ -416,11 +417,11 @@ class ChatStream:
         return held
 
     def _used(self, rows: Sequence[ChatRow]) -> set[MediaPiece]:
-        """The media pieces that these rows belong to."""
+        """Return the media pieces to which these rows belong."""
         return {row[0] for row in rows if not isinstance(row, int)} if self.media_rows else set()
 
     def _append(self, rows: Sequence[ChatRow], begin: int) -> None:
-        """Append the rows from `begin` on to the session, which holds those before."""
+        """Append the rows from index `begin` on to the session, which already holds the earlier ones."""
         encoder, hidden = self._model.media_encoder, self.hidden
         for run in runs(rows, begin, self.media_rows, encoder.joined if encoder else ()):
             if run.part is None and hidden:

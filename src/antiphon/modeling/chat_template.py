@@ -1,8 +1,9 @@
-"""Renders messages as tokens by a model's own chat template, so that a user's text never becomes a control token.
+"""Renders messages as tokens with a model's chat template, so that a user's text never becomes a control token.
 
 Marks around the users' text distinguish it from the template's text. If the plain encoding of the whole conversation
-contains exactly the template's control tokens, it is used: the model was trained on that spelling. If it contains
-others (a user wrote `<|im_end|>`), the users' text is encoded separately, by a tokenizer without control tokens.
+contains exactly the template's control tokens, that encoding is used, because the model was trained on it. If it
+contains other control tokens (a user wrote `<|im_end|>`), the users' text is encoded separately, by a tokenizer without
+control tokens.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from tokenizers import Tokenizer
 from antiphon.contracts import AudioPart, ImagePart, Message, MessagePart, VideoPart
 from antiphon.events.tools import Tool
 
-# The marks around users' text: Unicode noncharacters, which are never interchanged, and are removed from that text.
+# The marks around users' text. They are Unicode noncharacters, which texts do not contain; any that a user's text does
+# contain are removed.
 USER_TEXT_START, USER_TEXT_END = "\ufdd0", "\ufdd1"
-# Bound: the most characters that are rendered and encoded for each token of the context. English has four or five
-# characters for each token. Longer text does not fit into the context, and is not worth the time of encoding it.
+# Limit of characters that are rendered and encoded for each token of the context. English has four or five characters
+# per token. Longer text does not fit into the context, so encoding it would waste time.
 MAX_CHARS_PER_TOKEN = 16
 
 
@@ -49,7 +51,7 @@ class _TemplateCall(TypedDict):
 
 
 class _TemplateTurn(TypedDict):
-    """A message in the form that chat templates read. `tool_call_id` and `name` are those of a tool's result."""
+    """A message in the form that chat templates read. Only a tool's result has `tool_call_id` and `name`."""
 
     role: str
     content: str | list[dict[str, str]]
@@ -59,7 +61,7 @@ class _TemplateTurn(TypedDict):
 
 
 def token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the tokens of a text, without those that the tokenizer would add at its ends.
+    """Return the tokens of a text, without the tokens that the tokenizer would add at its start and end.
 
     `Tokenizer.encode` holds the GIL, so that all other threads of the process wait (0.5 s for a word of 256 Ki
     characters). `encode_batch_fast` releases it, and is faster.
@@ -75,10 +77,10 @@ def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 
 class ChatTemplate:
-    """Renders conversations as tokens, by the chat template of a fast tokenizer of `transformers`.
+    """Renders conversations as tokens with the chat template of a fast tokenizer of `transformers`.
 
     `takes_media`: the template has placeholders for audio and images. `control`: the tokenizer's control tokens.
-    `source`: the template's text. `knows_tools`: whether the template shows tools; otherwise they are added to its
+    `source`: the template's text. `knows_tools`: the template renders tools. Otherwise this class adds them to the
     system turn.
     """
 
@@ -91,7 +93,7 @@ class ChatTemplate:
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        """Created on first use, because that takes a second."""
+        """The tokenizer without control tokens. It is created on first use, because that takes a second."""
         return plain_tokenizer(self._tokenizer.backend_tokenizer)
 
     @property
@@ -109,8 +111,8 @@ class ChatTemplate:
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
         """Return the whole conversation's tokens.
 
-        `answer`: also include the opening of the coming reply. Raises any exception of the template, which is a program
-        of the model's makers.
+        `answer`: also include the tokens that open the reply. May raise any exception, because the template is a
+        program that the checkpoint contains.
         """
         marked = self._marked(messages, tools, answer)
         ids = self._encode(marked.replace(USER_TEXT_START, "").replace(USER_TEXT_END, ""))
@@ -146,7 +148,8 @@ class ChatTemplate:
         try:
             return self._render(messages, given, answer)
         except TemplateError:
-            # Gemma's template, for example, has no system turn: the system text goes before the first user's text.
+            # Some templates, such as Gemma's, have no system turn. The system text is then put before the first user's
+            # text.
             return self._render(_without_system(messages), given, answer)
 
     def _render(self, messages: Sequence[Message], tools: list[_TemplateTool] | None, answer: bool) -> str:
@@ -212,7 +215,7 @@ def _loaded(arguments: str) -> Any:
 
 
 def _tool(tool: Tool) -> _TemplateTool:
-    # The keys of a function's description are the server's; their values are users' text.
+    # The server chooses the keys of a function's description. The values are users' text.
     function: _TemplateFunction = {
         "name": _mark(tool.name),
         "description": _mark(tool.description),
@@ -222,9 +225,9 @@ def _tool(tool: Tool) -> _TemplateTool:
 
 
 def _with_tools_in_system(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Put tools, calls and results into messages, for templates without tools.
+    """Put tools, calls and results into plain messages, for templates that do not render tools.
 
-    Uses the Hermes form, which most small models were trained on.
+    Uses the Hermes format, on which most small models were trained.
     """
     lines = [
         "You may call functions. Their signatures are in <tools></tools>:",
@@ -266,7 +269,7 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _split_marked(marked: str) -> list[tuple[str, bool]]:
-    """The parts of a marked rendering as (text, whether it is a user's), in order."""
+    """The parts of a marked rendering, in order, as pairs of the text and True if a user wrote it."""
     out: list[tuple[str, bool]] = []
     for part in marked.split(USER_TEXT_START):
         text, end, rest = part.partition(USER_TEXT_END)
@@ -278,7 +281,7 @@ def _split_marked(marked: str) -> list[tuple[str, bool]]:
 
 
 def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
-    """Return the approximate length of the rendered conversation in characters, with a token's for each message."""
+    """Return the approximate length of the rendered conversation in characters, with a constant for each message."""
     num_chars = sum(len(t.name) + len(t.description) + len(json.dumps(t.parameters)) for t in tools)
     for message in messages:
         parts = sum(len(part) for part in message.parts if isinstance(part, str))
@@ -288,7 +291,7 @@ def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
 
 
 def told_plainly(messages: Sequence[Message]) -> list[Message]:
-    """Return a conversation in which the results of the last turn's functions are words of the user, without calls.
+    """Return a conversation without calls in its last turn: the user says the results of the functions.
 
     Models that were not trained on calls understand this form.
     """

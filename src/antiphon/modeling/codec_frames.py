@@ -1,8 +1,8 @@
-"""Utterances as frames of audio codes: each is one generation of the talker's engine, whose rows are whole frames.
+"""Generates utterances as frames of audio codes. Each utterance is one generation of an engine; each row is a frame.
 
-A frame's input row is the sum of its codes' embeddings and of one text token's. So the text is read while it is spoken,
-one token for each frame. The frame and its row are made within the engine's step (`FrameProgram`), for all utterances
-at once. The event loop only supplies text ahead of the frames (`TextFeed`) and reads the codes.
+A frame's input row is the sum of the embeddings of its codes and of one text token. So the talker reads the text while
+it speaks, one token for each frame. Frames and their rows are computed within the engine's step (`FrameProgram`), for
+all utterances at once. The event loop only supplies text ahead of the frames (`TextFeed`) and reads the codes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from antiphon.errors import ModelError
 from antiphon.modeling.codec_talker import CapturedFrames, CodecSampling, CodePredictor, FirstCodeChooser
 from antiphon.modeling.gathered import GatheredCalls
 
-# The numbers of frames (of 80 ms) in the successive chunks of audio. Small first chunks make the first audio early;
-# larger ones later make the vocoder run fewer steps.
+# The numbers of frames (of 80 ms) in the successive chunks of audio. With small chunks at the start, the first audio is
+# early. With larger chunks later, the vocoder runs less often.
 CHUNK_FRAMES = (1, 2, 4, 8, 12)
-# The most frames in one call of the vocoder. The sessions that share its thread wait for the call.
+# Limit of frames in one call of the vocoder. All sessions that share the vocoder's thread wait for the call.
 MAX_VOCODER_FRAMES = 25
-# If a text is still being written, its next word is read when fewer of its tokens than this are left for frames. So the
-# step that makes a frame waits for the writer only, not for the event loop.
+# If a text is still being written, its next word is read when fewer than TEXT_TOKENS_AHEAD tokens are left for frames.
+# So a step that computes a frame may have to wait for the writer, but not for the event loop.
 TEXT_TOKENS_AHEAD = 4
 
 
 class FrameMaker:
-    """Makes a frame each for all utterances of a step.
+    """Computes one frame for each utterance of a step.
 
     `first_codes`: the embedding table of the first codes. `usual`: the default sampling of the codes after the first.
-    On a GPU, frames with this sampling are captured in the constructor; None: no frames are captured.
+    On a GPU, the constructor captures frames with this sampling as CUDA graphs; None: no frames are captured.
     """
 
     def __init__(self, predictor: CodePredictor, first_codes: torch.nn.Module, usual: Sampling | None) -> None:
@@ -73,11 +73,11 @@ class FrameMaker:
 
 
 class FrameProgram:
-    """The state of one utterance in the steps that make its frames. A StepProgram of the engine.
+    """The state of one utterance in the steps that compute its frames. A StepProgram of the engine.
 
-    `end`, `size`: as in FirstCodeChooser. `row`, float [1, width]: the newest frame's row; its text still has to be
-    added if `row_has_text` is False. `num_taken`: the number of text rows that the frames so far took, including
-    padding. Raises ValueError unless the codes after the first are sampled plainly (`is_plain`).
+    `end`, `size`: as in FirstCodeChooser. `row`, float [1, width]: the newest frame's row, still without its text if
+    `row_has_text` is False. `num_taken`: the number of text rows that frames have used so far, including padding.
+    Raises ValueError if the sampling of the codes after the first is not plain (`is_plain`).
     """
 
     def __init__(self, maker: FrameMaker, sampling: CodecSampling, end: int, size: int) -> None:
@@ -86,7 +86,7 @@ class FrameProgram:
         self._maker = maker
         self.first_codes = FirstCodeChooser(sampling.first, end, size, sampling.min_frames)
         self.params, self.random = sampling.rest, RandomNumbers(sampling.rest)
-        # Bound: a text's rows, or TEXT_TOKENS_AHEAD and a word if the text is still being written.
+        # Bound: the rows of a text, or TEXT_TOKENS_AHEAD rows and a word if the text is still being written.
         self._texts: deque[torch.Tensor] = deque()
         self._padding: torch.Tensor | None = None
         self.row: torch.Tensor | None = None
@@ -94,7 +94,7 @@ class FrameProgram:
         self.num_taken = 0
 
     def give(self, rows: Sequence[torch.Tensor], padding: torch.Tensor | None = None) -> None:
-        """Add text rows [1, width] for the next frames. `padding`, at the text's end: the row of all later frames."""
+        """Add text rows [1, width] for the next frames. `padding`, given at the end: the row for all later frames."""
         self._texts.extend(rows)
         self._padding = padding
 
@@ -115,7 +115,7 @@ class FrameProgram:
         return self.first_codes.accept(numbers[0])
 
     def next_row(self) -> torch.Tensor | None:
-        """Return the newest frame's row; None while its text has not arrived."""
+        """Return the newest frame's row; None if its text has not arrived yet."""
         assert self.row is not None
         if not self.row_has_text:
             if self.text is None:
@@ -128,17 +128,17 @@ class FrameProgram:
 
 
 class TextRows:
-    """Maps text tokens to the talker's input rows, for all utterances that ask before the next step of its thread.
+    """Maps text tokens to the talker's input rows, in one batch for all utterances that ask before the next step.
 
     `rows`: maps tokens to rows [n, width]; called in the thread. `eos`, `pad`: the tokens for the end of a text and for
-    the padding after it.
+    the padding after the end.
     """
 
     def __init__(self, thread: ModelThread, rows: Callable[[Sequence[int]], torch.Tensor], eos: int, pad: int) -> None:
         self.thread, self.eos = thread, eos
         self._rows, self._pad = rows, pad
         self._calls = GatheredCalls[Sequence[int], Sequence[torch.Tensor]](thread, self._made)
-        # The row of `pad`, after it was made.
+        # The row of `pad`; None until it is first needed.
         self.padding: torch.Tensor | None = None
 
     async def of(self, ids: Sequence[int]) -> Sequence[torch.Tensor]:
@@ -146,7 +146,7 @@ class TextRows:
         return await self._calls.call(ids) if ids else ()
 
     async def make_padding(self) -> torch.Tensor:
-        """Return `padding`, making it first if necessary. Raises ModelError, Refused."""
+        """Return `padding`, after computing it if necessary. Raises ModelError and Refused."""
         if self.padding is None:
             (self.padding,) = await self.of([self._pad])
         return self.padding
@@ -159,26 +159,26 @@ class TextRows:
 class TokenPieces:
     """The tokens of a text that is still being written, piece by piece, for one reader at a time.
 
-    A piece is read from `source` on demand. If the reader is cancelled while it waits, the piece stays for the next
-    reader. Closed by its owner.
+    A piece is read from `source` on demand. If a reader is cancelled while it waits, the next reader gets the piece.
+    The owner must call `aclose`.
     """
 
     def __init__(self, source: AsyncIterator[list[int]]) -> None:
         self._source = source
         self._wanted = asyncio.Semaphore(0)
         self._is_wanted = False
-        # Bound: one; a piece is read only after the previous one was taken.
+        # Bound: one piece, because a piece is read only after the previous one was taken.
         self._read: asyncio.Queue[list[int] | Exception | None] = asyncio.Queue()
         # Bound: TEXT_TOKENS_AHEAD and a word.
         self._given_back: deque[list[int]] = deque()
-        # A single task reads all pieces, as required for a generator that holds a cancel scope.
+        # A single task reads all pieces, because a generator with a cancel scope must stay in one task.
         self._reader = asyncio.create_task(self._read_pieces())
 
     def __aiter__(self) -> TokenPieces:
         return self
 
     async def __anext__(self) -> list[int]:
-        """Return the next piece. Raises StopAsyncIteration at the end of the text, and the source's exceptions."""
+        """Return the next piece. Raises StopAsyncIteration at the end of the text, and any exception of the source."""
         if self._given_back:
             return self._given_back.popleft()
         if not self._is_wanted:
@@ -188,7 +188,7 @@ class TokenPieces:
         if isinstance(piece, list):
             self._is_wanted = False
             return piece
-        # Every later call gets it too.
+        # Later calls get the same end or error.
         self._read.put_nowait(piece)
         raise StopAsyncIteration if piece is None else piece
 
@@ -211,26 +211,26 @@ class TokenPieces:
                 if piece is None:
                     return
         except Exception as error:
-            # Raised again by the reader of the pieces.
+            # The reader of the pieces raises this error again.
             self._read.put_nowait(error)
 
 
 class TextFeed:
-    """The text of one utterance: gives its program the rows of its tokens, its end mark and then padding.
+    """Feeds the text of one utterance to its program: the rows of its tokens, of the end token, and of the padding.
 
-    `ids`: the first tokens; None: the text and its end mark are in the session already. `more`: the tokens that follow,
-    as they arrive. They are read at most TEXT_TOKENS_AHEAD ahead of the frames that were read.
+    `ids`: the first tokens; None: the session already has the text and its end token. `more`: the tokens that arrive
+    later. A piece is read when fewer than TEXT_TOKENS_AHEAD tokens are left for frames.
     """
 
     def __init__(self, rows: TextRows, ids: Sequence[int] | None, more: TokenPieces | None = None) -> None:
         self._rows, self._ids, self._more = rows, ids, more
         self._pieces = list[list[int]]()
-        # The number of tokens given minus the number of frames read.
+        # The number of tokens that were given, minus the number of frames that were read.
         self._left = 0
         self._few_left = asyncio.Event()
 
     def start(self, program: FrameProgram) -> asyncio.Task[None] | None:
-        """Begin to give rows to a program that no step runs yet. Returns the task that continues this, if needed.
+        """Begin to give rows to a program, before its first step. Returns the task that gives the rest, if needed.
 
         The task ends with the text. It raises ModelError, Refused, and any exception of `more`.
         """
@@ -246,7 +246,7 @@ class TextFeed:
             self._few_left.set()
 
     def give_back(self, num_taken: int) -> None:
-        """Give back the words of `more` that no frame took a token of. `num_taken`: the number of rows taken in all."""
+        """Give back the pieces of `more` of which no frame used a token. `num_taken`: the total number of used rows."""
         if self._more is None:
             return
         unspoken, tokens = list[list[int]](), len(self._ids or ())
@@ -289,10 +289,10 @@ async def generate_frames(
     size: int,
     max_frames: int | None = None,
 ) -> AsyncGenerator[list[int], None]:
-    """Yield frames of codes, one code for each codebook, after the session's rows, until the audio ends.
+    """Yield the frames that follow the session's rows, with one code for each codebook, until the audio ends.
 
-    Each frame takes one token of `text`, and waits for it. `end`, `size`: as in FirstCodeChooser. `max_frames`: a limit
-    below that of `sampling`. The session gets a row for each frame. Raises ModelError, EngineError, Refused.
+    Each frame uses one token of `text`, and waits for it. `end`, `size`: as in FirstCodeChooser. `max_frames`: a limit
+    below that of `sampling`. The session gets a row for each frame. Raises ModelError, EngineError and Refused.
     """
     program = FrameProgram(maker, sampling, end, size)
     most = min(max_frames or sampling.max_frames, sampling.max_frames)
@@ -314,7 +314,7 @@ async def generate_frames(
 
 
 async def _unless_fails(token: Awaitable[Token | None], feeding: asyncio.Task[None] | None) -> Token | None:
-    """Return the token, or raise the error of the task that feeds the text, for which the token would wait forever."""
+    """Return the token. If the task that feeds the text fails, raise its error: the token would never arrive."""
     if feeding is None or (feeding.done() and feeding.exception() is None):
         return await token
     waiting = asyncio.ensure_future(token)
@@ -333,7 +333,7 @@ async def _unless_fails(token: Awaitable[Token | None], feeding: asyncio.Task[No
 def chunk_sizes(first: int | None = None) -> Iterator[int]:
     """Yield the numbers of frames in the successive chunks of an utterance's audio. Never ends.
 
-    `first`: the size of the first chunk, at most MAX_VOCODER_FRAMES. The others are larger, up to the last of
+    `first`: the size of the first chunk, at most MAX_VOCODER_FRAMES. The later chunks grow up to the last of
     CHUNK_FRAMES.
     """
     if first:

@@ -1,7 +1,8 @@
 """Chooses the codes of a frame of audio, in Qwen3-TTS and Qwen3-Omni.
 
-A decoder on the engine samples the first code of each frame, and a small code predictor the other fifteen, for all
-sessions at once. `codec_frames.py` turns frames into an utterance, and `codec_vocoder.py` turns codes into audio.
+A decoder on the engine samples the first code of each frame. A small code predictor then samples the other fifteen.
+Both compute all sessions at once. `codec_frames.py` turns frames into an utterance, and `codec_vocoder.py` turns codes
+into audio.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from antiphon.errors import ModelError
 
 log = logging.getLogger(__name__)
 
-# The number of last codes in the talker's vocabulary that are control codes, not audio.
+# The number of control codes, which are the last codes of the talker's vocabulary and are not audio.
 SPECIAL_CODES = 1024
-# The most sessions whose frames are captured when the model is loaded. Larger frames are captured when they first
-# occur.
+# When the model is loaded, frames of up to this number of sessions are captured as CUDA graphs. Frames of more sessions
+# are captured when they first occur.
 WARMED_SESSIONS = 64
-# The most frames of one utterance (generation_config.json, max_new_tokens).
+# Limit of frames of one utterance (max_new_tokens in generation_config.json).
 MAX_FRAMES = 2048
 
 
@@ -37,8 +38,8 @@ MAX_FRAMES = 2048
 class CodecSampling:
     """How the codes of one utterance are chosen, and its number of frames.
 
-    `first`: for the first code of a frame. `rest`: for its other codes. `min_frames`: the end code is not chosen
-    earlier. `max_frames`: the audio is cut there.
+    `first`: the sampling of the first code of a frame. `rest`: the sampling of its other codes. `min_frames`: number of
+    frames before the end code may be chosen. `max_frames`: number of frames after which the audio is cut off.
     """
 
     first: Sampling
@@ -47,7 +48,7 @@ class CodecSampling:
     max_frames: int = MAX_FRAMES
 
 
-# The sampling of the makers of Qwen3-TTS (generation_config.json).
+# The sampling that was released with Qwen3-TTS (generation_config.json).
 DEFAULT_CODEC_SAMPLING = CodecSampling(
     Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=MAX_FRAMES),
     Sampling(temperature=0.9, top_k=50),
@@ -55,7 +56,7 @@ DEFAULT_CODEC_SAMPLING = CodecSampling(
 
 
 class TextProjection(nn.Module):
-    """Projects text tokens' embeddings to the talker's width; checkpoint names under `talker.text_projection.`."""
+    """Projects the embeddings of text tokens to the talker's width (`talker.text_projection.` in checkpoints)."""
 
     def __init__(self, in_width: int, out_width: int) -> None:
         super().__init__()
@@ -70,9 +71,9 @@ class TextProjection(nn.Module):
 class FrameKv:
     """The keys and values of one frame of the code predictor, for all sessions: the cache of its attention.
 
-    They lie in one tensor with room for a whole frame, and attention reads its beginning. So each frame with the same
-    number of sessions runs the same kernels on the same shapes, as a CUDA graph requires. A pass writes the positions
-    of its rows.
+    They are in one tensor with room for a whole frame, and attention reads the start of the tensor. So all frames of
+    the same number of sessions run the same kernels on the same shapes, as a CUDA graph requires. Each pass writes the
+    positions of its own rows.
     """
 
     def __init__(self, config: Any, sessions: int, positions: int, like: torch.Tensor) -> None:
@@ -83,7 +84,7 @@ class FrameKv:
         self.rows = slice(0, 0)
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep a layer's keys and values [n, heads, rows, head_dim], and return all up to these rows."""
+        """Store a layer's keys and values [n, heads, rows, head_dim], and return those of all rows so far."""
         held_keys, held_values = self._held[layer]
         held_keys[:, :, self.rows] = keys
         held_values[:, :, self.rows] = values
@@ -91,33 +92,34 @@ class FrameKv:
 
 
 class CodePredictor(nn.Module):
-    """Samples the codes of a frame after the first, one after another, by a small decoder of its own.
+    """Samples the codes of a frame after the first one, in order, with a small decoder.
 
-    `model`: a Qwen3Model, or a module called like one; it is changed to use torch's attention. `tables`, `heads`: an
-    embedding and a head for each of these codes. `width`: of the talker's rows. Parameters have the checkpoint's names.
+    `model`: a Qwen3Model, or a module with the same interface. Its attention is set to torch's. `tables`, `heads`: an
+    embedding and a head for each of these codes. `width`: the width of the talker's rows. Parameters have their names
+    in the checkpoint.
     """
 
     def __init__(self, model: Any, tables: nn.ModuleList, heads: nn.ModuleList, width: int) -> None:
         super().__init__()
         self.model, self.codec_embedding, self.lm_head = model, tables, heads
-        # Without a mask, sdpa does what is needed here: several rows are causal, one row sees all.
+        # Without a mask, sdpa is causal for several rows, and lets a single row see all rows, as needed here.
         model.set_attn_implementation("sdpa")
         inner = int(model.config.hidden_size)
-        # The larger talkers are wider than their predictor.
+        # The larger talkers are wider than their code predictor.
         self.small_to_mtp_projection = nn.Linear(width, inner) if inner != width else nn.Identity()
 
     @property
     def num_codes(self) -> int:
-        """The number of codes it samples for a frame: all except the first."""
+        """The number of codes that are sampled for a frame: all except the first."""
         return len(self.lm_head)
 
     @torch.inference_mode()
     def forward(
         self, thoughts: torch.Tensor, first: torch.Tensor, choices: RowChoices, uniforms: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample the other codes of one frame each for n sessions, without waiting for the device.
+        """Sample the other codes of one frame for each of n sessions, without waiting for the device.
 
-        `thoughts`: the hidden states [n, width] that the first codes were chosen from. `first`: the embeddings of the
+        `thoughts`: the hidden states [n, width] from which the first codes were chosen. `first`: the embeddings of the
         first codes [n, width]. `choices`: the sessions' sampling parameters. `uniforms`: their random numbers, float64
         [n, num_codes]. All are on the model's device.
 
@@ -134,7 +136,7 @@ class CodePredictor(nn.Module):
             hidden = self.model(
                 inputs_embeds=self.small_to_mtp_projection(rows),
                 position_ids=positions[:, past.rows],
-                # A frame is shorter than any window, so no mask has to be made.
+                # A frame is shorter than any attention window, so no mask is needed.
                 attention_mask=dict.fromkeys(("full_attention", "sliding_attention")),
                 past_key_values=past,
                 use_cache=True,
@@ -148,21 +150,21 @@ class CodePredictor(nn.Module):
 
 
 class CapturedFrames:
-    """A CodePredictor whose frames a CUDA device replays: one launch instead of some thousand for its 15 passes.
+    """A CodePredictor whose frames are replayed as CUDA graphs: one launch instead of thousands for the 15 passes.
 
-    `usual`: the sampling in the captured frames. Each graph is for a power of two of sessions.
+    `usual`: the sampling in the captured frames. The number of sessions of a graph is a power of two.
     """
 
     def __init__(self, predictor: CodePredictor, first_codes: nn.Module, usual: Sampling) -> None:
         self._predictor, self._first_codes, self._usual = predictor, first_codes, usual
-        # By the number of sessions.
+        # The captured frames by number of sessions.
         self._frames: dict[int, _CapturedFrame] = {}
         self._memory: Any = torch.cuda.graph_pool_handle()
         self._works = True
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """Capture the frames of up to WARMED_SESSIONS sessions. Takes seconds."""
+        """Capture the frames of up to WARMED_SESSIONS sessions. Takes several seconds."""
         table: Any = self._first_codes.weight
         for count in (1 << i for i in range(WARMED_SESSIONS.bit_length())):
             self._frame(count, table)
@@ -172,10 +174,11 @@ class CapturedFrames:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the result of CodePredictor.forward for n sessions, in tensors that are valid until the next call.
 
-        None if the codes need another sampling than the usual, or if capturing failed. `first`: the first codes, int64
-        [n]. `uniforms`: float64 [n, num_codes], on the host.
+        Returns None if a session does not use the usual sampling, or if capturing failed. `first`: the first codes,
+        int64 [n]. `uniforms`: float64 [n, num_codes], on the host.
         """
-        # Other sampling of clients is not worth a capture, which would silence every session for seconds.
+        # Frames with a client's own sampling are not captured, because a capture would silence every session for
+        # seconds.
         if any(_way(p) != _way(self._usual) for p in params):
             return None
         frame = self._frame(1 << (len(params) - 1).bit_length(), thoughts)
@@ -198,7 +201,7 @@ def _way(params: Sampling) -> tuple[float, int, float, float]:
 
 
 class _CapturedFrame:
-    """The passes of one frame for sessions with sampling `params`, over tensors with fixed addresses."""
+    """The passes of one frame, on tensors with fixed addresses. `params`: the sampling of each session."""
 
     def __init__(
         self,
@@ -212,7 +215,7 @@ class _CapturedFrame:
         self._thoughts = like.new_zeros(count, like.shape[1])
         self._first = torch.zeros(count, dtype=torch.int64, device=device)
         self._uniforms = torch.zeros(count, predictor.num_codes, dtype=torch.float64, device=device)
-        # Kept, because the graph reads its tensors.
+        # Must stay alive, because the graph reads its tensors.
         self._choices = RowChoices.of(params, device)
 
         def frame() -> tuple[torch.Tensor, torch.Tensor]:
@@ -238,8 +241,9 @@ class _CapturedFrame:
 class FirstCodeChooser:
     """Chooses the first codes of one utterance's frames. A Chooser of the engine.
 
-    `params`: the sampling; penalties consider the codes of this utterance only. `end`: the code that ends the audio,
-    not chosen before `min_frames`. `size`: of the talker's vocabulary. Of its control codes only `end` is chosen.
+    `params`: the sampling; penalties apply only to codes of this utterance. `end`: the code that ends the audio. It is
+    not chosen before `min_frames`, and no other control code is ever chosen. `size`: the size of the talker's
+    vocabulary.
     """
 
     def __init__(self, params: Sampling, end: int, size: int, min_frames: int) -> None:
@@ -254,12 +258,12 @@ class FirstCodeChooser:
         ends = torch.tensor([[c._end, c._may_end] for c in choosers]).to(device, non_blocking=True)
         is_end, may_end = codes == ends[:, :1], ends[:, 1:] > 0
         barred = (is_end & ~may_end) | ((codes >= len(codes) - SPECIAL_CODES) & ~is_end)
-        # No penalty raises a logit from minus infinity, so these may come first.
+        # A penalty cannot raise a logit of minus infinity, so codes may be barred before the penalties.
         left = logits.masked_fill(barred, -torch.inf)
         return sample_rows(left, [c._sampler for c in choosers], [c._edits() for c in choosers])
 
     def accept(self, chosen: int) -> int:
-        """Remember a chosen code. Raises ModelError if it is NO_TOKEN."""
+        """Record a chosen code. Raises ModelError if it is NO_TOKEN."""
         if chosen == NO_TOKEN:
             raise ModelError("the model's output is not a number")
         self._codes.append(chosen)

@@ -1,9 +1,9 @@
 """A vocoder from frames of codes to audio, 1920 samples for each frame (12.5 frames a second at 24 kHz).
 
-It is causal: a stream that keeps the last inputs of each layer gives the same samples as the whole sequence at once,
-however it is cut into chunks. Streams are vocoded together, one row each: a call has the same number of operators for
-64 streams as for two. Parameter names are those of Qwen3-TTS checkpoints (`speech_tokenizer/`, under `decoder.`), and
-sizes come from their config.json. Knows no model that produces codes.
+It is causal: a stream keeps the last inputs of each layer, so its samples do not depend on how it is cut into chunks.
+Streams are vocoded together, one row each: a call for 64 streams has the same number of operators as a call for two.
+Parameter names are those of Qwen3-TTS checkpoints (`speech_tokenizer/`, under `decoder.`), and sizes are read from
+their config.json. This module does not depend on the model that produces the codes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VocoderTransformerConfig(msgspec.Struct, frozen=True, kw_only=True):
     sliding_window: int
     # The width of an attention head; None: hidden_size / num_attention_heads.
     head_dim: int | None = None
-    # The width of the transformer's input and output, if it projects.
+    # The width of the transformer's input and output if it has projections.
     latent_dim: int = 1024
     # Whether the attention's projections have biases.
     attention_bias: bool = False
@@ -62,21 +62,21 @@ class VocoderConfig(VocoderTransformerConfig, frozen=True, kw_only=True):
     num_quantizers: int
     # The number of codes in a codebook.
     codebook_size: int
-    # The width of the quantizer's output; a codebook's vectors have half of it.
+    # The width of the quantizer's output. A codebook's vectors have half this width.
     codebook_dim: int
-    # Channels before the first of `upsample_rates`, each of which halves them.
+    # Channels before the first upsampling of `upsample_rates`. Each upsampling halves the channels.
     decoder_dim: int
     # The factors of the final upsampling.
     upsample_rates: tuple[int, ...]
-    # The factors of the upsampling before that, which keeps `latent_dim` channels.
+    # The factors of the earlier upsampling, which keeps `latent_dim` channels.
     upsampling_ratios: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
 class VocoderState:
-    """The state of one stream. A stream begins with an empty one, and belongs to one vocoder.
+    """The state of one stream. A stream begins with an empty state, and belongs to one vocoder.
 
-    `frames`: the number so far. `kept`: the layers' states of all streams of the last call, one row each; None at the
+    `frames`: its frames so far. `kept`: the layers' states of all streams of the last call, one row each; None at the
     start. `row`: this stream's row. `slot`: its slot in `kept`, whose row is updated in place (`vocoder_batch.py`);
     None if `kept` is no longer written to. `is_shared`: another state uses the row, which must not be written to.
     """
@@ -88,7 +88,7 @@ class VocoderState:
     is_shared: bool = False
 
     def copy(self) -> VocoderState:
-        """Return the state of another stream that continues from here. Nothing is copied before one continues."""
+        """Return the state of another stream that continues from here. Copies no row yet."""
         self.is_shared = self.slot is not None
         return replace(self)
 
@@ -96,8 +96,8 @@ class VocoderState:
 class VocoderStreams:
     """The layers' state of the streams of one call, before and after it.
 
-    `layout`: by the layer's id, the start of its part in a stream's row, and its shape. `before`: the streams' rows,
-    [streams, size]. `frames`: the number of frames of each stream so far. `is_start`: whether the streams begin.
+    `layout`: the start of a layer's state in a stream's row, and its shape, by the layer's id. `before`: the streams'
+    rows, [streams, size]. `frames`: the number of frames of each stream so far. `is_start`: the streams begin.
     """
 
     def __init__(
@@ -125,16 +125,16 @@ class VocoderStreams:
         return (first[:, None, None] + torch.arange(count, device=device)).float()
 
     def window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
-        """Return the number of visible earlier frames, at most `held`, and the mask of the frames that each next sees.
+        """Return the number of visible earlier frames, at most `held`, and the mask of the frames that new ones see.
 
-        The mask is bool [count, frames], or [streams, 1, count, frames], where frames are the visible and the next.
+        The mask is bool [count, frames], or [streams, 1, count, frames], where frames are the visible and the new ones.
         """
         if self._seen is None:
             self._seen = self._window(held, count)
         return self._seen
 
     def _window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
-        # The most frames that any of the streams has had.
+        # The largest number of earlier frames of any stream.
         most, device = min(max(self._frames), held), self._before.device
         seen = in_reach(most, held, count, device)
         if len(set(self._frames)) > 1:
@@ -148,7 +148,7 @@ class VocoderStreams:
 
 
 def in_reach(before: int, held: int, count: int, device: torch.device) -> torch.Tensor:
-    """A mask, bool [count, before + count], of the earlier and next frames that each next frame may see."""
+    """A mask, bool [count, before + count], of the earlier and new frames that each new frame may see."""
     distance = torch.arange(before, before + count, device=device)[:, None] - torch.arange(
         before + count, device=device
     )
@@ -156,7 +156,7 @@ def in_reach(before: int, held: int, count: int, device: torch.device) -> torch.
 
 
 def has_been(before: int, had: torch.Tensor, count: int) -> torch.Tensor:
-    """A mask of the frames that exist in streams that have had `had` frames: [streams, 1, 1, before + count]."""
+    """A mask of the frames that exist in streams with `had` earlier frames: [streams, 1, 1, before + count]."""
     return torch.arange(before + count, device=had.device) >= before - had[:, None, None, None]
 
 
@@ -179,10 +179,10 @@ class CausalConv(nn.Module):
 
 
 class CausalUpsample(nn.Module):
-    """A transposed convolution whose output is cut to the input's frames.
+    """A transposed convolution whose output is cut to `stride` samples for each input frame.
 
-    `trim_start`: leave out the first samples of a stream, which only some of the inputs within the kernel contribute
-    to. The stream is then shorter by kernel - stride samples.
+    `trim_start`: leave out the first samples of a stream, which depend on fewer inputs than later samples do. The
+    stream is then shorter by kernel - stride samples.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 
 class LayerScale(nn.Module):
-    """The parameter of a learned scale for each channel. The layer that owns it multiplies."""
+    """The learned scale of each channel, as a parameter. The layer that owns it does the multiplication."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ class LayerScale(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """The parameters of a gated feed-forward part. The layer that owns it computes down(silu(gate(x)) * up(x))."""
+    """The parameters of a gated feed-forward part. The layer that owns them computes down(silu(gate(x)) * up(x))."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -356,7 +356,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The layers between codes and convolutions, `hidden_size` wide; with `projects`, `latent_dim` wide outside."""
+    """The layers between codes and convolutions, `hidden_size` wide. `projects`: map from and to `latent_dim`."""
 
     def __init__(self, config: VocoderTransformerConfig, *, projects: bool = True) -> None:
         super().__init__()
@@ -413,7 +413,7 @@ class Quantizer(nn.Module):
 class StreamVocoder(nn.Module):
     """A vocoder of many streams, each with a VocoderState. `num_codebooks`: the number of codes in a frame.
 
-    `trims_start`: a stream's first chunk is shorter than the others, and so is vocoded in a separate call.
+    `trims_start`: a stream's first chunk is shorter than later ones, so first chunks are vocoded in separate calls.
     """
 
     trims_start = False
@@ -421,7 +421,7 @@ class StreamVocoder(nn.Module):
 
     @cached_property
     def layout(self) -> Mapping[int, tuple[int, tuple[int, ...]]]:
-        """By a layer's id: the start of its state in a stream's row, and its shape."""
+        """The start of each layer's state in a stream's row, and its shape, by the layer's id."""
         found, at = dict[int, tuple[int, tuple[int, ...]]](), 0
         for layer in self.modules():
             shape: Any = getattr(layer, "state_shape", None)
@@ -443,9 +443,9 @@ class StreamVocoder(nn.Module):
     def forward(self, frames: Sequence[Sequence[Sequence[int]]], states: Sequence[VocoderState]) -> torch.Tensor:
         """Return the audio of the next frames of n streams: float32 [n, samples] in [-1, 1] on the CPU, 24 kHz.
 
-        `frames`: the same number for each stream, each frame with one code for each codebook. `states`: the streams'
-        states, which are advanced. With `trims_start`, either all streams begin or none does. Waits for the device
-        once. Must be called in the model's thread.
+        `frames`: the same number of frames for each stream; a frame has one code for each codebook. `states`: the
+        streams' states, which are advanced. With `trims_start`, either all streams are at their start or none is. Waits
+        for the device once. Must be called in the model's thread.
         """
         like = next(self.parameters())
         streams = VocoderStreams(self.layout, self._together(states), [state.frames for state in states])
@@ -457,7 +457,7 @@ class StreamVocoder(nn.Module):
         return audio
 
     def _together(self, states: Sequence[VocoderState]) -> torch.Tensor:
-        """The rows of all streams. Nothing is copied if these are the streams of the last call."""
+        """Return the rows of all streams, without a copy if these are the streams of the last call."""
         kept = states[0].kept
         if kept is not None and all(s.kept is kept and s.row == row for row, s in enumerate(states)):
             return kept[: len(states)]

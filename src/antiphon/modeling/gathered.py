@@ -17,23 +17,23 @@ Result = TypeVar("Result")
 
 
 class GatheredCalls(Generic[Request, Result]):
-    """Serves all requests that arrive before the next step of a model's thread in one batch.
+    """Serves all requests that arrive before the next step of a model's thread as one batch.
 
-    `serve`: called in the thread with the requests; returns a result or an error for each. Its exceptions fail all of
-    them.
+    `serve`: called in the thread with the requests. Returns a result or an error for each request. If it raises an
+    exception, all requests fail.
     """
 
     def __init__(
         self, thread: ModelThread, serve: Callable[[Sequence[Request]], Sequence[Result | ModelError]]
     ) -> None:
         self._thread, self._serve = thread, serve
-        # Bound: one for each session.
+        # Bound: one request for each session.
         self._waiting: deque[tuple[Request, asyncio.AbstractEventLoop, asyncio.Future[Result]]] = deque()
 
     async def call(self, request: Request) -> Result:
         """Return the result of a request. Waits for the model's thread.
 
-        Raises ModelError if the request fails or the thread is lost, Refused after the thread is closed.
+        Raises ModelError if the request fails or the thread is lost, and Refused after the thread is closed.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
@@ -56,7 +56,7 @@ class GatheredCalls(Generic[Request, Result]):
         try:
             results = self._serve([request for request, _, _ in batch])
         except Exception as error:
-            # The boundary of the model: any exception of its code fails these requests, never the engine.
+            # The model's code may raise any exception. It must fail only these requests, not the engine.
             failure = error if isinstance(error, ModelError) else ModelError(f"{type(error).__name__}: {error}")
             results = [failure] * len(batch)
         for (_, loop, done), result in zip(batch, results, strict=True):

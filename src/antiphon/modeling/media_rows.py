@@ -19,7 +19,7 @@ from antiphon.engine.api import Position
 from antiphon.errors import EngineError, MediaError, Refused, RemoteProtocolError
 from antiphon.shares.places import current_owner
 
-# For callers that have to wait until other conversations hold fewer rows, in seconds.
+# Seconds after which a refused client may retry. Other conversations may then hold fewer rows.
 RETRY_AFTER_S = 10.0
 
 
@@ -27,8 +27,9 @@ RETRY_AFTER_S = 10.0
 class AudioWindow:
     """A window of an audio clip, which is encoded separately.
 
-    `source`: the clip, or the turn that it belongs to. `number`: counted from its beginning. `digest`: a hash of the
-    encoder's input. So equal windows have equal rows, and a window whose features later audio has changed differs.
+    `source`: the clip, or the turn to which the clip belongs. `number`: the window's number, from the start of
+    `source`. `digest`: a hash of the encoder's input. So equal windows have equal rows. If later audio changes a
+    window's features, the window is no longer equal.
     """
 
     source: object
@@ -36,7 +37,7 @@ class AudioWindow:
     digest: bytes
 
 
-# An object with rows of its own: an image, an audio clip, or a window of one.
+# An object that has rows: an image, an audio clip, or a window of an audio clip.
 MediaPiece = MediaPart | AudioWindow
 # The pieces of each audio clip or image, each with its number of rows.
 MediaSizes = dict[MediaPart, list[tuple[MediaPiece, int]]]
@@ -49,8 +50,9 @@ EncodedPieces = Sequence[tuple[MediaPiece, "MediaRows"]]
 class MediaRows:
     """An audio clip or an image as the decoder's input: `rows`, float [n, width].
 
-    `positions`: one for each row, counted from the first free one; None if they are consecutive. `hidden`: the output
-    of the decoder's tapped layer for the rows, float [n, its width]; None until some were computed.
+    `positions`: one for each row, relative to the first free position; None if they are consecutive. `hidden`: the
+    output of the decoder's tapped layer for the rows, float [n, width of the layer]; None until the first rows are
+    computed.
     """
 
     def __init__(self, rows: Any, positions: Sequence[Position] | None = None) -> None:
@@ -58,7 +60,7 @@ class MediaRows:
         self.hidden: Any = None
 
     def sink(self, offset: int, hidden: Any, start: int = 0) -> None:
-        """Keep the tapped layer's output for rows from `start` + `offset` on. A Sink, called in the engine's thread."""
+        """Store the tapped layer's output of rows from `start` + `offset` on. A Sink: called in the engine's thread."""
         offset += start
         if self.hidden is None:
             # Rows that leave the context before they are computed stay zero.
@@ -67,16 +69,16 @@ class MediaRows:
 
     @property
     def num_bytes(self) -> int:
-        """The size of `rows` in bytes. The tapped layer's output for them has about the same size."""
+        """The size of `rows` in bytes. `hidden` has about the same size."""
         return int(self.rows.numel() * self.rows.element_size())
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring rows of one kind: tokens, or rows `start` .. `stop` of an audio clip, an image or a window of sound.
+    """Adjacent rows of one kind: tokens, or the rows `start` .. `stop` of an audio clip, an image or a window of sound.
 
-    `part`: None for tokens, which are `ids`. `positions`: one for each row, counted from the first free one; None if
-    they are consecutive.
+    `part`: the clip, image or window; None for tokens. `ids`: the tokens. `positions`: one for each row, relative to
+    the first free position; None if they are consecutive.
     """
 
     part: MediaPiece | None
@@ -92,9 +94,10 @@ def runs(
     media: Mapping[MediaPiece, MediaRows],
     joined: Collection[tuple[int, int]] = (),
 ) -> Iterator[Run]:
-    """Yield the runs of rows from `begin` on. The row before `begin` determines the positions within a running video.
+    """Yield the runs of rows from `begin` on.
 
-    `media`: the rows of all parts. `joined`: pairs of tokens in which the second has the position of the first.
+    If row `begin` is within a video, the row before it determines the positions. `media`: the rows of all parts.
+    `joined`: pairs of tokens in which the second has the position of the first.
     """
     before: ChatRow | None = rows[begin - 1] if begin else None
     for part, group in itertools.groupby(rows[begin:], lambda row: None if isinstance(row, int) else row[0]):
@@ -126,7 +129,7 @@ def _media_positions(
     assert not isinstance(first, int)
     if len(first) == 2:
         return media[first[0]].positions
-    # The first free position, counted from the video's beginning: after its rows so far, if there are any.
+    # The first free position, relative to the start of the video: the one after the video's earlier rows, if any.
     free = 0 if before is None or isinstance(before, int) else max(_in_video(before, media)) + 1
     return [tuple(p - free for p in _in_video(row, media)) for row in run]
 
@@ -142,15 +145,15 @@ def _in_video(row: ChatRow, media: Mapping[MediaPiece, MediaRows]) -> Position:
 
 
 def common_prefix(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
-    """Return the number of equal rows at the head of the two. Rows of audio and images compare by their part."""
+    """Return the length of the common prefix of two lists of rows. Rows of media are compared by their part."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class MediaBudget:
-    """The memory that encoded sound and images take in all conversations of a model, and for each API key.
+    """Counts the memory that encoded sound and images take, in all conversations of a model and for each API key.
 
-    These rows lie on the model's device, next to the KV. The engine refers to the same rows, to compute KV again that
-    has left its memory, so they are counted once. Used from one event loop.
+    These rows are on the model's device, like the KV. The engine refers to the same rows if it must compute lost KV
+    again, so they are counted only once. Used from one event loop.
     """
 
     def __init__(self) -> None:
@@ -158,7 +161,7 @@ class MediaBudget:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that all conversations hold together."""
+        """The total bytes of all conversations."""
         return sum(self._by_owner.values())
 
     def add(self, owner: Hashable, num_bytes: int) -> None:
@@ -168,15 +171,15 @@ class MediaBudget:
             del self._by_owner[owner]
 
     def is_full(self, owner: Hashable, limit_bytes: int) -> bool:
-        """Return whether `limit_bytes` are held in all, and an equal share of them by this key; 0 means no limit."""
+        """Return whether all keys together hold `limit_bytes`, and this key at least its equal share. 0: no limit."""
         share = limit_bytes // len({*self._by_owner, owner})
         return 0 < limit_bytes <= self.num_bytes and self._by_owner.get(owner, 0) >= share
 
     def check(self, owner: Hashable, limit_bytes: int) -> None:
-        """Raise Refused if `limit_bytes` are held in all, and an equal share of them by this key.
+        """Raise Refused if `is_full` is True: all keys together hold the limit, and this key holds at least its share.
 
-        Must be called before a part is encoded, when its size is still unknown. So the limit can be exceeded by that
-        part, and by the share of a key that arrives when other keys hold everything.
+        Must be called before a part is encoded, when its size is still unknown. So the part may exceed the limit. A new
+        key may also exceed it by its share if other keys already hold everything.
         """
         if self.is_full(owner, limit_bytes):
             held, most = self.num_bytes >> 20, limit_bytes >> 20
@@ -185,7 +188,8 @@ class MediaBudget:
 
 class HeldMedia:
     """The encoded audio clips and images of one conversation, counted in its model's budget for `current_owner`.
-    `rows`: must not be changed by other code.
+
+    Other code must not change `rows`.
     """
 
     def __init__(self, budget: MediaBudget) -> None:
@@ -209,13 +213,13 @@ class HeldMedia:
             self._budget.add(self._owner, rows.num_bytes)
 
     def keep(self, used: Collection[MediaPiece], spare: int = 0) -> None:
-        """Drop the parts that are not used, except the newest `spare` of them."""
+        """Drop the parts that are not in `used`, except the newest `spare` of these."""
         unused = [part for part in self.rows if part not in used]
         for part in unused[: len(unused) - spare] if len(unused) > spare else ():
             self._budget.add(self._owner, -self.rows.pop(part).num_bytes)
 
     def close(self) -> None:
-        """Drop all parts, and accept no more."""
+        """Drop all parts, and accept no further parts."""
         self._closed = True
         self.keep(())
 
@@ -223,10 +227,10 @@ class HeldMedia:
 class MediaEncoder(Protocol):
     """The encoders of a model that hears or sees.
 
-    `placeholder_ids`: the tokens that each stand for one audio clip, image or video in a rendered conversation.
-    `joined`: pairs of tokens in which the second has the position of the first. `has_tap`: whether the model's decoder
-    has a tapped layer, whose output `MediaRows.hidden` keeps. `window_s`: the length of a window of a video's sound, in
-    seconds.
+    `placeholder_ids`: the placeholder tokens. Each stands for one audio clip, image or video in a rendered
+    conversation. `joined`: pairs of tokens in which the second has the position of the first. `has_tap`: whether the
+    model's decoder has a tapped layer, whose output `MediaRows.hidden` keeps. `window_s`: the length of a window of a
+    video's sound, in seconds.
     """
 
     placeholder_ids: frozenset[int]
@@ -241,7 +245,8 @@ class MediaEncoder(Protocol):
     async def encode(self, part: MediaPart) -> MediaRows:
         """Return the rows of one audio clip, image or window of sound. Waits for the encoder.
 
-        Raises MediaError if the data is not an image, ModelError if the encoder fails, Refused if the engine is closed.
+        Raises MediaError if the data is not an image, ModelError if the encoder fails, and Refused if the engine is
+        closed.
         """
         ...
 
@@ -253,31 +258,32 @@ class WindowedMediaEncoder(MediaEncoder, Protocol):
     async def encode_windows(
         self, part: AudioPart, held: Mapping[MediaPiece, MediaRows]
     ) -> Sequence[tuple[AudioWindow, MediaRows]]:
-        """Return the windows of an audio clip with their rows, in order. Those in `held` are taken from there.
+        """Return the windows of an audio clip with their rows, in order.
 
-        If the part is still growing, returns only the finished windows: later audio does not change them, unless it is
-        louder than all before. Waits and raises as `encode`.
+        The rows of windows in `held` are taken from there. If the part is still growing, returns only the finished
+        windows. Later audio does not change these, unless it is louder than all audio before it. Waits and raises like
+        `encode`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PictureRows:
-    """A picture as the decoder's input: `rows`, float [n, width], and a position for each (None: consecutive)."""
+    """A picture as the decoder's input: `rows`, float [n, width], and the position of each; None: consecutive."""
 
     rows: torch.Tensor
     positions: tuple[Position, ...] | None = None
 
 
 class ConversationMedia(HeldMedia):
-    """The encoded media of one conversation, and its encodings under way. Used from one event loop."""
+    """The encoded media of one conversation, and its encodings in progress. Used from one event loop."""
 
     def __init__(self, budget: MediaBudget) -> None:
         super().__init__(budget)
         # The pieces of each encoded part, except parts that are still growing.
         self._pieces: dict[MediaPart, list[MediaPiece]] = {}
         self._encoding: dict[MediaPart, asyncio.Future[EncodedPieces]] = {}
-        # The parts that the newest request asks for.
+        # The parts that the newest request needs.
         self._wanted: set[MediaPart] = set()
 
     async def encode(
@@ -287,11 +293,11 @@ class ConversationMedia(HeldMedia):
         limit_bytes: int,
         in_use: Callable[[], set[MediaPiece]],
     ) -> MediaSizes:
-        """Encode those of these parts that are not held, and return the pieces of all of them.
+        """Encode those of the parts that are not held yet, and return the pieces of all parts.
 
-        `limit_bytes`: of the budget. `in_use`: returns the pieces that must not be dropped to make room. Raises
-        RemoteProtocolError if the data is not an image, ModelError if the encoder fails, Refused if the model's
-        conversations are at their limit, EngineError if this conversation is closed meanwhile.
+        `limit_bytes`: the limit of the budget. `in_use`: returns the pieces that must not be dropped to make room.
+        Raises RemoteProtocolError if the data is not an image, ModelError if the encoder fails, Refused if the budget
+        is full, and EngineError if this conversation is closed meanwhile.
         """
         self._wanted = wanted = set(parts)
         sizes = MediaSizes()
@@ -305,7 +311,7 @@ class ConversationMedia(HeldMedia):
         return sizes
 
     def keep(self, used: Collection[MediaPiece], spare: int = 0) -> None:
-        """See HeldMedia.keep. Keeps frames of the newest request, which may wait for the sound before them."""
+        """See HeldMedia.keep. Also keeps the video frames of the newest request, which may wait for earlier sound."""
         wanted = () if self._closed else self._wanted
         ahead = {part for part in wanted if isinstance(part, ImagePart) and part.in_video}
         super().keep({*used, *ahead}, spare)
@@ -315,8 +321,7 @@ class ConversationMedia(HeldMedia):
         self, encoder: MediaEncoder, part: MediaPart, limit_bytes: int, in_use: Callable[[], set[MediaPiece]]
     ) -> list[MediaPiece]:
         for other in [p for p in self._encoding if p is not part and _turn(p) is not None and _turn(p) == _turn(part)]:
-            # The other encoding produces windows that this part begins with. If it fails, they are encoded with this
-            # part.
+            # The other encoding produces the first windows of this part. If it fails, they are encoded with this part.
             before = self._encoding[other]
             await asyncio.wait([before])
             if not before.cancelled() and before.exception() is None:
@@ -326,7 +331,7 @@ class ConversationMedia(HeldMedia):
         if encoding is None:
             self.make_room(limit_bytes, in_use())
             encoding = self._encoding[part] = asyncio.ensure_future(_encoded(encoder, part, self.rows))
-            # Retrieves an error that no request waits for any longer, so that asyncio does not report it.
+            # Retrieves the error if no request waits for it any longer. Otherwise asyncio would report it.
             encoding.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             made = await asyncio.shield(encoding)
@@ -343,7 +348,7 @@ class ConversationMedia(HeldMedia):
             self.put(piece, rows)
 
     def _pieces_of(self, parts: Collection[MediaPart]) -> set[MediaPiece]:
-        """The pieces of these parts and of the newest request's; for a turn, all its held windows."""
+        """The pieces of these parts and of the parts of the newest request. Of a turn: all its held windows."""
         wanted = {*parts, *self._wanted}
         turns = {_turn(part) for part in wanted} - {None}
         windows = {piece for piece in self.rows if isinstance(piece, AudioWindow) and piece.source in turns}
@@ -357,7 +362,7 @@ async def _encoded(encoder: MediaEncoder, part: MediaPart, held: Mapping[MediaPi
 
 
 def media_of(messages: Sequence[Message]) -> list[MediaPart]:
-    """Return everything in these messages that is encoded, in order, including the frames and the sound of videos."""
+    """Return all media in these messages, in order, including the frames and the sound of videos."""
     out: list[MediaPart] = []
     for part in (p for m in messages for p in m.parts if not isinstance(p, str)):
         out += [*(image for _, image in part.frames), *part.sound] if isinstance(part, VideoPart) else [part]
@@ -365,7 +370,7 @@ def media_of(messages: Sequence[Message]) -> list[MediaPart]:
 
 
 def grows(part: MediaPart) -> bool:
-    """Return whether more of an audio clip is expected."""
+    """Return whether a part is an audio clip that is still growing."""
     return isinstance(part, AudioPart) and part.grows
 
 

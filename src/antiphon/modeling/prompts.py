@@ -12,17 +12,17 @@ from antiphon.modeling.media_rows import ChatRow, MediaEncoder, MediaSizes, comm
 
 
 class PromptRenderer:
-    """Renders one conversation, and remembers the messages that truncation dropped, which stay dropped.
+    """Renders one conversation. Messages that truncation has dropped stay dropped.
 
-    `encode`: maps messages and tools to tokens; with `answer` also those that open the reply. `encoder`: the model's
-    media encoder, if it hears or sees. `context_tokens`: the model's limit.
+    `encode`: maps messages and tools to tokens; with `answer`, also returns the tokens that open the reply. `encoder`:
+    the media encoder of a model that hears or sees; otherwise None. `context_tokens`: the model's context length.
     """
 
     def __init__(self, encode: Callable[..., list[int]], encoder: MediaEncoder | None, context_tokens: int) -> None:
         self._encode, self._encoder, self._context_tokens = encode, encoder, context_tokens
         self._max_chars = MAX_CHARS_PER_TOKEN * context_tokens
-        # The number of messages that truncation dropped after the system message, and the first of them. The number
-        # applies only to a conversation with that message.
+        # The number of messages after the system message that truncation dropped, and the first of these messages. The
+        # number applies only to a conversation with the same first message.
         self._dropped: tuple[int, Message | None] = (0, None)
         # The system message and the tools of the last prompt, and the tokens of a conversation with only these.
         self._head: tuple[Message, Sequence[Tool], list[int]] | None = None
@@ -33,7 +33,7 @@ class PromptRenderer:
         return (*system, *rest[self._num_dropped(rest) :])
 
     def drop(self, messages: Sequence[Message], count: int) -> None:
-        """Remember that truncation dropped `count` messages, from the first after the system message on."""
+        """Record that truncation dropped the first `count` messages after the system message."""
         _, rest = _split_system(messages)
         self._dropped = (count, rest[0]) if count else (0, None)
 
@@ -44,7 +44,7 @@ class PromptRenderer:
     def fitting(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions, sizes: MediaSizes
     ) -> tuple[list[ChatRow], int, int]:
-        """Like `rendered`, with the truncation policy applied if the conversation exceeds the context.
+        """Same as `rendered`, but applies the truncation policy if the conversation exceeds the context.
 
         Also returns the number of dropped messages, for `drop`. Raises RemoteProtocolError if the policy forbids
         truncation, or if the last message alone is too long to be rendered.
@@ -73,10 +73,11 @@ class PromptRenderer:
     def _without_excess_text(
         self, system: Sequence[Message], rest: Sequence[Message], tools: Sequence[Tool], dropped: int
     ) -> int:
-        """The number of messages of `rest` to drop, at least `dropped`, so that the others may be rendered.
+        """Return the number of messages of `rest` to drop, at least `dropped`, so that the others may be rendered.
 
-        If any more must go, drops messages until at most half of the permitted text remains. Otherwise each turn would
-        drop another one, and all rows would be computed again. The last message is never dropped.
+        If more than `dropped` messages must be dropped, drops messages until at most half of the permitted text
+        remains. Otherwise each turn would drop another message, and all rows would be computed again. The last message
+        is never dropped.
         """
         num_chars = text_size((*system, *rest[dropped:]), tools)
         if num_chars <= self._max_chars:
@@ -89,7 +90,7 @@ class PromptRenderer:
     def rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], sizes: MediaSizes, *, answer: bool
     ) -> tuple[list[ChatRow], int]:
-        """Return the conversation's rows, and the number of rows of the system turn, which no context cut drops.
+        """Return the conversation's rows, and the number of rows of the system turn, which are never cut.
 
         Raises RemoteProtocolError (`context_length_exceeded`) if the text is too long to be rendered.
         """

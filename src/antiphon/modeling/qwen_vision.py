@@ -1,4 +1,4 @@
-"""Pictures of any shape for Qwen's vision encoders: patches in, rows with (time, height, width) positions out.
+"""Pictures of any shape for Qwen's vision encoders: turns patches into rows with (time, height, width) positions.
 
 Shared by Qwen2.5-VL, Qwen3-VL and Qwen3-Omni. The encoder itself is that of `transformers`.
 """
@@ -15,9 +15,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.vision.images import Pixels
 
-# The most rows for one picture, which is the makers' limit for a frame of video.
+# Maximum number of rows of a picture, which is the models' own limit for a video frame.
 MAX_ROWS = 768
-# The fewest rows for a frame of a video, which is the minimum of the makers of Qwen's Omni models.
+# Minimum number of rows of a video frame, as in Qwen's Omni models.
 MIN_VIDEO_ROWS = 128
 # The encoder refuses pictures with a larger ratio of the longer side to the shorter one.
 MAX_ASPECT = 200
@@ -26,8 +26,8 @@ MAX_ASPECT = 200
 class QwenVisionEncoder:
     """Encodes pictures with a model of `transformers` that has `get_image_features`.
 
-    `folder`: the checkpoint's folder, for its image processor. `vision`: the configuration of the model's vision
-    encoder.
+    `folder`: the checkpoint's folder, which contains the settings of the image processor. `vision`: the configuration
+    of the model's vision encoder.
     """
 
     def __init__(self, folder: Path, model: Any, vision: Any) -> None:
@@ -46,12 +46,12 @@ class QwenVisionEncoder:
     def prepare(self, pixels: Pixels, *, in_video: bool = False) -> Any:
         """Return patches, float32 [n, numbers], and their grid, int [1, 3] (time, height, width). Runs on the CPU.
 
-        Scales the picture down to MAX_ROWS rows, and crops it if it is longer than the encoder accepts. `in_video`:
-        whether it is a frame of a video for an Omni model; small frames are scaled up to MIN_VIDEO_ROWS rows.
+        Scales the picture down to MAX_ROWS rows, and crops it if it is longer than the encoder accepts. `in_video`: the
+        picture is a video frame for an Omni model; small frames are scaled up to MIN_VIDEO_ROWS rows.
         """
         height, width = pixels.shape[:2]
         if max(height, width) > MAX_ASPECT * min(height, width):
-            # The encoder would refuse the whole picture, so it gets a part of it.
+            # The encoder would refuse the whole picture, so it gets only a part.
             pixels = pixels[: MAX_ASPECT * width, : MAX_ASPECT * height]
         size = {"size": self._video_size} if in_video else {}
         made = self._processor(pixels, return_tensors="np", input_data_format="channels_last", **size)
@@ -59,14 +59,14 @@ class QwenVisionEncoder:
 
     @torch.inference_mode()
     def look(self, prepared: Any) -> PictureRows:
-        """Return the rows of a prepared picture. Each row ends in the features for the decoder's first layers.
+        """Return the rows of a prepared picture. At its end, each row has the features for the decoder's first layers.
 
         Runs the encoder, so it must be called in the model's thread.
         """
         patches, grid = (torch.from_numpy(part).to(self._model.device) for part in prepared)
         encoded = self._model.get_image_features(patches, grid)
-        # The features of a layer are split by picture, or, before `transformers` 5.23, one tensor of all pictures'
-        # rows.
+        # The features of a layer are one tensor per picture. Before `transformers` 5.23, they are one tensor for all
+        # pictures.
         layers = getattr(encoded, "deepstack_features", None) or ()
         features = [layer if isinstance(layer, torch.Tensor) else layer[0] for layer in layers]
         rows = torch.cat([encoded.pooler_output[0], *features], -1)

@@ -1,7 +1,7 @@
-"""A checkpoint's configuration, its tensors by name, and modules that are filled with them.
+"""Reads a checkpoint's configuration and its tensors by name, and fills modules with the tensors.
 
-For models that antiphon builds from their configuration, rather than `transformers`. Knows safetensors files, but no
-model's architecture.
+Used for models that antiphon itself builds from their configuration, instead of `transformers`. This module reads
+safetensors files, and does not depend on the architecture of a model.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Value = TypeVar("Value")
 
 
 class CheckpointType(msgspec.Struct, frozen=True):
-    """The model type in config.json. Read first, because the other fields depend on it."""
+    """The model type in config.json. It is read first, because the other fields depend on it."""
 
     model_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """The sampling defaults of the model's makers, from the generation_config.json of its checkpoint.
+    """The sampling defaults in the generation_config.json of a checkpoint.
 
-    The fields are those of Sampling. They replace the options that a request leaves open.
+    The fields are those of Sampling. They are used for options that a request does not set.
     """
 
     temperature: float
@@ -46,7 +46,7 @@ class SamplingDefaults:
 
     @classmethod
     def read(cls, folder: Path) -> SamplingDefaults:
-        """Return the defaults of a checkpoint's folder: greedy sampling unless the file asks for another."""
+        """Return the defaults of a checkpoint's folder: greedy sampling unless the file sets other values."""
         try:
             config = GenerationConfig.from_pretrained(folder)
         except OSError:
@@ -60,7 +60,7 @@ class SamplingDefaults:
         )
 
     def unless(self, options: ReplyOptions) -> SamplingDefaults:
-        """Return the options of a reply, with the makers' defaults for those that it leaves open."""
+        """Return the options of a reply, with these defaults for the options that it does not set."""
         return SamplingDefaults(
             temperature=_or(options.temperature, self.temperature),
             top_p=_or(options.top_p, self.top_p),
@@ -77,8 +77,8 @@ def _or(value: float | None, default: float) -> float:
 def read_config(path: Path, kind: type[Config]) -> Config:
     """Decode a JSON file of a checkpoint, such as config.json, as `kind`, a msgspec.Struct.
 
-    Ignores fields that `kind` lacks. Raises OSError if the file cannot be read. Raises ValueError, which names the file
-    and the field, if a field is missing or has another type.
+    Ignores fields that `kind` lacks. Raises OSError if the file cannot be read. Raises ValueError if a field is missing
+    or has a wrong type; the message names the file and the field.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -89,18 +89,19 @@ def read_config(path: Path, kind: type[Config]) -> Config:
 def own_config(config: Mapping[str, Value], *exclude: str) -> dict[str, Value]:
     """Return the fields of a configuration that describe its own part of a model.
 
-    Leaves out keys that name its class or its file, keys that begin with an underscore, and `exclude`, the keys of
-    other parts.
+    Leaves out keys that name the configuration's class or file, keys that begin with an underscore, and the keys
+    `exclude`, which describe other parts.
     """
     left_out = {"model_type", "architectures", "auto_map", "torch_dtype", "transformers_version", "version", *exclude}
     return {k: v for k, v in config.items() if k not in left_out and not k.startswith("_")}
 
 
 class Tensors:
-    """A checkpoint's tensors by name, in one safetensors file or several, each read on access.
+    """A checkpoint's tensors by name, from one or several safetensors files. A tensor is read when it is accessed.
 
-    `files`: keeps the files open; the tensors are available until it is closed. Each tensor is copied to `device` and
-    converted to `dtype`. Reading a missing tensor raises ValueError. Raises OSError if the folder has no such file.
+    `files`: an exit stack that keeps the files open. The tensors are available until it is closed. Each tensor is
+    copied to `device` and converted to `dtype`. Reading a missing tensor raises ValueError. Raises OSError if the
+    folder has no such file.
     """
 
     def __init__(self, folder: Path, files: ExitStack, device: torch.device, dtype: torch.dtype) -> None:
@@ -134,9 +135,9 @@ def fill(
 ) -> None:
     """Set a module's parameters and persistent buffers from a checkpoint, in place, and put it in eval mode.
 
-    `prefixes`: maps prefixes of the module's names to those of the checkpoint; the first that matches is replaced.
-    `made`: tensors by the module's names, which override the checkpoint's. The module may be on the meta device. Raises
-    ValueError if a tensor is missing or has another shape.
+    `prefixes`: maps prefixes of the module's names to prefixes in the checkpoint; the first match applies. `made`:
+    tensors by the module's names, which override those of the checkpoint. The module may be on the meta device. Raises
+    ValueError if a tensor is missing or has a wrong shape.
     """
     made = made or {}
     for name in list(module.state_dict()):

@@ -1,7 +1,7 @@
-"""The text model of a multimodal model, in the form that the engine's runner steps.
+"""The text model of a multimodal model, in the form that the engine's runner requires.
 
 The runner expects a causal language model of `transformers`. This module builds one from a text model and its head. It
-adds two things that multimodal models need: features of pictures, and a layer whose output is kept.
+adds two things that multimodal models need: features of pictures in the first layers, and a layer whose output is kept.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import nn
 
 
 class QwenTextConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The text model of a Qwen3 model in a released config.json. Absent fields mean the defaults of `transformers`."""
+    """The text model of a Qwen3 model in a released config.json. Absent fields have the defaults of `transformers`."""
 
-    # Tokens of the table of embeddings.
+    # Number of tokens in the embedding table.
     vocab_size: int | UnsetType = UNSET
     # The width of the rows between layers.
     hidden_size: int | UnsetType = UNSET
@@ -47,12 +47,11 @@ class QwenTextConfig(msgspec.Struct, frozen=True, kw_only=True):
     def keywords(self, default_theta: float, *, tied: bool) -> dict[str, Any]:
         """Return the fields as keyword arguments of a configuration class of `transformers`.
 
-        `default_theta`: used if config.json lacks `rope_theta`. `tied`: whether the output head is the table of
-        embeddings.
+        `default_theta`: used if config.json lacks `rope_theta`. `tied`: the output head is the embedding table.
         """
         named = {name: getattr(self, name) for name in QwenTextConfig.__struct_fields__ if name != "rope_theta"}
         theta = default_theta if self.rope_theta is UNSET else self.rope_theta
-        # The three coordinates of its rotary positions are always equal: one is enough.
+        # The three coordinates of its rotary positions are always equal, so one is enough.
         return {name: value for name, value in named.items() if value is not UNSET} | {
             "rope_parameters": {"rope_type": "default", "rope_theta": theta},
             "tie_word_embeddings": tied,
@@ -66,11 +65,11 @@ LAST = -1
 class TextDecoder(nn.Module):
     """A text model and its head, with the methods of a causal language model that the engine's Runner calls.
 
-    `features`: the number of first layers that get features of pictures (DeepStack, arXiv:2406.04334). An input row is
-    then the embedding followed by one row of features for each of these layers.
-    `tap`: the number of layers after which rows are kept in `tapped`, for their sinks. 0: none are kept. LAST: after
-    the last layer and its norm, like `Sampling.hidden`.
-    `has_tap`: whether rows are kept. `tapped`: float [rows, width] of the last pass.
+    `features`: the number of layers, from the first on, that get features of pictures (DeepStack, arXiv:2406.04334). An
+    input row then is the embedding followed by one row of features for each of these layers. `tap`: the number of
+    layers after which rows are kept in `tapped`, for their sinks. 0: no rows are kept. LAST: rows are kept after the
+    last layer and its norm, like `Sampling.hidden`. `has_tap`: whether rows are kept. `tapped`: float [rows, width] of
+    the last pass.
     """
 
     def __init__(self, text: Any, head: Any, features: int = 0, tap: int = 0) -> None:
@@ -86,7 +85,7 @@ class TextDecoder(nn.Module):
 
     @property
     def input_width(self) -> int:
-        """The length of an input row: the decoder's width, plus the same again for each layer with features."""
+        """The length of an input row: the decoder's width, plus one more width for each layer with features."""
         return self._width * (1 + self._features)
 
     def _tap(self, _: Any, inputs: Any, output: Any) -> None:
@@ -102,7 +101,7 @@ class TextDecoder(nn.Module):
         return self.head
 
     def set_attn_implementation(self, name: str) -> None:
-        """Set the attention of the text model only: the model's encoders keep their own."""
+        """Set the attention implementation of the text model. The encoders keep theirs."""
         self.text.set_attn_implementation(name)
 
     def forward(self, inputs_embeds: Any, logits_to_keep: Any, **more: Any) -> Any:
@@ -124,7 +123,7 @@ class TextDecoder(nn.Module):
 
 
 class _PaddedEmbedding(nn.Module):
-    """A table of embeddings whose rows end in zeros, in place of features of pictures."""
+    """An embedding table that pads its rows with zeros where rows of pictures have features."""
 
     def __init__(self, table: Any, padding: int) -> None:
         super().__init__()

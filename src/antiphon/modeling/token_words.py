@@ -1,6 +1,6 @@
-"""Joins the tokens of a transcript to words, with the model's spelling, probabilities and rough times.
+"""Joins the tokens of a transcript into words, with the model's spelling, probabilities and estimated times.
 
-Pure: uses arrays and words. Of the tokenizer it needs only a function that decodes.
+Pure: instead of the tokenizer, it gets a function that decodes tokens.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from antiphon.events.words import TokenLogprob, Word
 
 # Scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-# Frames of 20 ms, whose energy indicates speech.
+# Samples in a frame of 20 ms. The energy of a frame indicates speech.
 FRAME_SAMPLES = SAMPLE_RATE_HZ // 50
 
 
 def characters(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[list[str], list[list[int]]]:
-    """Return the texts of the tokens and, for each, its tokens: one, or several that form one character.
+    """Return the texts of the tokens and, for each text, its tokens: one, or several that form one character.
 
-    `decode`: the tokenizer's. An incomplete character at the end is in neither list.
+    `decode`: the tokenizer's function. An incomplete character at the end is in neither list.
     """
     texts, groups, held = list[str](), list[list[int]](), list[int]()
     for token in ids:
@@ -40,10 +40,11 @@ def characters(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[
 def words(
     texts: Sequence[str], groups: Sequence[Sequence[int]], probabilities: Sequence[float], language: str
 ) -> list[HypothesisWord]:
-    """Join the texts that `characters` returns to words.
+    """Join the texts that `characters` returns into words.
 
     A word begins at a leading space, or at each character of a script without spaces. Punctuation joins the word before
-    it. `probabilities`: one for each token; a word gets that of its least likely token. `language`: an ISO 639 code.
+    it. `probabilities`: one for each token. The probability of a word is that of its least likely token. `language`: an
+    ISO 639 code.
     """
     pieces: list[HypothesisWord] = []
     at = 0
@@ -66,8 +67,8 @@ def with_logprobs(
 ) -> list[HypothesisWord]:
     """Return the words with the log-probability of each of their tokens.
 
-    `logprobs`: for all their tokens, in order; excess values are ignored. `token_text`: returns a token in the spelling
-    of a byte-level BPE vocabulary.
+    `logprobs`: one for each token of the words, in order; excess values are ignored. `token_text`: returns a token in
+    the spelling of a byte-level BPE vocabulary.
     """
     out, at = list[HypothesisWord](), 0
     for piece in pieces:
@@ -81,7 +82,7 @@ def with_logprobs(
 def token_bytes(spelling: str) -> bytes:
     """Return the bytes of a token in the spelling of a byte-level BPE vocabulary: one character for each byte.
 
-    Skips characters that stand for no byte, which control tokens may have.
+    Skips characters that do not stand for a byte. Control tokens may contain such characters.
     """
     table = _bytes_of_characters()
     return bytes(table[c] for c in spelling if c in table)
@@ -98,8 +99,8 @@ def _bytes_of_characters() -> dict[str, int]:
 def spread(pieces: Sequence[HypothesisWord], pcm: Pcm) -> list[Word]:
     """Return the words with estimated times, in seconds from the start of `pcm`. For models that do not align words.
 
-    Words share the frames of 20 ms that are at most 30 dB below the loudest, in proportion to their numbers of letters.
-    The times suffice to assign a word to one of two turns, and for nothing finer.
+    Words share the frames of 20 ms that are at most 30 dB below the loudest one, in proportion to their numbers of
+    letters. The times are only exact enough to assign a word to one of two turns.
     """
     frames = pcm[: len(pcm) // FRAME_SAMPLES * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
     energy = np.square(frames, dtype=np.float64).sum(1)

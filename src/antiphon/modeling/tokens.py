@@ -1,7 +1,7 @@
 """Tokenization and detokenization: a model's control tokens, and the displayable text of sampled tokens.
 
-Text from users and clients never becomes a control token. Of a reply, only whole characters are shown, up to a stop
-string; no text is held back longer than necessary. Conversations with a template use `chat_template.py`.
+Text from users and clients never becomes a control token. Only whole characters of a reply are shown, up to a stop
+string. No text is held back longer than necessary. Conversations with a template use `chat_template.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from antiphon.modeling.chat_template import plain_tokenizer, token_ids
 
 
 class Vocabulary:
-    """The tokenizer of a checkpoint's folder. `end`: the name of the control token that ends a turn.
+    """The tokenizer in a checkpoint's folder. `end`: the name of the control token that ends a turn.
 
-    `special`: tokens that are not text. `stop`: tokens that end a generation: `end`, and those in the checkpoint's
-    generation configuration. `tokenizer`: encodes the names of control tokens as these tokens.
+    `special`: tokens that are not text. `stop`: the tokens that end a generation, which are `end` and those in the
+    checkpoint's generation configuration. `tokenizer`: encodes the name of a control token as the control token.
     """
 
     def __init__(self, folder: Path, end: str) -> None:
@@ -38,7 +38,7 @@ class Vocabulary:
         return token_ids(self._plain, text)
 
     def control(self, text: str) -> list[int]:
-        """Encode a text of the adapter's own, in which the names of control tokens become these tokens."""
+        """Encode a text that the adapter wrote. The name of a control token becomes the control token."""
         return token_ids(self.tokenizer, text)
 
     def text(self, ids: list[int]) -> str:
@@ -55,10 +55,10 @@ def _ends(folder: Path) -> list[int]:
 
 
 class Detokenizer:
-    """Turns the tokens of one reply into text as they arrive. Control tokens give no text.
+    """Turns the tokens of one reply into text as they arrive. Control tokens have no text.
 
-    `stops`: strings that end the text. Neither the one found nor any text after it is returned. `stopped`: the stop
-    string that was found, or None so far.
+    `stops`: strings that end the text. Neither a stop string nor any text after it is returned. `stopped`: the stop
+    string that was found; None: no stop string yet.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
@@ -71,7 +71,7 @@ class Detokenizer:
     def feed(self, token: int) -> str:
         """Feed one token and return the text that it completes.
 
-        Returns "" while a character, or a possible stop string, is incomplete, and after a stop string.
+        Returns "" if a character or a possible stop string is still incomplete, or after a stop string.
         """
         if self.stopped is not None:
             return ""
@@ -86,13 +86,13 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return the text held back as the possible beginning of a stop string. Called after the last token."""
+        """Return the text that was held back as the possible start of a stop string. Called after the last token."""
         text, self._held = self._held, ""
         return text
 
 
 def held_back(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that is a proper prefix of one of `marks`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of one of `marks`."""
     longest = 0
     for mark in marks:
         for size in range(min(len(mark) - 1, len(text)), longest, -1):

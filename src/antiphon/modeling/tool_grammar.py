@@ -1,16 +1,16 @@
 """Function calls in a model's text: grammars that enforce their schema, and a reader that finds them.
 
-A grammar, which is text, constrains what an engine samples. The reader separates calls and prose as the text streams.
-Pure; knows no model and no grammar library.
+A grammar is a text that constrains the tokens that an engine samples. The reader separates calls from prose while the
+text streams. Pure: depends on neither a model nor a grammar library.
 
-The form of a call is that of Hermes, which Qwen and most small models were trained on:
+Calls have the Hermes format, on which Qwen and most small models were trained:
 
     <tool_call>
     {"name": NAME, "arguments": {...}}
     </tool_call>
 
-Many small models instead write calls as JSON in various forms, bare or fenced. If such JSON names a tool, it counts as
-a call, not as prose. The caller then has it written again in the form above.
+Small models often write calls as JSON in other formats, bare or fenced. If such JSON names a tool, it counts as a call,
+not as prose. The caller of this module then lets the model write the call again in the format above.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from antiphon.text.written_calls import WrittenCallFinder
 
 # The tags around a call.
 CALL_OPENING, CALL_CLOSING = "<tool_call>", "</tool_call>"
-# The keywords of a schema that only lists its arguments.
+# The keywords of a schema that does nothing but list arguments.
 _LISTING = frozenset({"type", "properties", "required", "title", "description", "$defs", "definitions", "$schema"})
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 
@@ -41,17 +41,17 @@ def offered_tools(options: ReplyOptions) -> tuple[Tool, ...]:
 
 
 def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> Grammar:
-    """Return the grammar of calls of any of `tools`, from after an opening tag to the closing tag.
+    """Return the grammar of calls of any of `tools`: the text from the opening tag, exclusive, to the closing tag.
 
     `closing`: the token of the closing tag, if the tokenizer has one. `begun`: the prompt ends in an opening tag, and
-    the reply is that one call, because small models that are asked for one call continue with more. Otherwise the reply
-    is prose, and every call opened in it must match the grammar. The engine checks the tools' schemas, which are
-    enforced as by `json_grammar`.
+    the reply must be exactly one call; without this limit, small models continue with more calls. Otherwise the reply
+    is prose, and each call in it must match the grammar. The engine checks the tools' schemas, which are enforced as in
+    `json_grammar`.
     """
     end = f'"{CALL_CLOSING}"' if closing is None else f"<[{closing}]>"
     calls = [f"call_{i}" for i in range(len(tools))]
     lines = [f'start: "\\n{{" ({" | ".join(calls)}) "}}\\n" {end}']
-    # Each tool's schema is a document of its own, because its references point into itself.
+    # Each tool's schema is a separate document, because its references point into itself.
     for call, tool in zip(calls, tools, strict=True):
         head = f'"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
         lines += [
@@ -67,7 +67,10 @@ def arguments_grammar(tool: Tool) -> Grammar:
 
 
 def _arguments(tool: Tool) -> JsonSchema:
-    """The schema of a tool's arguments. If it only lists them, it is closed, so that a model cannot write others."""
+    """The schema of a tool's arguments.
+
+    A schema that only lists arguments is closed, so that a model cannot add others.
+    """
     listed, required = tool.parameters.get("properties"), tool.parameters.get("required") or []
     is_list = isinstance(listed, Mapping) and isinstance(required, list) and all(name in listed for name in required)
     if is_list and set(tool.parameters) <= _LISTING:
@@ -76,8 +79,9 @@ def _arguments(tool: Tool) -> JsonSchema:
 
 
 def prose_grammar(*, begun: bool = False) -> Grammar:
-    """Return the grammar of a reply without calls: it begins with a word, and has no brackets, tags or fences. `begun`:
-    the text continues earlier prose.
+    """Return the grammar of a reply without calls, which begins with a word and has no brackets, tags or fences.
+
+    `begun`: the text continues earlier prose.
     """
     space = r"\s*" if begun else ""
     return Grammar("lark", rf"start: /{space}[\p{{L}}\p{{N}}'\x22][^{{}}\[\]<>`]*/" + "\n")
@@ -104,16 +108,16 @@ class ProseReader:
 class CallReader:
     """Splits a reply's text into prose and calls as it streams.
 
-    `ids`: yields the id of each call. `begun`: the text begins after an opening tag. `calls`: the number of calls
-    begun. A call's name is yielded as soon as it is known, and its arguments as they arrive, without the brace that
-    closes the call. Text after an opening tag that is not a call yields nothing.
+    `ids`: yields the id of each call. `begun`: the text begins after an opening tag. `calls`: the number of calls that
+    have begun. A call's name is yielded as soon as it is known, and its arguments as they arrive, without the brace
+    that closes the call. If the text after an opening tag is not a call, it is dropped.
 
-    `names`: the names of the tools. If JSON in the prose begins to call one of them, `written` is its name, and neither
-    the JSON nor the text after it is yielded. `written` is "" if the JSON calls an unknown tool. `prose` is all text
-    before it.
+    `names`: the names of the tools. If JSON in the prose begins a call of one of these tools, `written` is the tool's
+    name, and neither the JSON nor the text after it is yielded. If the JSON calls an unknown tool, `written` is "".
+    `prose` is all text before the JSON.
 
-    `is_meant`: called with a complete call's name and arguments; until then no part of the call is yielded. If it
-    returns False, `written` is "" and the call is dropped.
+    `is_meant`: a function that gets the name and arguments of a complete call. No part of the call is yielded before.
+    If it returns False, the call is dropped, and `written` is "".
     """
 
     def __init__(
@@ -135,7 +139,7 @@ class CallReader:
         self.calls = 0
 
     def feed(self, text: str) -> Iterator[Reply]:
-        """Feed the text's next part. Yields the additions: prose, beginnings of calls, parts of their arguments."""
+        """Feed the next part of the text. Yields its content: prose, starts of calls, and parts of their arguments."""
         self._text += text
         while self.written is None:
             if self._inside:
@@ -148,12 +152,12 @@ class CallReader:
                 self._inside, self._open, self._text, self._fresh = False, False, rest, True
             else:
                 if self._fresh:
-                    # The line break after a call also belongs to its form.
+                    # The line break after a call is part of the format.
                     self._text = self._text.lstrip("\n")
                     self._fresh = not self._text
                 prose, start, rest = self._text.partition(CALL_OPENING)
                 if start:
-                    # The line break before a call belongs to its form.
+                    # The line break before a call is part of the format.
                     prose = prose.rstrip()
                     self._inside, self._sent, self._text = True, 0, rest
                 else:
@@ -167,7 +171,10 @@ class CallReader:
                     return
 
     def flush(self) -> Iterator[Reply]:
-        """Yield the text held back, after the last feed: prose, or the rest of a call that was never closed."""
+        """Yield the text that was held back: prose, or the rest of a call that was not closed.
+
+        Called after the last `feed`.
+        """
         if self._inside:
             yield from self._call(self._text, done=True)
         elif self._text and self.written is None:
@@ -176,12 +183,12 @@ class CallReader:
 
     @property
     def called(self) -> bool:
-        """Whether a call is complete and no other has begun."""
+        """Whether a call is complete and no other call has begun."""
         return self.calls > 0 and not self._open
 
     def _written(self, prose: str) -> int:
-        """Return the length of the end of the prose that is, or may become, the beginning of a JSON call."""
-        # After a call in the proper form, JSON is part of what the model says about it.
+        """Return the length of the suffix of the prose that is, or may become, the start of a JSON call."""
+        # After a call in the Hermes format, JSON is part of the model's prose about the call.
         if not self._finder or self.calls:
             return 0
         start, self.written = self._finder.find(self.prose[-1:], prose)
@@ -199,7 +206,8 @@ class CallReader:
             self.calls += 1
             yield ToolCallStarted(next(self._ids), json.loads(head[1]))
         arguments = body[head.end() :].rstrip()
-        # Only the brace before the closing tag closes the call. Any other last brace may belong to the arguments.
+        # Only the brace before the closing tag closes the call. Until the tag arrives, the last brace may belong to the
+        # arguments.
         ready = arguments.removesuffix("}").rstrip()
         if len(ready) > self._sent:
             yield ToolCallDelta(ready[self._sent :])

@@ -1,8 +1,8 @@
 """Vocodes many streams together. On a GPU, a table holds their states, so that a CUDA graph can replay a call.
 
 Each stream has a slot, which is a row of the table. One call reads the rows of its streams, vocodes a few frames of
-each, and writes the rows back. The call does not depend on which streams these are or on their age: the host copies a
-call's numbers in one go, and launches one graph. A chunk is vocoded in pieces of PIECE_FRAMES frames.
+each, and writes the rows back. The graph is the same for all streams, regardless of their age: the host copies the
+numbers of a call at once, and launches the graph. A chunk is vocoded in pieces of PIECE_FRAMES frames.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from antiphon.modeling.gathered import GatheredCalls
 
 log = logging.getLogger(__name__)
 
-# The most streams that have a slot at the same time. Other streams are vocoded without one, which is slower.
+# Maximum number of streams with a slot. Further streams are vocoded without a slot, which is slower.
 NUM_SLOTS = 128
-# The sizes of the pieces of a chunk, in frames. Each has a graph for each number of streams.
+# The sizes of the pieces of a chunk, in frames. Each size has a graph for each number of streams.
 PIECE_FRAMES = (4, 2, 1)
-# The most streams of a call that is captured when the model is loaded. Larger calls are captured when they first occur.
+# When the model is loaded, calls of up to this number of streams are captured. Larger calls are captured when they
+# first occur.
 WARMED_STREAMS = 64
 
 
@@ -35,17 +36,17 @@ _Frames = tuple[Sequence[Sequence[int]], VocoderState]
 
 
 class _Slot:
-    """A stream's place in the table. It is free again when no state refers to it."""
+    """A stream's place in the table. It becomes free when no state refers to it any longer."""
 
     def __init__(self, row: int) -> None:
         self.row = row
 
 
 class _SlotStreams(VocoderStreams):
-    """The streams of one call, with their numbers of frames, int64 [streams], on the device."""
+    """The streams of one call. Their numbers of frames, int64 [streams], are on the device."""
 
     def __init__(self, layout: Any, before: torch.Tensor, had: torch.Tensor) -> None:
-        # A slot that another stream used before may hold any values.
+        # A slot may still have values of another stream.
         super().__init__(layout, torch.where(had[:, None] == 0, 0.0, before), (1,))
         self._had = had
 
@@ -57,9 +58,10 @@ class _SlotStreams(VocoderStreams):
 
 
 class VocoderCall:
-    """A call of `count` streams with `frames` frames each: its tensors, and its graph, if captured.
+    """A call of `count` streams with `frames` frames each: its tensors and, if captured, its graph.
 
-    `numbers` int64 [count, frames * codebooks + 2]: each stream's codes, its slot, and its number of frames so far.
+    `numbers`, int64 [count, frames * codebooks + 2]: the codes of each stream, its slot, and its number of frames so
+    far.
     """
 
     def __init__(self, slots: VocoderSlots, count: int, frames: int) -> None:
@@ -98,8 +100,8 @@ class VocoderCall:
 class VocoderSlots:
     """A StreamVocoder whose streams have slots.
 
-    `table`, [num_slots + 1, StreamVocoder.state_size]: their rows; the row `spare` pads a call. `captures`: whether
-    calls are captured. Belongs to the model's thread.
+    `table`, [num_slots + 1, StreamVocoder.state_size]: the rows of the slots. The row `spare` fills up a call with too
+    few streams. `captures`: calls are captured. Used only in the model's thread.
     """
 
     def __init__(self, vocoder: StreamVocoder, num_slots: int = NUM_SLOTS, *, captures: bool = True) -> None:
@@ -121,7 +123,7 @@ class VocoderSlots:
     def vocode(self, frames: Sequence[Sequence[Sequence[int]]], states: Sequence[VocoderState]) -> torch.Tensor | None:
         """Return the result of StreamVocoder.forward for streams that do not begin with a trimmed chunk.
 
-        None if there are not enough slots. A stream without a slot gets one.
+        Returns None if there are not enough free slots. A stream without a slot gets one.
         """
         if not self._have_slots(states):
             return None
@@ -133,7 +135,7 @@ class VocoderSlots:
                 [*(code for frame in own[at : at + size] for code in frame), state.row, state.frames + at]
                 for own, state in zip(frames, states, strict=True)
             ]
-            # The graph's next run overwrites the audio of this one.
+            # The next run of the graph overwrites this audio.
             made.append(self._call(count, size).run(numbers).clone())
             at += size
         for state in states:
@@ -162,19 +164,19 @@ class VocoderSlots:
                 try:
                     call.capture(self._memory)
                 except RuntimeError as error:
-                    # The calls are the same, only slower.
+                    # The calls also work without graphs, but are slower.
                     log.warning("the vocoder is not captured as CUDA graphs: %s", error)
                     self._captures = False
         return call
 
 
 class VocoderBatch:
-    """Runs a vocoder in the model's thread for all streams that ask before the next step.
+    """Runs a vocoder in the model's thread, for all streams that ask before the next step.
 
     On a GPU, streams with equal numbers of frames are vocoded together. On a CPU they are vocoded one by one, because a
     joint call would occupy the thread too long.
 
-    `graphs`: on a GPU, streams have `slots`, and calls are captured in the constructor, which takes seconds.
+    `graphs`: on a GPU, streams get `slots`, and the constructor captures calls, which takes seconds.
     """
 
     def __init__(self, thread: ModelThread, vocoder: StreamVocoder, *, graphs: bool = True) -> None:
@@ -189,8 +191,8 @@ class VocoderBatch:
     async def audio(self, frames: Sequence[Sequence[int]], state: VocoderState) -> Pcm:
         """Return the audio of a stream's next frames: float32 [num_samples] in [-1, 1], 24 kHz.
 
-        `frames`: one code for each codebook in each. `state`: the stream's state, which is advanced. Waits for the
-        model's thread. Raises ModelError, and Refused after the thread is closed.
+        `frames`: the frames, each with one code for each codebook. `state`: the stream's state, which is advanced.
+        Waits for the model's thread. Raises ModelError, and Refused after the thread is closed.
         """
         return await self._calls.call((frames, state))
 
@@ -207,7 +209,7 @@ class VocoderBatch:
                 if audio is None:
                     audio = self._vocoder(frames, states)
             except Exception as error:
-                # The boundary of the model. The other groups still get their audio.
+                # The model's code may raise any exception. The other groups still get their audio.
                 made |= dict.fromkeys(members, ModelError(f"{type(error).__name__}: {error}"))
             else:
                 made |= dict(zip(members, audio.numpy(), strict=True))

@@ -1,7 +1,7 @@
-"""Decides which frames of a stream to keep, and which of these a question is answered from.
+"""Decides which frames of a stream are kept, and which of the kept frames are used to answer a question.
 
-`EvsFilter` is the filter of other servers: the mean square difference of thumbnails. It misses small changes: a flying
-ball changes a hundredth of the picture. `BlockFilter` compares the block that changed most.
+`EvsFilter` uses the mean square difference of thumbnails, as other servers do. It misses small changes, such as a
+flying ball that changes a hundredth of the picture. `BlockFilter` therefore compares only the block that changed most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from PIL import Image
 from antiphon.vision.images import Pixels
 
 THUMBNAIL_SIDE = 64
-# Blocks of 4 x 4 pixels on each side of BlockFilter's thumbnails.
+# The number of blocks of 4 x 4 pixels along each side of BlockFilter's thumbnails.
 BLOCKS_PER_SIDE = 16
 
 
@@ -50,7 +50,7 @@ class EvsFilter:
         self._last: np.ndarray | None = None
 
     def keeps(self, pixels: Pixels) -> bool:
-        """Compare thumbnails of 64 x 64 pixels. The one of the last kept frame is stored: 48 kB per stream."""
+        """Compare thumbnails of 64 x 64 pixels. The thumbnail of the last kept frame is stored, 48 kB per stream."""
         now = thumbnail(pixels)
         if self._last is not None and self._likeness(now, self._last) >= self._threshold:
             return False
@@ -76,7 +76,7 @@ class BlockFilter(EvsFilter):
 
 
 def sample_frames(count: int, max_frames: int) -> list[int]:
-    """Return the indices, in ascending order, of up to `max_frames` of `count` frames, for answering a question.
+    """Return the indices of up to `max_frames` of `count` frames in ascending order, for answering a question.
 
     If there are more frames, they are sampled at an even stride, and the last frame is included.
     """

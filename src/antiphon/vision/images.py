@@ -17,16 +17,17 @@ from antiphon.errors import MediaError
 Pixels = npt.NDArray[np.uint8]
 # A picture with more pixels is refused before it is decoded: 40 million pixels are 120 MB.
 MAX_PIXELS = 40_000_000
-# The limit for a frame of video, of which many arrive. A frame of 3840 x 2160 fits.
+# The limit for a video frame. It is lower, because many frames arrive. A frame of 3840 x 2160 fits.
 MAX_FRAME_PIXELS = 8_300_000
-# Limit of concurrent decodes in the process, which bounds their memory: while a picture is decoded, it takes several
-# times its size, which may be a thousand times the size of its file. The order of clients is decided before: a decode
-# for a client holds a place of IMAGE_THREADS (shares/threads.py).
+# Limit of concurrent decodes in the process, which bounds their memory: decoding takes several times the size of the
+# picture, which may be a thousand times the size of its file. Clients get their turn earlier, when their decode gets a
+# place of IMAGE_THREADS (shares/threads.py).
 MAX_CONCURRENT_DECODES = 2
 _decode_slots = threading.BoundedSemaphore(MAX_CONCURRENT_DECODES)
 # The longer side, in pixels, of the small picture for frame filters and scene facts.
 OVERVIEW_SIDE = 256
-# A picture that was decoded at full size is cached for `pixels` if its longer side has at most this: 10 MB.
+# A picture that was decoded at full size is cached for `pixels` if its longer side has at most this number of pixels.
+# It then takes up to 10 MB.
 MAX_HELD_SIDE = 1600
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
@@ -37,8 +38,8 @@ def decode(data: bytes, max_side: int | None = None, max_pixels: int = MAX_PIXEL
     Returns the first picture of an animation. Transparent parts become white. Images of more than 8 bits per channel
     are scaled to 8 bits. With `max_side`, a larger image is scaled down so that its longer side fits, and a JPEG is
     decoded at a fraction of its size, which is much faster. Blocks while it decodes, and before that while
-    MAX_CONCURRENT_DECODES others are decoded. Raises MediaError if the format is unknown, the file is truncated, or its
-    header states more than `max_pixels`.
+    MAX_CONCURRENT_DECODES others are decoded. Raises MediaError if the format is unknown, if the file is truncated, or
+    if its header states more than `max_pixels` pixels.
     """
     with _decode_slots, _media_errors():
         upright, _ = _decoded(data, max_side, max_pixels)
@@ -53,8 +54,8 @@ class EncodedImage:
     A frame is used twice: small, by the frame filter and the observer, and at full size, by an image reader or a vision
     model. `overview` decodes it. If that yields the full size, the picture is kept, and `pixels` returns it. A JPEG
     whose shorter side is at least twice OVERVIEW_SIDE is decoded at a fraction of its size instead. At 1280 x 720 this
-    takes a quarter of the time, and if the filter drops the frame, there is no other cost. `pixels` then decodes it
-    again; it does so also for pictures over MAX_HELD_SIDE, and after `release`.
+    takes a quarter of the time, and if the filter drops the frame, there is no other cost. `pixels` then decodes the
+    file again. It also does so for pictures over MAX_HELD_SIDE, and after `release`.
 
     `data` is the received file. An image of more than `max_pixels` is refused. Both methods that decode take 2 to
     100 ms of CPU time, and wait while MAX_CONCURRENT_DECODES others are decoded. Call them in a thread pool; they are
@@ -95,7 +96,7 @@ class EncodedImage:
     def pixels(self, max_side: int) -> Pixels:
         """Return the same pixels as `decode`: a picture larger than `max_side` is scaled down.
 
-        A picture that `overview` cached is returned only once, and not kept, because only one model reads a frame at
+        A picture that `overview` cached is returned only once and then dropped, because only one model reads a frame at
         full size. Raises MediaError like `decode`.
         """
         held, self._held = self._held, None
@@ -104,14 +105,14 @@ class EncodedImage:
         return _rgb(held)
 
     def release(self) -> None:
-        """Drop all cached pixels, and keep only the file: for a picture that waits, or is no longer needed."""
+        """Drop all cached pixels, and keep only the file. Called for a picture that waits, or is no longer needed."""
         self._overview = self._held = None
 
 
 def _decoded(data: bytes, max_side: int | None, max_pixels: int) -> tuple[Image.Image, bool]:
     """Decode a file and turn it upright. Returns the picture, and whether it has its full size.
 
-    A JPEG is reduced as far as its codec can do it for free, but not below `max_side`.
+    A JPEG is reduced as far as its codec can do so at no cost, but not below `max_side`.
     """
     with warnings.catch_warnings():
         # Pillow warns about large images; the check below replaces its warning.
@@ -123,8 +124,8 @@ def _decoded(data: bytes, max_side: int | None, max_pixels: int) -> tuple[Image.
     if max_side and image.format == "JPEG":
         image.draft("RGB", (max_side, max_side))
     is_full_size = image.size == (width, height)
-    # Load the image first, because otherwise it would be decoded later, at another size. Transpose it in place, because
-    # a copy of a large picture takes another 160 MB.
+    # Load the image now, because otherwise it would be decoded later, at another size. Transpose it in place, because a
+    # copy of a large picture takes another 160 MB.
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
     return image, is_full_size

@@ -9,9 +9,11 @@ import numpy as np
 from antiphon.vision.frame_filters import THUMBNAIL_SIDE, thumbnail
 from antiphon.vision.images import Pixels
 
-# A frame shows a new scene if its thumbnail's mean difference from the previous one reaches this share of full scale.
+# A frame shows a new scene if the mean difference between its thumbnail and the previous one reaches this share of full
+# scale.
 NEW_SCENE_DIFFERENCE = 0.18
-# Thresholds of the mean difference from the previous frame, as a share of full scale, for much and for some motion.
+# The mean differences from the previous frame, as shares of full scale, from which on a frame has "much" or "some"
+# motion.
 MUCH_MOTION, SOME_MOTION = 0.05, 0.012
 # The upper limits of the hues, in degrees. A pixel with a saturation below GREY_SATURATION has no hue.
 HUES = (
@@ -58,7 +60,7 @@ class SceneFacts:
 
 
 def describe(pixels: Pixels, before: np.ndarray | None) -> tuple[SceneFacts, np.ndarray]:
-    """Return the description of a frame, and its thumbnail, which describes the next frame's motion.
+    """Return the description of a frame, and its thumbnail, which is needed to measure the next frame's motion.
 
     `pixels`: uint8 [height, width, 3], RGB. `before`: the thumbnail of the previous frame; None for the first. Takes
     about a millisecond for a frame of 256 pixels.

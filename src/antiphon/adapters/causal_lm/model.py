@@ -28,7 +28,7 @@ class CausalLm(ChatModel):
     """
 
     def __init__(self, folder: Path, model_id: str, options: EngineModelOptions) -> None:
-        """Load the weights and the tokenizer, and start the engine. Waits for seconds.
+        """Load the weights and the tokenizer, and start the engine. Takes several seconds.
 
         With `options.servers`, loads only the tokenizer, and checks the servers. Raises ModelError if the checkpoint
         does not load, or if the servers serve a different model.
@@ -54,7 +54,7 @@ class CausalLm(ChatModel):
 def engine_on_servers(folder: Path, model_id: str, options: EngineModelOptions) -> tuple[VllmEngine, Any]:
     """Return an engine whose model runs on `options.servers`, and the model's tokenizer. No weights are read.
 
-    Waits for seconds. Raises ModelError if the folder has no configuration or tokenizer, or if the servers serve a
+    Takes several seconds. Raises ModelError if the folder has no configuration or tokenizer, or if the servers serve a
     different model.
     """
     assert options.servers

@@ -57,7 +57,7 @@ WINDOW_HOPS = dsp.N_FFT // dsp.HOP
 CHUNK_FRAMES = (24, 60, 160, 240)
 # Frames of audio before the first word. The rest of the model's initial silence, a third of a second, is cut.
 LEAD_FRAMES = 6
-# Limit of silent frames at the end of a part whose sentence continues in the next part.
+# Limit of silent frames at the end of a part, if its sentence continues in the next part.
 TAIL_FRAMES = 8
 SENTENCE_ENDS = frozenset(".!?…")
 # Placement of words, tuned by forced alignment of 15 sentences (bench/tts.py measures it on others).
@@ -66,7 +66,8 @@ SENTENCE_ENDS = frozenset(".!?…")
 AUDIO_LEAD_S, WORD_MARGIN_S, SILENCE_LEVEL = 0.05, 0.04, 0.0
 # The range of the model's own `speed` input.
 SPEEDS = (0.5, 2.0)
-# Lower bound of the lane's queue limit: every text in progress has a job in the queue, and a chunk takes milliseconds.
+# Lower bound of the lane's queue limit. It is high, because every text in progress has a job in the queue, and a chunk
+# takes only milliseconds.
 MIN_QUEUE = 1024
 PAUSE_CHARS = frozenset(' ;:,.!?—…"“”()')
 
@@ -86,7 +87,7 @@ class Hibari:
         *,
         voices: Mapping[str, Path] | None = None,
     ) -> None:
-        """Load all voices and their phonemizers. Waits for seconds.
+        """Load all voices and their phonemizers. Takes several seconds.
 
         Raises ModelError if a voice does not load.
         """
@@ -237,8 +238,7 @@ class _Utterance:
         return SpeechChunk(pcm, words, skipped, num_symbols, num_frames)
 
     def _words(self, spoken: SpokenPart, written: list[int | None], part: _Part) -> tuple[Word, ...]:
-        """Return every written word in order. A silent word has zero duration, at the end time of the word before it.
-        """
+        """Return every written word in order. A silent word has zero duration, at the end of the word before it."""
         phonemes: dict[int, tuple[int, int]] = {}
         for phoneme, word in enumerate(written):
             if word is not None:

@@ -21,8 +21,8 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 HOP_SAMPLES, WINDOW_SAMPLES = 160, 400
 # The length of one unit of audio.
 UNIT_SAMPLES = SAMPLE_RATE_HZ
-# The silence that a stream begins with (35 ms). It delays the frames, so that the window of a unit's last frame lies
-# within the audio of the unit.
+# The silence that a stream begins with (35 ms). It delays the frames, so that the audio of the MARGIN_FRAMES after a
+# unit has already arrived.
 LEAD_SAMPLES = int(0.035 * SAMPLE_RATE_HZ)
 # Frames on either side of a unit that the convolutions see. The encoder has one position for two frames.
 MARGIN_FRAMES = 2
@@ -38,8 +38,7 @@ KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class LogMel:
-    """Whisper's log-mel spectrogram of one stream: 100 new frames a second, plus MARGIN_FRAMES of each adjacent second.
-    """
+    """Whisper's log-mel spectrogram of one stream: 100 new frames a second, plus MARGIN_FRAMES on either side."""
 
     def __init__(self, filters: torch.Tensor) -> None:
         """`filters`: float32 [80, 201], the mel filter bank."""

@@ -157,7 +157,7 @@ def read(
 ) -> MiniCpmOParts:
     """Load a checkpoint's folder onto `device` in one dtype. The voice is loaded onto `voice_device`, if given.
 
-    Waits for seconds to minutes. Raises ModelError if the folder is not a MiniCPM-o 4.5 checkpoint or lacks a part.
+    Takes seconds to minutes. Raises ModelError if the folder is not a MiniCPM-o 4.5 checkpoint or lacks a part.
     """
     try:
         return _read(folder, device, dtype, voice_device or device)

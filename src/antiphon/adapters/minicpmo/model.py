@@ -66,7 +66,7 @@ class MiniCpmO:
         window: tuple[int, int] = WINDOW,
         vocoder: CodeVocoder | None = None,
     ) -> None:
-        """Load the parts and start both engines. Waits for seconds to minutes.
+        """Load the parts and start both engines. Takes seconds to minutes.
 
         Only the language model may have int8 weights. `options.settings` apply to each engine separately. The code
         decoder and token2wav are on `options.talker_device`. Raises ModelError if the folder is not such a checkpoint.

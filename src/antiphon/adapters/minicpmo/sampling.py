@@ -167,7 +167,7 @@ class UnitChooser:
     def choose(choosers: Sequence[UnitChooser], logits: torch.Tensor) -> torch.Tensor:
         """Return the next word of each conversation, UNIT_OVER or NO_TOKEN.
 
-        Whether the unit is over is drawn from the unchanged logits, and the next word from shaped logits.
+        The unchanged logits decide whether the unit is over. The next word is drawn from shaped logits.
         """
         device, end = logits.device, choosers[0].ids.chunk_eos
         uniforms = torch.tensor([c.random.take(TOKEN_DRAWS) for c in choosers], dtype=torch.float64)

@@ -35,7 +35,7 @@ MAX_VOICES = 16
 
 
 def load(folder: Path, device: torch.device) -> Token2Wav | None:
-    """Load token2wav from a checkpoint's folder onto a device. Waits for seconds.
+    """Load token2wav from a checkpoint's folder onto a device. Takes several seconds.
 
     Returns None and logs a warning with the reason if the weights or the package are missing or do not load.
     """

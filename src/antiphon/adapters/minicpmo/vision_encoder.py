@@ -42,8 +42,7 @@ class PatchResampler(nn.Module):
 
 
 def _position_embeddings(width: int, rows: int, columns: int) -> torch.Tensor:
-    """Return the sines and cosines of patch positions, [rows * columns, width]: first for the column, then for the row.
-    """
+    """Return the sines and cosines of patch positions, [rows * columns, width]: for the column, then for the row."""
     rates = 1.0 / 10000 ** (np.arange(width // 4, dtype=np.float32) / (width / 4.0))
 
     def along(count: int) -> np.ndarray:

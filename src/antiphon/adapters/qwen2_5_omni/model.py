@@ -33,7 +33,7 @@ class Qwen25Omni(OmniModel[Talker]):
         synthesizer: Synthesizer | None = None,
         parts: tuple[ThinkerParts, VoiceParts | None] | None = None,
     ) -> None:
-        """Load the checkpoint and start an engine for each of its decoders. Waits for a minute or more.
+        """Load the checkpoint and start an engine for each of its decoders. Takes a minute or more.
 
         `synthesizer`: speaks the thinker's text if there is no talker; the caller owns it. `parts`: parts that are
         already loaded; None: they are loaded from the folder. Raises ModelError if the checkpoint does not load.
@@ -46,7 +46,7 @@ class Qwen25Omni(OmniModel[Talker]):
             parts or folder,
             options,
             lambda folder, dtype: read(folder, device, talker_device, dtype),
-            # Only a talker on a CPU gets int8 weights.
+            # The talker gets int8 weights only on a CPU.
             lambda parts: (parts[0].decoder, *((parts[1].decoder,) if parts[1] and on_cpu else ())),
         )
         settings, talker_settings = share_kv(options.settings) if talker else (options.settings, options.settings)

@@ -78,7 +78,7 @@ class Qwen3AsrParts:
 
 
 def read(folder: Path, device: str, dtype: torch.dtype) -> Qwen3AsrParts:
-    """Load a checkpoint's folder onto a device. Waits for seconds.
+    """Load a checkpoint's folder onto a device. Takes several seconds.
 
     Raises ValueError if the folder has a different model, and OSError, KeyError or RuntimeError if it is incomplete.
     """

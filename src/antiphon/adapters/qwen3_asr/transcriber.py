@@ -94,7 +94,7 @@ class Qwen3Asr:
     """
 
     def __init__(self, source: Path | Qwen3AsrParts, model_id: str, options: EngineModelOptions) -> None:
-        """Load the checkpoint and start the engine. Waits for seconds.
+        """Load the checkpoint and start the engine. Takes several seconds.
 
         Only the decoder may have int8 weights. Raises ModelError if the checkpoint does not load.
         """
@@ -112,7 +112,8 @@ class Qwen3Asr:
         on_cpu = device == "cpu"
         self.encoding = EncoderBatch(self.engine.thread, self.parts.audio_encoder, 1 if on_cpu else MOST_ENCODED)
         self._features_in_thread = on_cpu
-        # The number of concurrent generations from which the model counts as busy.
+        # The number of concurrent generations at which the model counts as busy. Up to this number, they run without
+        # delay.
         self._busy_from = available_cores() if device == "cpu" else 32
         self._profile = _profile(model_id, self.engine.context_rows)
 
@@ -135,7 +136,7 @@ class Qwen3Asr:
             raise ModelError(f"{type(error).__name__}: {error}") from error
 
     def busy(self) -> bool:
-        """Return whether another session would delay the generating ones: they are at least one per core, or 32 on a GPU.
+        """Return whether the number of generating sessions has reached one per core, or 32 on a GPU.
 
         This is the state at the engine's last step. Does not wait.
         """

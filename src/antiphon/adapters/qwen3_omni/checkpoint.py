@@ -70,7 +70,7 @@ class TalkerParts:
 def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> tuple[ThinkerParts, TalkerParts | None]:
     """Load a checkpoint's folder: the thinker on `device`, the talker and its vocoder on `talker_device`.
 
-    The talker is None if config.json disables it. Waits for a minute or more. Raises OSError, ValueError, KeyError or
+    The talker is None if config.json disables it. Takes a minute or more. Raises OSError, ValueError, KeyError or
     RuntimeError if the folder is not such a checkpoint, or is incomplete.
     """
     kind: Any = Qwen3OmniMoeForConditionalGeneration

@@ -28,7 +28,7 @@ class Qwen3Omni(OmniModel[OmniTalker]):
         *,
         parts: tuple[ThinkerParts, TalkerParts | None] | None = None,
     ) -> None:
-        """Load the checkpoint and start an engine for each of its decoders. Waits for a minute or more.
+        """Load the checkpoint and start an engine for each of its decoders. Takes a minute or more.
 
         int8 weights are refused, because the model is a mixture of experts. `parts`: parts that are already loaded;
         None: they are loaded from the folder. Raises ModelError if the checkpoint does not load.

@@ -204,7 +204,7 @@ class Qwen3TtsParts:
 
 
 def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Qwen3TtsParts:
-    """Load a checkpoint's folder onto a device. Waits for seconds.
+    """Load a checkpoint's folder onto a device. Takes several seconds.
 
     The vocoder and the encoders stay in float32, because they compute with small numbers. Raises OSError, ValueError,
     KeyError or RuntimeError if the folder is not a Qwen3-TTS checkpoint of 12 Hz, or lacks a part.

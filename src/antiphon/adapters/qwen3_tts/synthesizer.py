@@ -69,7 +69,7 @@ class Qwen3Tts:
     """
 
     def __init__(self, source: Path | Qwen3TtsParts, model_id: str, options: EngineModelOptions) -> None:
-        """Load the checkpoint and start the engine. Waits for seconds.
+        """Load the checkpoint and start the engine. Takes several seconds.
 
         Only the talker and the code predictor may have int8 weights. Raises ModelError if the checkpoint does not load.
         """

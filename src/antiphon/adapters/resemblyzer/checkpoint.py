@@ -25,8 +25,7 @@ PROTOCOL_VERSION = 1001
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor whose elements are later in the file: the key of its storage, its offset in the storage, and its shape.
-    """
+    """A tensor whose elements are later in the file: its storage's key, its offset in the storage, and its shape."""
 
     storage: str
     offset: int

@@ -66,15 +66,15 @@ NUM_LAYERS, SIZE = 3, 256
 WINDOW_FRAMES, STEP_FRAMES, MIN_COVERAGE = 160, 77, 0.75
 # Minimum seconds of speech. With less, a vector is almost meaningless.
 LEAST_S = 0.6
-# How to interpret similarities, measured with `python -m bench.turn_taking.speakers`.
+# The thresholds for similarities of voices, measured with `python -m bench.turn_taking.speakers`.
 THRESHOLDS = (
     VoiceThreshold(0.5, 0.022, 0.282),
     VoiceThreshold(0.7, 0.111, 0.295),
     VoiceThreshold(1.0, 0.251, 0.346),
     VoiceThreshold(1.4, 0.366, 0.366),
 )
-# The thresholds for the similarity to an enrolled voice, which is that of its most similar take. Measured with `python
-# -m bench.turn_taking.enrolled`.
+# The thresholds for an enrolled voice, whose similarity is that of its most similar take. They were measured with
+# `python -m bench.turn_taking.enrolled`.
 ENROLLED = (
     VoiceThreshold(0.55, 0.14, 0.341),
     VoiceThreshold(0.87, 0.305, 0.348),

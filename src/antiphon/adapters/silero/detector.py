@@ -22,12 +22,13 @@ from antiphon.engine.lane import Lane
 
 FRAME_SAMPLES = 512
 CONTEXT_SAMPLES = 64
-# Lower bound of the lane's queue limit: every session may have a job in the queue, and each takes microseconds.
+# Lower bound of the lane's queue limit. It is high, because every session may have a job in the queue, and a job takes
+# only microseconds.
 MIN_QUEUE = 1024
-# After a loud voice, the recurrent state takes a voice that is 40 dB softer for noise. Speech with an RMS of 0.0006 was
-# missed if it followed speech with an RMS of 0.05. After a reset of state and gain, it is found. But a reset within
-# noise or music makes false turns: 24 in five minutes instead of 2. So the state is reset only once after each voice,
-# and only after STILL_FRAMES (a second) below STILL_RMS.
+# After a loud voice, the recurrent state makes the graph treat a voice that is 40 dB softer as noise. Speech with an
+# RMS of 0.0006 was missed if it followed speech with an RMS of 0.05. After a reset of state and gain, it is found. But
+# a reset within noise or music makes false turns: 24 in five minutes instead of 2. So the state is reset only once
+# after each voice, and only after STILL_FRAMES (a second) below STILL_RMS.
 STILL_RMS = 0.001
 STILL_FRAMES = 31
 # From SPEECH_PROBABILITY on, a frame counts as voice; below SILENCE_PROBABILITY, it may count as still.
@@ -57,7 +58,7 @@ class SileroStream:
     def frame_judged(self, frame: Pcm, probability: float) -> None:
         """Track the level after a voice, and reset `state` and the gain after STILL_FRAMES still frames in a row.
 
-        Otherwise a much softer voice than the last one would be taken for noise. `frame` is filtered, without gain.
+        Otherwise a voice that is much softer than the last one would count as noise. `frame` is filtered, without gain.
         Called for every frame, in order, in the lane's worker thread.
         """
         self._heard_voice = self._heard_voice or probability >= SPEECH_PROBABILITY

@@ -1,4 +1,4 @@
-"""Sessions with a vision-language model: each frame is encoded and prefilled once, and a question computes only new rows.
+"""Sessions with a vision-language model: frames are encoded and prefilled once; a question computes only new rows.
 
 A session is one sequence of rows: the system turn, then for each question the new frames with their times, the question
 and its answer. Existing rows are never rendered again. If an answer is interrupted, its rows and the question are
@@ -84,7 +84,7 @@ class VisionLanguageModel:
         synthesizer: Synthesizer | None = None,
         transcriber: Transcriber | None = None,
     ) -> None:
-        """Load the checkpoint and start the engine. Waits for seconds.
+        """Load the checkpoint and start the engine. Takes several seconds.
 
         Only the decoder may have int8 weights. Raises ModelError if the checkpoint does not load, or its family is
         unknown.
@@ -257,8 +257,7 @@ class VisionLanguageStream:
         self._waiting.pop(frame, None)
 
     def _num_kept(self, wanted: Sequence[int]) -> int:
-        """Return the number of leading frames that the current turn shares with `wanted`. The rest must be rolled back.
-        """
+        """Return the number of leading frames that the turn shares with `wanted`. The rest must be rolled back."""
         return next(
             (i for i, (n, _) in enumerate(self._in_turn) if wanted[i : i + 1] != [n]),
             len(self._in_turn),

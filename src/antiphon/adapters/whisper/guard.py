@@ -26,11 +26,11 @@ SOUND_FRAME = SAMPLE_RATE_HZ // 50
 # Minimum number of words of a copy that is cut off by the end of the text.
 MIN_CUT_OFF_COPY = 2
 # Audio is noise if its probability of no speech is above NO_SPEECH_PROBABILITY (OpenAI's threshold,
-# whisper/transcribe.py), and the mean log-probability of its text is below the constant on the next line.
+# whisper/transcribe.py), and the mean log-probability of its text is below NO_SPEECH_LOGPROB.
 NO_SPEECH_PROBABILITY = 0.6
 NO_SPEECH_LOGPROB = -0.8
-# Below these mean log-probabilities, a live window or a segment of a file is always noise. A file's segment was decoded
-# at higher temperatures before it is rejected. whisper/transcribe.py uses -1.0 for both.
+# Below these mean log-probabilities, a live window or a segment of a file is always noise. A file's segment is first
+# decoded again at higher temperatures. whisper/transcribe.py uses -1.0 for both.
 MIN_LOGPROB = -1.2
 MIN_FILE_LOGPROB = -1.0
 

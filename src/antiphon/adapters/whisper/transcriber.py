@@ -111,7 +111,8 @@ class WhisperTranscriber:
     ) -> None:
         """Load the model, and the model of the folder `partials`, which decodes partials in its languages.
 
-        Waits for seconds. Raises ModelError if a folder does not load, or the device does not support the compute type.
+        Takes several seconds. Raises ModelError if a folder does not load, or the device does not support the compute
+        type.
         """
         # CTranslate2 takes only the kind of the device here; its index is a separate argument.
         device, compute_type, workers = options.device.partition(":")[0], options.compute_type, options.workers

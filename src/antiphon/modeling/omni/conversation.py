@@ -47,7 +47,7 @@ from antiphon.pipelines.merge import PutChunk, side_by_side
 from antiphon.signals import Signal
 from antiphon.text.word_timing import WordPacer
 
-# The files of a released checkpoint that may hold its chat template, next to the tokenizer.
+# The files of a released checkpoint that may contain its chat template.
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -55,9 +55,9 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json")
 class ThinkerParts:
     """The language model on its device.
 
-    `model`: a thinker of `transformers` (Qwen2_5Omni… or Qwen3OmniMoeThinkerForConditionalGeneration), for its encoders
-    and its table of tokens. `decoder`: its text model and head, which the engine steps. `tokenizer`: of `transformers`,
-    with a chat template.
+    `model`: a thinker of `transformers` (Qwen2_5Omni… or Qwen3OmniMoeThinkerForConditionalGeneration), which contains
+    the encoders and the token embedding. `decoder`: its text model and head, which the engine steps. `tokenizer`: a
+    tokenizer of `transformers` with a chat template.
     """
 
     model: Any
@@ -68,7 +68,7 @@ class ThinkerParts:
 def tokenizer(folder: Path) -> Any:
     """Return the checkpoint's tokenizer with its chat template, which is a separate file in released checkpoints.
 
-    Raises OSError if the folder has no tokenizer, ValueError if there is no template.
+    Raises OSError if the folder has no tokenizer, and ValueError if it has no template.
     """
     made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     for name in TEMPLATES if not made.chat_template else ():
@@ -83,22 +83,22 @@ def tokenizer(folder: Path) -> Any:
 # Sample rate of a talker's audio.
 RATE_HZ = 24_000
 NO_AUDIO = np.zeros(0, np.float32)
-# A reply that must be a call of a tool begins with at most FORCED_ROWS tokens of the call.
+# A reply must be a call of a tool if one of the last FORCED_ROWS rows of its prompt begins a call.
 FORCED_ROWS = 4
 
 
 class SpokenTokens:
-    """The tokens of one reply that are to be spoken: those before its end, and before the first call of a tool.
+    """The tokens of one reply that must be spoken: the tokens before its end and before the first call of a tool.
 
-    Written by `feed`, from the chat stream, and read once by `tokens` or `rows`, in the same event loop. `chat`: its
-    `rows` are read when the reply begins. `stop`: tokens that end a reply. `call_opening`: the token that begins a
-    call; None if the model has none.
+    The chat stream calls `feed`. The talker reads `tokens` or `rows` once, in the same event loop. `chat`: the chat
+    stream, whose `rows` are read when the reply begins. `stop`: the tokens that end a reply. `call_opening`: the token
+    that begins a call; None: the model has no such token.
     """
 
     def __init__(self, chat: ChatStream, stop: frozenset[int], call_opening: int | None) -> None:
         self._chat, self._stop, self._call_opening = chat, stop, call_opening
         self._prompt: list[ChatRow] = []
-        # The thinker's states of the prompt's rows, if the chat keeps them. Known with the first token.
+        # The thinker's states of the prompt's rows, if the chat keeps them. Set when the first token arrives.
         self.prompt_states: list[HiddenRow] = []
         # The thinker's states of the reply's tokens, in order. Bound: the length of the reply.
         self._states: list[HiddenRow] = []
@@ -109,7 +109,10 @@ class SpokenTokens:
         self._ended = False
 
     def feed(self, token: int) -> None:
-        """Take the next token of the reply, which is already the last of the chat's rows. For ChatStream.on_token."""
+        """Take the next token of the reply, which is already the last of the chat's rows.
+
+        The callback for ChatStream.on_token.
+        """
         hidden = self._chat.hidden
         if self._began.is_set():
             if hidden:
@@ -120,7 +123,7 @@ class SpokenTokens:
                 self.prompt_states = hidden.snapshot()
             self._began.set()
             if self._call_opening in self._prompt[-FORCED_ROWS:]:
-                # The reply must be a call: none of it is spoken.
+                # The reply must be a call, so nothing of it is spoken.
                 self.end()
         if token in self._stop or token == self._call_opening:
             self.end()
@@ -135,7 +138,10 @@ class SpokenTokens:
         self._began.set()
 
     async def prompt(self) -> list[ChatRow]:
-        """Return the conversation's rows before the reply. Waits for its first token; empty if there is none."""
+        """Return the conversation's rows before the reply.
+
+        Waits for the reply's first token; empty if it has no tokens.
+        """
         await self._began.wait()
         return self._prompt
 
@@ -149,10 +155,10 @@ class SpokenTokens:
             await self._changed.wait()
 
     async def rows(self, like: torch.Tensor) -> AsyncIterator[tuple[int, torch.Tensor]]:
-        """Yield the tokens in order, each with the thinker's state of it [width]. The chat must have `hidden` set.
+        """Yield the tokens in order, each with its hidden state in the thinker, [width].
 
-        A token's state is known with the next token. So a reply's last token, usually its stop token, is not spoken.
-        `like`: as for `states`.
+        The chat must have `hidden` set. The state of a token arrives with the next token. So a reply's last token,
+        usually its stop token, is not spoken. `like`: see `states`.
         """
         spoken, waiting = 0, list[int]()
         async for token in self.tokens():
@@ -172,8 +178,8 @@ class TalkerSide(Protocol):
     ) -> AsyncGenerator[Pcm, None]:
         """Yield the audio of a reply while its tokens arrive: float32 [num_samples] at RATE_HZ.
 
-        `media`: the rows of the audio and images in the prompt. A reply without tokens to speak gives no audio. Closing
-        the generator ends the audio within one step. Raises ModelError, Refused.
+        `media`: the rows of the audio and images in the prompt. A reply without tokens to speak has no audio. Closing
+        the generator ends the audio within one step. Raises ModelError and Refused.
         """
         ...
 
@@ -183,7 +189,7 @@ class TalkerSide(Protocol):
 
 
 class TalkerModel(Protocol):
-    """A loaded talker on an engine of its own. `voices`: their names; the first is the default."""
+    """A loaded talker on its own engine. `voices`: the names of its voices; the first is the default."""
 
     @property
     def voices(self) -> tuple[str, ...]: ...
@@ -192,7 +198,10 @@ class TalkerModel(Protocol):
     def engine(self) -> Engine: ...
 
     async def open(self) -> TalkerSide:
-        """Return the talker's side of a new conversation, which the caller closes. Raises Refused without room."""
+        """Return the talker's side of a new conversation. The caller must close it.
+
+        Raises Refused if the engine is full.
+        """
         ...
 
 
@@ -215,16 +224,16 @@ class TalkerRows:
         media: Mapping[MediaPiece, MediaRows],
         make: Callable[[Run, int], torch.Tensor],
     ) -> None:
-        """Make the session hold exactly `wanted`. Rows that it holds already stay.
+        """Make the session hold exactly the rows `wanted`. Rows that it already holds at the start stay.
 
-        `make`: called in the model's thread with a run of rows and the number of rows before it. Returns the run as the
-        talker's input rows, [n, width].
+        `make`: a function that returns a run of rows as the talker's input rows, [n, width]. It is called in the
+        model's thread with the run and the number of rows before it.
         """
         held = common_prefix(self._rows, wanted)
         try:
             self._session.rollback(held)
         except EngineError:
-            # Those rows left the context: all are computed again.
+            # These rows have left the context, so all rows are computed again.
             self._session.rollback(0)
             held = 0
         self._rows = list(wanted[:held])
@@ -236,10 +245,10 @@ class TalkerRows:
 
 
 class OmniModel(Generic[Talker]):
-    """The common part of both conversation models: they hear, see, write and speak. They take no turns by themselves.
+    """The common part of both conversation models: they hear, see, write and speak. The server decides when they speak.
 
-    `thinker`: the language model, which also answers by itself in text. `talker`: its voice, set by the adapter; None
-    if the checkpoint has none. `call_opening`: the token that begins a call of a tool. `taps_media`: whether hidden
+    `thinker`: the language model, which can also be used alone for text. `talker`: the voice, set by the adapter; None
+    if the checkpoint does not contain it. `call_opening`: the token that begins a call of a tool. `taps_media`: hidden
     states of media rows are kept, for a talker that reads those of a middle layer.
     """
 
@@ -248,7 +257,7 @@ class OmniModel(Generic[Talker]):
     profile: ConversationProfile
 
     def __init__(self, folder: Path, model_id: str, parts: ThinkerParts, engine: LocalEngine) -> None:
-        """Make the thinker from its parts. Closes `engine`, which steps its decoder, if that fails.
+        """Build the thinker from its parts. If that fails, closes `engine`, which steps the decoder.
 
         Raises OSError or ValueError if the folder lacks the processors' settings.
         """
@@ -266,7 +275,7 @@ class OmniModel(Generic[Talker]):
         self.call_opening: int | None = words.convert_tokens_to_ids(CALL_OPENING)
 
     def with_media(self, profile: ConversationProfile) -> ConversationProfile:
-        """Return a profile with the thinker's facts: it takes media, and keeps to schemas."""
+        """Return a profile with the thinker's abilities added: it takes media, and follows schemas."""
         return replace(
             profile,
             accepts_media=True,
@@ -287,9 +296,9 @@ class OmniModel(Generic[Talker]):
 
 
 def share_kv(settings: EngineSettings) -> tuple[EngineSettings, EngineSettings]:
-    """Return the thinker's settings and the talker's: three quarters and a quarter of the KV memory.
+    """Return the settings of the thinker, with three quarters of the KV memory, and of the talker, with the rest.
 
-    A row of the talker takes a fifth of a row of the thinker.
+    A row of the talker takes a fifth of the memory of a thinker's row.
     """
     quarter = settings.kv_bytes // 4
     return replace(settings, kv_bytes=quarter * 3), replace(settings, kv_bytes=quarter, context_rows=0)
@@ -310,7 +319,7 @@ def start_engine(
 
 
 class OmniStream:
-    """A ConversationStream: the thinker's conversation, and the talker's, after something was spoken.
+    """A ConversationStream: the thinker's conversation and, from the first spoken response on, the talker's.
 
     `chat` is the thinker's side, and `talker` the talker's. The stream owns both, and `close` closes them.
     """
@@ -321,7 +330,7 @@ class OmniStream:
         self._model = model
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Have the thinker compute these messages ahead. The talker's rows are computed with the response.
+        """Let the thinker compute these messages in advance. The talker's rows are computed with the response.
 
         Waits for the encoders of new audio and images, not for the rows. Raises RemoteProtocolError, ModelError.
         """
@@ -330,11 +339,11 @@ class OmniStream:
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """Respond to the last message: text as it is written, and its audio as the talker makes it.
+        """Respond to the last message: yields text while the thinker writes it, and audio while the talker speaks it.
 
         With `voice` None, or without a talker, there is no audio. Calls of tools are not spoken. The times of the
-        audio's words are estimates. Closing the generator ends both decoders within one step. Raises Refused,
-        ModelError, RemoteProtocolError.
+        audio's words are estimates. Closing the generator stops both decoders within one step. Raises Refused,
+        ModelError and RemoteProtocolError.
         """
         chunks: AsyncGenerator[ResponseChunk, None]
         if voice is None or self._model.talker is None:
@@ -378,9 +387,9 @@ class OmniStream:
                 yield chunk
 
     def close(self) -> None:
-        """Close the talker's session, and the thinker's, whose KV is kept for a conversation that begins alike.
+        """Close both sessions. The thinker's KV is kept for a later conversation that begins with the same rows.
 
-        KV of rows that were given as embeddings is not shared between conversations, so it is not kept.
+        The KV of rows that were appended as embeddings is not kept, because conversations cannot share it.
         """
         self.chat.close(keep=self.chat.hidden is None)
         if self.talker:

@@ -1,7 +1,7 @@
 """A decoder's hidden states of all rows of a conversation, for a second decoder that reads them: a talker.
 
-A row's hidden state is known after the row is computed. The states of given rows arrive in their sink; the state of a
-sampled token arrives with the token after it.
+A row's hidden state is known after the row is computed. The states of appended rows arrive in their sink. The state of
+a sampled token arrives with the token after it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 class _Block:
-    """Neighbouring rows that were given together. `sink` is a Sink, called in the model's thread."""
+    """Adjacent rows that were appended together. `sink` is a Sink, called in the model's thread."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -33,9 +33,9 @@ HiddenRow = tuple[_Block, int]
 class HiddenRows:
     """The hidden states of one conversation's rows, in the order of the rows. Used from one event loop.
 
-    `embed`: maps tokens to the decoder's input rows, float [n, width], because only embeddings can have a sink. As a
-    consequence, their KV is not shared with other conversations, and penalties do not consider them. The states lie on
-    the model's device while their rows are in the conversation.
+    `embed`: maps tokens to the decoder's input rows, float [n, width]. Tokens are appended as embeddings, because only
+    embeddings can have a sink. So their KV is not shared with other conversations, and penalties ignore them. The
+    states stay on the model's device as long as their rows are in the conversation.
     """
 
     def __init__(self, embed: Callable[[torch.Tensor], Any], device: torch.device) -> None:
@@ -44,7 +44,7 @@ class HiddenRows:
 
     @property
     def known(self) -> int:
-        """The number of rows at the head with a state, or with one to come in a sink. Excludes the newest token."""
+        """The number of rows at the start whose state is known or will arrive in a sink. Excludes the newest token."""
         return len(self._rows)
 
     @property
@@ -64,7 +64,7 @@ class HiddenRows:
         return block.sink
 
     def add(self, state: torch.Tensor) -> None:
-        """Keep the state [width] of a sampled row that follows the known ones."""
+        """Store the state, [width], of the sampled row that follows the known rows."""
         block = _Block(1)
         block.sink(0, state[None])
         self._rows.append((block, 0))
@@ -74,12 +74,12 @@ class HiddenRows:
         del self._rows[length:]
 
     def snapshot(self) -> list[HiddenRow]:
-        """Return the rows that are known now, for `states`. Later changes of the conversation do not affect it."""
+        """Return the known rows, for `states`. Later changes of the conversation do not affect the result."""
         return list(self._rows)
 
 
 def states(rows: Sequence[HiddenRow], like: torch.Tensor) -> torch.Tensor:
-    """Return the states of some rows of a snapshot, [n, width], after they were computed.
+    """Return the states, [n, width], of rows of a snapshot. Called after the engine has computed the rows.
 
     Rows that left the context before they were computed are zeros, as wide as `like`.
     """

@@ -25,14 +25,14 @@ from antiphon.shares.threads import IMAGE_THREADS, THREADS, in_thread
 
 @dataclass(frozen=True, slots=True)
 class VideoLayout:
-    """How a model orders the rows of a video with sound: by their times, interleaved like the makers' processors do.
+    """The order of the rows of a video with sound: by their times, interleaved as in the models' own processors.
 
-    A row's time is counted in positions from the beginning of the video, one for each row of sound: 25 a second
-    (Qwen2.5-Omni) or 13 (Qwen3-Omni).
+    A row's time is its number of positions from the start of the video. A position is one row of sound: 25 a second
+    (Qwen2.5-Omni) or 13 a second (Qwen3-Omni).
 
-    `positions_per_s`: positions a second. `chunk`: the positions in a chunk, in which all frames precede the sound; 0:
-    each frame directly precedes the sound that begins with it. `sound_start`, `sound_end`: the tokens around both, if
-    there is sound.
+    `positions_per_s`: positions a second. `chunk`: the number of positions in a chunk, in which all frames precede the
+    sound; 0: there are no chunks, and each frame directly precedes the sound of its time. `sound_start`, `sound_end`:
+    the tokens around frames and sound, if the video has sound.
     """
 
     positions_per_s: float
@@ -43,9 +43,9 @@ class VideoLayout:
     def rows(self, video: VideoPart, sizes: Mapping[MediaPart, int]) -> list[ChatRow]:
         """Return the rows of a video. `sizes`: the number of rows of each frame and window of sound.
 
-        If the sound continues, the rows end before the first one that would follow sound that has not arrived.
+        If more sound is expected, the rows after the sound that has arrived are left out.
         """
-        # Each with its sort key and its rows.
+        # Pairs of a sort key and the rows of a frame, or one row of sound.
         placed: list[tuple[tuple[int, ...], list[ChatRow]]] = []
         for at_s, image in video.frames:
             at = self._position(at_s)
@@ -63,7 +63,7 @@ class VideoLayout:
         return [self.sound_start, *ordered, *(() if video.goes_on else (self.sound_end,))]
 
     def _position(self, at_s: float) -> int:
-        # Qwen2.5-Omni's code cuts the fraction off. Qwen3-Omni's keeps it, but the engine has whole positions.
+        # Qwen2.5-Omni's code rounds down. Qwen3-Omni's code keeps the fraction, but the engine needs whole positions.
         return int(at_s * self.positions_per_s + (0.0 if self.chunk else 0.5))
 
     def _key(self, at: int, kind: int) -> tuple[int, ...]:
@@ -72,13 +72,13 @@ class VideoLayout:
 
 T = TypeVar("T")
 
-# The most encodings that may wait for the thinker's thread at a time, over all owners: each delays the next step of all
-# sessions.
+# Limit of encodings, of all owners together, that wait for the thinker's thread. Each encoding delays the next step of
+# all sessions.
 MAX_WAITING_ENCODES = 2
-# In pixels. Larger images are scaled down to this first: the encoder sees no more of them.
+# Limit of an image's longer side in pixels. Larger images are scaled down first; the encoder uses no higher resolution.
 MAX_SIDE = 2048
-# The last mel frames (of 10 ms) that change when more audio arrives, because their transform reaches beyond the audio
-# so far.
+# The number of mel frames (of 10 ms) at the end that change when more audio arrives, because their window extends
+# beyond the audio so far.
 EDGE_FRAMES = 2
 
 
@@ -86,14 +86,15 @@ class OmniMediaEncoder:
     """A MediaEncoder. Features are computed in a helper thread, and both encoders run between the thinker's steps.
 
     `thinker`: a model of `transformers` whose encoders are used. `words`: its tokenizer. `thread`: the thread that
-    steps it. `window_s`: seconds of a video's sound that the encoder attends over at once. `has_tap`: see MediaEncoder.
-    Nothing is kept between calls.
+    steps it. `window_s`: length in seconds of the encoder's attention window for a video's sound. `has_tap`: see
+    MediaEncoder. No state is kept between calls.
     """
 
     def __init__(self, folder: Path, thinker: Any, words: Any, thread: ModelThread, *, has_tap: bool = False) -> None:
         """Read the processors' settings from the folder. Raises OSError or ValueError if they are missing."""
         config = thinker.config
-        # Only Qwen2.5-Omni has chunks of frames and sound, joins the tokens around them, and pads sound to one length.
+        # Only Qwen2.5-Omni groups frames and sound in chunks, joins the tokens around them, and pads sound to one
+        # length.
         old = config.model_type.startswith("qwen2_5")
         names = (
             ("<|audio_bos|>", "<|audio_eos|>", "<|vision_bos|>", "<|vision_eos|>")
@@ -122,7 +123,7 @@ class OmniMediaEncoder:
         """Return the rows of one audio clip or image; those of an image have positions.
 
         Waits for a thread and for the engine. Raises MediaError if the data is not an image, ModelError if a processor
-        or an encoder fails, Refused after the thread is closed.
+        or an encoder fails, and Refused after the thread is closed.
         """
         try:
             places = IMAGE_THREADS if isinstance(part, ImagePart) else THREADS
@@ -130,7 +131,7 @@ class OmniMediaEncoder:
         except MediaError:
             raise
         except Exception as error:
-            # The boundary of the model: any exception of its processors fails this response only.
+            # The model's processors may raise any exception. It must fail only this response.
             raise ModelError(f"{type(error).__name__}: {error}") from error
         if isinstance(part, ImagePart):
             seen = await self._in_turn(lambda: self._vision_encoder.look(prepared))
@@ -142,23 +143,26 @@ class OmniMediaEncoder:
         return MediaRows(torch.cat([made.rows for _, made in windows]))
 
     async def _in_turn(self, encode: Callable[[], T]) -> T:
-        """Run an encoder in the model's thread, while at most MAX_WAITING_ENCODES wait there. API keys take turns."""
+        """Run an encoder in the model's thread.
+
+        At most MAX_WAITING_ENCODES calls wait there at a time; API keys take turns.
+        """
         async with self._encodes.held():
             return await self._thread.call_model(encode)
 
     async def encode_windows(
         self, part: AudioPart, held: Mapping[MediaPiece, MediaRows]
     ) -> Sequence[tuple[AudioWindow, MediaRows]]:
-        """Return the encoder windows of an audio clip with their rows; of a growing clip only the finished ones.
+        """Return the encoder windows of an audio clip with their rows; of a growing clip, only the finished windows.
 
-        The encoder attends within a window, so each is encoded separately. The features depend on the loudest frame of
-        the clip. If that changed them, the window's digest differs, and it is encoded again. Raises ModelError if the
-        extractor or the encoder fails, Refused after the thread is closed.
+        The encoder attends only within a window, so each window is encoded separately. The features depend on the
+        loudest frame of the clip. If a new loudest frame changes a window's features, its digest differs, and it is
+        encoded again. Raises ModelError if the extractor or the encoder fails, and Refused after the thread is closed.
         """
         try:
             features = await in_thread(self._sound.clip, part.pcm)
         except Exception as error:
-            # The boundary of the model, as in `encode`.
+            # Any exception, as in `encode`.
             raise ModelError(f"{type(error).__name__}: {error}") from error
         return await self._windows(part, features, held)
 
@@ -176,7 +180,8 @@ class OmniMediaEncoder:
             window = AudioWindow(source, start // self.window_frames, blake2b(given.data, digest_size=16).digest())
             rows = held.get(window)
             if rows is None:
-                # The chunks of a clip are padded to its longest: to a whole chunk in all windows except the first.
+                # The chunks of a clip are padded to the length of its longest chunk. In all windows except the first,
+                # that is a whole chunk.
                 rows = MediaRows(await self._in_turn(partial(self._encode_audio, given, padded=start > 0)))
             out.append((window, rows))
         return out
@@ -186,7 +191,7 @@ class OmniMediaEncoder:
         return self._layout.rows(video, sizes)
 
     def _prepared(self, part: MediaPart) -> Any:
-        """The input of the part's encoder. Uses no matrix products of torch, which belong in the model's thread."""
+        """The input of the part's encoder. Must not run torch's matrix products, which belong in the model's thread."""
         if isinstance(part, ImagePart):
             return self._vision_encoder.prepare(part.image.pixels(MAX_SIDE), in_video=part.in_video)
         if isinstance(part, SoundWindow):
@@ -195,7 +200,7 @@ class OmniMediaEncoder:
 
     @torch.inference_mode()
     def _encode_audio(self, features: Pcm, *, padded: bool) -> torch.Tensor:
-        """The rows of one window: float32 [bins, frames]. `padded`: pad less than a chunk to a whole one."""
+        """The rows of one window. `features`: float32 [bins, frames]. `padded`: pad incomplete chunks to full ones."""
         batch = torch.from_numpy(features)[None].to(self._model.device, self._model.dtype)
         frames = batch.shape[2]
         mask = torch.ones(1, frames, dtype=torch.long, device=batch.device)

@@ -14,21 +14,21 @@ from antiphon.contracts import SoundTrack, SoundWindow
 
 # The distance of two frames and the length of a frame, in samples.
 HOP, SPAN = 160, 400
-# The extractor's floor, relative to the loudest frame: 8 decades, where 1 is 4 decades.
+# The distance of the extractor's floor below the loudest frame: 8 decades, in units of 4 decades.
 FLOOR = 2.0
-# Shorter audio is padded with silence: the encoder's convolutions would leave nothing of it.
+# Shorter audio is padded with silence, because the encoder's convolutions would return no rows for it.
 MIN_SAMPLES = SAMPLE_RATE_HZ // 10
 
 
 class SoundFeatures:
     """Makes spectrograms, float32 [bins, frames of 10 ms], in any thread.
 
-    `zero_padded`: compute the last frames as if silence followed the sound, like Qwen2.5-Omni's processor. Otherwise
+    `zero_padded`: compute the last frames as if silence followed the sound, as Qwen2.5-Omni's processor does. Otherwise
     the sound is mirrored at its end.
     """
 
     def __init__(self, folder: Path, *, zero_padded: bool) -> None:
-        """Read the extractor's settings from a checkpoint's folder. Raises OSError if there are none."""
+        """Read the extractor's settings from a checkpoint's folder. Raises OSError if the folder lacks them."""
         self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
         self._zero_padded = zero_padded
         # The loudest frame of each track so far.
@@ -44,8 +44,8 @@ class SoundFeatures:
     def window(self, window: SoundWindow) -> Pcm:
         """Return the spectrogram of a window of a video's sound, as a part of the spectrogram of all sound so far.
 
-        All frames depend on the loudest one, because the floor is 8 decades below it. Louder sound later does not
-        change frames that were returned before.
+        All frames depend on the loudest one, because the floor is 8 decades below it. If louder sound follows, frames
+        that were already returned do not change.
         """
         num_own = len(window.pcm) - window.num_before - window.num_after
         is_last = self._zero_padded and not window.num_after
