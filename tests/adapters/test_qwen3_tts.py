@@ -356,7 +356,7 @@ def test_when_logits_are_not_numbers_then_only_their_own_text_fails(folders: dic
         assert await codes(model, case) == case["codes"]
         assert (await model.engine.state()).sessions == 0
         sampling = model.parts.sampling
-        with pytest.raises(ValueError, match="no penalties"):
+        with pytest.raises(ValueError, match="does not support penalties"):
             FrameProgram(model.frame_maker, replace(sampling, rest=replace(sampling.rest, forbid=(1,))), 5, 2000)
 
     run(folders["custom_voice"], act)

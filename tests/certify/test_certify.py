@@ -245,7 +245,7 @@ def test_a_server_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
         (["--kinds", "dancing"], "--kinds: there is no dancing"),
         (["--data", "/nowhere"], "--data: /nowhere/manifest.jsonl cannot be read"),
         (["--check", "/nowhere"], "/nowhere: No such file"),
-        (["--url", "ws://x", "--", "--profile", "light"], "--url measures a server that runs"),
+        (["--url", "ws://x", "--", "--profile", "light"], "--url measures a running server"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_is_started(arguments: list[str], says: str) -> None:

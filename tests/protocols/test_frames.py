@@ -13,7 +13,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer
 from antiphon.protocols.realtime.input_fields import PCM_24K, AudioFormat
 from antiphon.protocols.wire import Frame
-from tests.protocols.test_typos import begun, reported
+from tests.protocols.test_typos import begun, noted
 
 DIALECTS = ("ga", "transcription", "duplex")
 
@@ -26,18 +26,18 @@ def errors(frames: list[Frame]) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("name", DIALECTS)
 def test_an_error_names_the_message_at_fault(name: str) -> None:
     wire = begun(name)
-    (wrong,) = reported(wire, {"type": "input_audio_buffer.append", "audio": "*", "event_id": "mine"})
+    (wrong,) = noted(wire, {"type": "input_audio_buffer.append", "audio": "*", "event_id": "mine"})
     assert wrong["error"]["event_id"] == "mine"
-    (unread,) = reported(wire, {"type": "input_audio_buffer.append", "audio": 1, "event_id": "other"})
+    (unread,) = noted(wire, {"type": "input_audio_buffer.append", "audio": 1, "event_id": "other"})
     assert unread["error"]["event_id"] == "other"
 
 
 def test_the_name_of_an_inner_message_is_not_that_of_the_next_one() -> None:
     wire = begun("duplex")
     inner = {"event_id": "inner", "item_id": ""}
-    (wrong,) = reported(wire, {"type": "turn.signal", "event": "conversation.item.delete", "payload": inner})
+    (wrong,) = noted(wire, {"type": "turn.signal", "event": "conversation.item.delete", "payload": inner})
     assert wrong["error"]["event_id"] == "inner"
-    (nameless,) = reported(wire, {"type": "input_audio_buffer.append", "audio": "*"})
+    (nameless,) = noted(wire, {"type": "input_audio_buffer.append", "audio": "*"})
     assert nameless["error"].get("event_id") is None
 
 

@@ -226,11 +226,11 @@ def test_when_a_client_has_no_duplex_dialect_then_it_gets_responses_it_knows(nat
 def test_when_a_folder_is_no_checkpoint_then_the_error_says_so(tmp_path: Path, folder: Path) -> None:
     from antiphon.errors import ModelError
 
-    with pytest.raises(ModelError, match="no MiniCPM-o"):
+    with pytest.raises(ModelError, match="is not a MiniCPM-o"):
         MiniCpmO(tmp_path, "none", EngineModelOptions())
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    with pytest.raises(ModelError, match="no MiniCPM-o"):
+    with pytest.raises(ModelError, match="is not a MiniCPM-o"):
         MiniCpmO(tmp_path, "none", EngineModelOptions(weights="fp32"))
     (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG | {"model_type": "qwen3"}))
     with pytest.raises(ModelError, match="qwen3"):
