@@ -52,7 +52,7 @@ FINAL_ATTEMPTS = 5
 BUSY_STEPS = 3
 # Deadlines of decodes, in seconds. A final's counts from the end of its turn, a partial's from when it became due.
 # Finals and first words share a queue, in which a final waits only for first words that became due 0.7 s or more before
-# it (docs/design/partials.md).
+# the end of its turn (docs/design/partials.md).
 FINAL_DUE_S, FIRST_DUE_S, PARTIAL_DUE_S = 0.3, 1.0, 0.3
 
 
