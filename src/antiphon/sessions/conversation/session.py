@@ -226,8 +226,8 @@ class ConversationSession:
                 raise RemoteProtocolError("unknown_event", f"{type(command).__name__} is for a duplex session.")
 
     async def handle_transcription(self, event: TranscriptionEvent) -> None:
-        """Apply one event of the transcription session: emit it, and begin or end responses for it. Returns after its
-        consequences were emitted; a task decides an overlap later. Only while `run` runs.
+        """Apply one event of the transcription session: emit it, and begin or end responses. Returns after the
+        resulting events were emitted, except that a task decides an overlap later. Call it only while `run` runs.
         """
         if isinstance(event, TurnCommitted) and not self._native and self._floor.take_skip():
             self._floor.skip(event.turn)
@@ -235,7 +235,7 @@ class ConversationSession:
         config = self.config
         is_held = config.allows_backchannels or self._listener.speakers.is_on
         decides = bool(config.transcription.vad) and is_held and self.interruptible
-        # Speech that begins now is an overlap to be decided, as a response will still be heard for a while.
+        # Speech that begins now is an overlap to be decided, because a response will still be heard for a while.
         overlaps = decides and (self._heard.goes_on or self.progress.is_responding)
         await self._overlaps.feed(event, self._listener, self._group, overlaps=overlaps, duplex=config.duplex)
 
