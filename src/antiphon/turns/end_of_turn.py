@@ -7,9 +7,8 @@ that are longer than t. Then
 
 because the speaker of a finished turn stays silent, while an unfinished turn continues at the rate at which S falls. p
 comes from a logistic regression on the sound, as judged by the turn detector, and on the words (`unfinished.py`). S is
-log-normal in the time beyond 0.2 s. A turn ends when P reaches a threshold. The
-client's eagerness selects the threshold: with a higher threshold the server waits longer, with a lower one it cuts off more
-unfinished turns.
+log-normal in the time beyond 0.2 s. A turn ends when P reaches a threshold, which the client's eagerness selects. With
+a higher threshold the server waits longer; with a lower threshold it cuts off more unfinished turns.
 
 All numbers are in `end_of_turn_table.py`, which bench/turn_taking/fit.py makes from recordings.
 """
