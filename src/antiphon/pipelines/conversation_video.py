@@ -184,7 +184,7 @@ class ConversationVideoStream:
         return (self._system, *self._past)
 
     def _turn(self, frames: Sequence[int], *more: MessagePart, goes_on: bool = False) -> Message:
-        """Return a user's turn: the frames and the sound, and then `more`. `goes_on`: whether more sound will follow."""
+        """Return a user's turn: the frames, the sound, and then `more`. `goes_on`: whether more sound will follow."""
         shown: list[MessagePart]
         if self._sound and frames:
             shown = [self._video(frames, self._sound, goes_on=goes_on)]

@@ -32,7 +32,7 @@ class ReadingVoice:
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Speak a written text. For a text without spoken words, no samples are made. Raises the errors of the voice."""
+        """Speak a written text. A text without spoken words yields no samples. Raises the errors of the voice."""
         rate_hz, at_s = self.profile.sample_rate_hz, 0.0
         for part in split_pauses(text):
             chunks = self._paused(part) if pause_s(part) else self._spoken(part, options, urgency)

@@ -41,7 +41,7 @@ class ReadAhead:
         self._answered = Signal()
 
     async def read_now(self, reading: FrameReading, image: EncodedImage) -> None:
-        """Read a frame for which a question waits. If reading fails, the reason is logged, and the frame has no text."""
+        """Read a frame for which a question waits. If this fails, logs the reason, and the frame has no text."""
         self._num_asked += 1
         try:
             await self._read(reading, image)

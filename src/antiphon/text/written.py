@@ -169,7 +169,7 @@ def address_words(found: re.Match[str], language: str | None) -> str:
 
 
 def _said(plain: Sequence[str], at: int, language: str | None, *, on_line: bool) -> str:
-    """Return the spoken form of the word `plain[at]`. `plain` has the text's words without their unspoken characters."""
+    """Return the spoken form of the word `plain[at]`. `plain` are the text's words without unspoken characters."""
     word = plain[at]
     before = plain[at - 1] if at and on_line else ""
     after = plain[at + 1] if at + 1 < len(plain) else ""

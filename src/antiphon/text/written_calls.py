@@ -102,7 +102,7 @@ def _words_about(tool: Tool) -> Iterator[str]:
 
 
 def _is_chosen(tool: Tool, key: str) -> bool:
-    """Return whether an argument is, or may be, chosen from a list. Its schema then has an enum, a constant or no type."""
+    """Return whether an argument may be chosen from a list: if its schema has an enum, a constant or no type."""
     properties = tool.parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(schema, Mapping):

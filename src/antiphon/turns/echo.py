@@ -247,7 +247,7 @@ class EchoGuard:
         return int(louder.sum()) < MIN_LOUDER_BANDS
 
     def _needed_correlation(self) -> float:
-        """Return the current minimum correlation of an echo, which rises with the time for which a due echo is missing."""
+        """Return the minimum correlation of an echo, which rises with the time for which a due echo is missing."""
         if self.delay_hops is not None:
             return ECHO_CORRELATION
         quiet = min(1.0, self._quiet_frames / MAX_QUIET_FRAMES)

@@ -49,7 +49,7 @@ class ConversationProgress:
 
     @property
     def is_responding(self) -> bool:
-        """Whether a response of the conversation is being produced. Neither out-of-band responses nor playback count."""
+        """Whether a response of the conversation is being produced. Out-of-band responses and playback do not count."""
         return self._queue.responder.active is not None
 
     @property

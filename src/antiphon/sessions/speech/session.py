@@ -344,7 +344,7 @@ class SpeechSession:
     # --- audio --------------------------------------------------------------------------------------------------------
 
     async def _next_due(self) -> _Utterance | None:
-        """Wait for an utterance that is due, and return it. Returns None if the session is closed and nothing is left."""
+        """Wait for an utterance that is due, and return it. None means that the session is closed and all is spoken."""
         while True:
             first = self._utterances[0] if self._utterances else None
             if first and first.is_due:

@@ -329,7 +329,7 @@ class VideoSession:
         return [kept[i] for i in sample_frames(len(kept), self._config.num_frames)]
 
     def _question(self, text: str) -> tuple[VideoQuestion, tuple[FrameInfo, ...]]:
-        """Return a question with its frames and all audio since the last question, and the client's info on the frames."""
+        """Return a question with its frames and all audio since the last one, and the client's info on the frames."""
         frames = self._sampled()
         numbers, infos = tuple(frame.number for frame in frames), tuple(frame.info for frame in frames)
         return VideoQuestion(text, self._time.now_s, numbers, self._sound.take(), self._sound.at_s), infos

@@ -46,7 +46,7 @@ class TurnSpeaker(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpeakerVerdict:
-    """Who said a turn, and the similarity that decided it, in [-1, 1], or None if there was no voice to compare with."""
+    """Who said a turn, and the similarity that decided it, in [-1, 1], or None without a voice to compare with."""
 
     speaker: TurnSpeaker
     similarity: float | None = None
@@ -197,7 +197,7 @@ class PrimarySpeaker:
         self._rival = None
 
     def _challenge(self, vector: Pcm, speech_s: float) -> None:
-        """Count a turn of a voice that is not the first voice. After TAKEOVER_TURNS turns it replaces the first voice."""
+        """Count a turn of a voice other than the first. After TAKEOVER_TURNS turns it replaces the first voice."""
         if self._rival is None or self._rival.judge(vector, speech_s, self._profile).speaker is TurnSpeaker.OTHER:
             self._rival = _Voice(vector, speech_s)
             return

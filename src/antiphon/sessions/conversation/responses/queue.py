@@ -62,7 +62,7 @@ class WaitingRequests:
             )
 
     def add(self, request: CreateResponse) -> None:
-        """Append a request. If it was to interrupt another response, that has already happened: from now on it waits."""
+        """Append a request. Any interruption that it caused has already happened. From now on it only waits."""
         self._requests.append(replace(request, when_busy="wait") if request.when_busy == "cut" else request)
 
     def withdraw(self) -> bool:
