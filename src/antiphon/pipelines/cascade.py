@@ -55,7 +55,7 @@ FIRST_WORDS = 3
 RUNNING_OUT_S, MIN_CUT_WORDS = 0.3, 3
 # Characters of a response that are used to detect the language of the next text.
 MAX_SPOKEN_BEFORE = 300
-# Bound: texts that wait for the voice. They are sentences, or the language model's deltas if the voice reads while it
+# Maximum number of texts that wait for the voice: sentences, or the language model's deltas if the voice reads while it
 # speaks. When the queue is full, after thousands of words in one response, the language model waits.
 MAX_WAITING_TEXTS = 4096
 # The rate in the profile if there is no voice, and so no audio.
@@ -197,7 +197,7 @@ class _CascadeStream:
             raise failure
 
     def close(self) -> None:
-        """Close the language model's conversation. A later one with the same beginning may reuse its KV."""
+        """Close the language model's conversation. A later conversation with the same beginning may reuse its KV."""
         self._language.close(keep=True)
 
 

@@ -251,7 +251,7 @@ class ConversationVideoStream:
             self.select_frames(self._selected)
 
     def _settle_sound(self, sound: VideoSound, question: VideoQuestion) -> Pcm:
-        """Cut the sound to that of a question, and return the later sound."""
+        """Cut the sound to the part that belongs to the question, and return the sound after it."""
         heard = np.zeros(0, np.float32) if question.pcm is None else question.pcm
         later = sound.cut(len(heard))
         if sound.num_samples != len(heard):

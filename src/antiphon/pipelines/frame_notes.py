@@ -31,7 +31,7 @@ PLAIN_QUESTION = re.compile(
 WHOLE_PICTURE = re.compile(
     r"\b(screen|picture|scene|image|background|frame|it|overall|camera|anything|something|everything)\b", re.I
 )
-# "20 s ago", "a minute ago"; "at 1:05", "at 19 seconds".
+# The first pattern matches "20 s ago" and "a minute ago", the second "at 1:05" and "at 19 seconds".
 TIME_AGO = re.compile(
     r"\b(\d+(?:\.\d+)?|an?|one|two|three|five|ten|twenty|thirty)\s*(s|sec|secs|seconds?|m|min|mins|minutes?)\s+ago\b",
     re.I,

@@ -1,6 +1,6 @@
 """Runs the parts of one response concurrently, such as writing and speaking, and merges their output into one stream.
 
-It knows neither models nor voices: a part is a function that puts chunks.
+It is independent of models and voices: each part is a function that puts chunks into the stream.
 """
 
 from __future__ import annotations

@@ -177,13 +177,13 @@ class ObserverStream:
         self._changed.notify()
 
     def append_audio(self, pcm: Pcm, at_s: float) -> None:
-        """Do nothing: a question carries its audio."""
+        """Do nothing: each question contains its audio."""
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
         """Do nothing: an answer uses all new notes, regardless of the sampling."""
 
     def drop_frame(self, frame: int) -> None:
-        """Do nothing: notes are small, and outlive their frame within MAX_FRAMES."""
+        """Do nothing: notes are small, so they are kept after their frame, up to MAX_FRAMES of them."""
 
     async def settled(self) -> None:
         """Wait until the text of all frames is read. `run` must be running."""

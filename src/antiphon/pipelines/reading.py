@@ -82,7 +82,7 @@ class ReadingVoice:
 
     @property
     def engines(self) -> tuple[Any, ...]:
-        """The engines of the voice; empty for a voice in a lane."""
+        """The engines of the voice. Empty for a voice that runs in a lane."""
         return tuple(getattr(self.voice, "engines", ()))
 
     def close(self) -> None:

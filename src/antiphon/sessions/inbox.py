@@ -1,4 +1,4 @@
-"""The queue of commands between a connection and its session: bounded in seconds of audio, closable."""
+"""The queue of commands between a connection and its session. It is bounded in seconds of audio, and can be closed."""
 
 from __future__ import annotations
 
@@ -99,6 +99,6 @@ class Inbox:
         return command
 
     def close(self) -> None:
-        """Close the queue: a waiting `put` returns, and `get` returns the remaining commands and then None."""
+        """Close the queue. A waiting `put` then returns, and `get` returns the remaining commands and then None."""
         self._closed = True
         self._changed.notify()

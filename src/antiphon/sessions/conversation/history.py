@@ -27,7 +27,7 @@ IMAGE_GONE = "[An image that was shown earlier.]"
 
 
 class ConversationHistory:
-    """The items of one conversation in order, found by id. Not thread-safe.
+    """The items of one conversation, in order and by id. Not thread-safe.
 
     If no item has the id that is passed to a method, the method raises RemoteProtocolError, with the code and the
     parameter to send to the client. A failed call leaves the history unchanged.
@@ -89,8 +89,8 @@ class ConversationHistory:
         self.measure_all()
 
     def get(self, item_id: str) -> Item:
-        """Return the item itself, not a copy: changes to it change the history. Raises RemoteProtocolError if the id is
-        unknown.
+        """Return the item itself, not a copy, so changes to it change the history. Raises RemoteProtocolError if the id
+        is unknown.
         """
         return self._items[self._find(item_id, "item_retrieve_invalid_item_id", "item_id")]
 
@@ -112,7 +112,7 @@ class ConversationHistory:
         """Cut an assistant's audio and its text to the words that had ended by `audio_end_ms`.
 
         Returns the milliseconds of audio that are left: `audio_end_ms`, or the audio's length if that is less. With
-        `from_whole`, the original part is cut, as it was before any truncation. More of it may then be left than before
+        `from_whole`, the part is cut as it was before any truncation. More of it may then be left than before
         the call, if a later acknowledgement reports that more was heard. Raises RemoteProtocolError if the item or the
         content part is missing, or if it is not an assistant's audio.
         """

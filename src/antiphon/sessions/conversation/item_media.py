@@ -25,7 +25,7 @@ class ItemMediaResolver:
 
     - `reader`, `transcriber`: read images and transcribe audio for a conversation model that takes only text. Without a
       reader, images are left out of such a model's messages.
-    - `emit`: awaited with a `CommandRejected` for media that cannot be decoded; the session continues.
+    - `emit`: awaited with a `CommandRejected` if media cannot be decoded. The session continues.
     - `accepts_media`: whether the conversation model accepts images and audio.
     """
 

@@ -77,7 +77,7 @@ class DueResponse:
 
 
 class UnitClock:
-    """Decides when a unit is padded with silence because its audio has not arrived. Pure; times are monotonic seconds.
+    """Decides when a unit is padded with silence because its audio has not arrived. Pure. Times are monotonic seconds.
 
     A client that sends audio gets LATE_UNITS in addition to the unit's length, for network jitter. Otherwise the model
     would hear a pause in the user's speech, and each such pause would put it another unit ahead of the user.
@@ -452,7 +452,7 @@ class NativeTurns:
         return pcm
 
     def _count_down(self) -> None:
-        """Count the unit that is about to be taken as one of the silent units of the due answer, unless audio waits."""
+        """Count the next unit as one of the silent units of the due answer, unless the unit has audio."""
         due = self._due
         if due is None or self._turn or (self._units.has_unit and not due.is_paced):
             return

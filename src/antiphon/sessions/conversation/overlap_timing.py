@@ -19,7 +19,7 @@ from antiphon.events.transcription import (
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.overlap import DECISION_S, MAX_BACKCHANNEL_S, OverlapDecider
 
-# Interval in seconds at which an undecided overlap is checked again: does the user still speak?
+# Interval in seconds at which an undecided overlap is checked for whether the user still speaks.
 POLL_S = 0.05
 
 # Seconds of audio for which a client's dismissal of speech is valid. A client repeats it while the speech lasts.

@@ -65,7 +65,8 @@ from antiphon.turns.floor import Floor
 
 
 class ConversationSession:
-    """One client's conversation. Run `run()` as a task. Audio and commits go into `inbox`; closing the inbox ends it.
+    """One client's conversation. Run `run()` as a task. Put audio and commits into `inbox`. Closing it ends the
+    session.
 
     - `context`: the models and the other dependencies of a conversation.
     - `emit`: awaited with every event, in order. The session waits until it returns.

@@ -76,7 +76,7 @@ async def speak(
     take milliseconds, run in a thread.
 
     Closing the generator ends the synthesis within a chunk. Raises RemoteProtocolError if no part of the text can be
-    spoken, or for a file longer than MAX_FILE_S; also Refused and ModelError.
+    spoken, or if a file would be longer than MAX_FILE_S. Also raises Refused and ModelError.
     """
     profile = synthesizer.profile
     listener = listener or PlaybackClock(time.monotonic)

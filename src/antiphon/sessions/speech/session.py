@@ -43,11 +43,11 @@ from antiphon.text.sentences import SentenceSplitter
 
 log = logging.getLogger(__name__)
 
-# Bound: bytes of events that wait for a slow reader, 40 s of PCM. When it is reached, synthesis waits.
+# Maximum bytes of events that wait for a slow reader, 40 s of PCM. When it is reached, synthesis waits.
 MAX_WAITING_BYTES = 2 << 20
-# Bound: characters of text that wait to be spoken, about ten hours. When it is reached, text is refused.
+# Maximum characters of text that wait to be spoken, about ten hours of speech. When it is reached, text is refused.
 MAX_WAITING_CHARS = 1 << 19
-# Bound: flushed utterances that wait to be spoken. When it is reached, text is refused.
+# Maximum number of flushed utterances that wait to be spoken. When it is reached, text is refused.
 MAX_WAITING_UTTERANCES = 1000
 # Bytes that an event counts as, in addition to its audio.
 EVENT_BYTES = 200
@@ -63,7 +63,7 @@ class _LiveText:
 
     def __init__(self, on_read: Callable[[int], None]) -> None:
         self._on_read = on_read
-        # Bound: the session's MAX_WAITING_CHARS.
+        # The pieces of unread text. Bound: the session's MAX_WAITING_CHARS.
         self._unread: deque[str] = deque()
         self._is_complete = self._is_abandoned = False
         self._changed = Signal()
@@ -156,7 +156,8 @@ class SpeechSession:
 
     `run` has to run concurrently, in the same event loop. The caller owns `synthesizer` and `aligner`. `measure` is
     called with "first_sound" and the seconds from the start of a sentence to its first audio. If the voice gives no
-    word times, `aligner` finds the words in its audio; without an `aligner`, the sentences then have no word times.
+    word times, `aligner` finds the words in its audio. Without an `aligner`, sentences of such a voice have no word
+    times.
 
     `audio_s` is the number of seconds of audio made so far.
     """

@@ -1,4 +1,4 @@
-"""Decoding of one session's audio: which window is decoded next, and when.
+"""Decodes the audio of one session, and decides which window is decoded next, and when.
 
 The inputs are the open window, passed as a value after each change (`update_window`), windows and turns that have ended
 (`add`), changes of the configuration (`configure`), and turns that the client clears (`clear`). The outputs are events,
@@ -119,7 +119,7 @@ class _Guess:
 
 
 class Decoding:
-    """The decoding task of a session. Run `run()`; `end()` lets it finish its input and return.
+    """The decoding task of a session. Run `run()` as a task. `end()` lets it finish its input and return.
 
     It opens the transcriber's stream. `profile` is the transcriber's profile with the session's tuning.
 
@@ -305,7 +305,7 @@ class Decoding:
             return False
         step_s = self.profile.first_step_s if self._transcripts.is_eager(window) else self.profile.step_s
         if self._transcriber.busy():
-            # Other sessions wait: partials are less frequent, so that finals stay on time.
+            # If other sessions wait, partials are less frequent, so that finals stay on time.
             step_s *= BUSY_STEPS
         window_id, sample = self._partial_at
         since = sample if window_id == window.id else window.spans[0].start
@@ -413,7 +413,7 @@ class Decoding:
         num_sent = len(self._transcripts.window_text.sent)
         keep = words_before_cut(final, num_sent, window.length_s) if final else 0
         sample = self._end_of_word(window, final, keep) if final and keep else window.end
-        # Cut before emitting: a turn that ends while the events are emitted then ends the new window.
+        # The cut comes before the events, so that a turn that ends while they are emitted ends the new window.
         if not self._command(Cut(window.id, sample)):
             self._window = None
         elif final and keep:
@@ -435,7 +435,7 @@ class Decoding:
         try:
             final = await self._decode_final(window)
         except (ModelError, Refused) as error:
-            # Nothing is lost: the final is decoded when the turn has ended.
+            # Nothing is lost, because the final is decoded again when the turn has ended.
             log.info("a final was not decoded ahead: %s", error)
             return
         turn = window.spans[-1].turn

@@ -183,7 +183,7 @@ def by_words(segment: TranscriptSegment) -> list[TranscriptSegment]:
 
 
 def _offsets(text: str, words: Sequence[Word]) -> list[int | None]:
-    """Return each word's offset in the text, including the spaces before it; None for a word that is not found."""
+    """Return the offset of each word in the text, with the spaces before it, or None for a word that is not found."""
     offsets: list[int | None] = []
     at = 0
     for word in words:

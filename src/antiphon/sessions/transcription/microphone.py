@@ -28,7 +28,7 @@ USUAL_S = 10.0
 
 
 class Arrivals:
-    """When the audio of one client arrives, and how long none has arrived."""
+    """Records when the audio of one client arrives, and for how long none has arrived."""
 
     def __init__(self) -> None:
         # The times at which audio was last processed and at which it last arrived.
@@ -100,7 +100,7 @@ class EchoFilter:
             self._guard.add_reference(pcm, self._clock.now(now_s, num_received))
 
     def expect_silence(self, now_s: float, num_received: int) -> None:
-        """Expect no more echo: audio that was not played by now never will be."""
+        """Expect no more echo, because audio that was not played by now never will be."""
         if self._guard:
             self._guard.cut_reference(self._clock.now(now_s, num_received))
 

@@ -48,7 +48,7 @@ class PauseJudge:
 
     @property
     def is_on(self) -> bool:
-        """Whether pauses are judged: an eagerness is configured."""
+        """Whether pauses are judged, which they are if an eagerness is configured."""
         return self._model is not None
 
     @property

@@ -1,4 +1,5 @@
-"""A transcription session: commands in, events out. It owns its tasks, and knows no sockets, wire or model names.
+"""A transcription session, which takes commands and emits events. It owns its tasks, and knows no sockets, wire formats
+or model names.
 
 It has two tasks in one task group. *Listening*, in this module, reads the inbox, runs the VAD and owns the segmenter,
 which cuts the audio into turns and windows. It waits for the transcriber only if too much audio is not decoded yet.
@@ -71,7 +72,7 @@ def _unmeasured(kind: str, seconds: float) -> None:
 
 
 class TranscriptionSession:
-    """One client's transcription. Run `run()` as a task. Commands go into `inbox`; closing the inbox lets it finish.
+    """One client's transcription. Run `run()` as a task. Put commands into `inbox`. Closing it lets the session finish.
 
     - `emit`: awaited for every event. The session waits until it returns.
     - `min_commit_ms`: a commit with less new audio than this is refused with CommitRefused.
@@ -149,7 +150,7 @@ class TranscriptionSession:
         self._echo.expect(pcm, self._clock(), self._num_received())
 
     def expect_silence(self) -> None:
-        """Expect no more echo: audio that was not played by now never will be."""
+        """Expect no more echo, because audio that was not played by now never will be."""
         self._echo.expect_silence(self._clock(), self._num_received())
 
     @property
@@ -161,7 +162,7 @@ class TranscriptionSession:
 
     @property
     def _open_from_ms(self) -> float:
-        """The millisecond before which the open turn, or the next one, cannot begin."""
+        """The millisecond before which the open turn cannot begin, or the next turn if none is open."""
         now_ms = self._segmenter.now * 1000 / SAMPLE_RATE_HZ
         from_ms = now_ms - self._segmenter.uncommitted_ms
         if not self.config.vad:
@@ -200,8 +201,8 @@ class TranscriptionSession:
 
     @property
     def spoken_ms(self) -> int:
-        """Milliseconds from the start of the open window to its newest speech, without the current pause; 0 if no
-        window is open. The length of an overlap.
+        """Milliseconds from the start of the open window to its newest speech, without the current pause. 0 if no
+        window is open. During an overlap, this is its length.
         """
         window, quiet = self._segmenter.window, self._segmenter.quiet_since
         end = self._segmenter.now if quiet is None else quiet
@@ -220,7 +221,7 @@ class TranscriptionSession:
             if self._leaves_open_turn:
                 await self._leave()
             elif self._segmenter.window or not self._decoding.idle:
-                # The inbox was closed inside a turn: its audio so far still gets a transcript.
+                # The inbox was closed inside a turn, whose audio so far still gets a transcript.
                 await self._apply_steps(self._segmenter.commit())
             self._decoding.end()
 
@@ -426,7 +427,7 @@ class TranscriptionSession:
                 if window is None or window.id != window_id:
                     return False
                 self._segmenter.cut(sample)
-                # The end of its turns may not be emitted yet; `_apply_steps` sets `settling` once it is.
+                # The end of its turns may not be emitted yet. `_apply_steps` sets `settling` after that.
                 self._decoding.update_window(self._segmenter.window, settling=False)
             case Settle(pause):
                 if self._segmenter.quiet_since != pause or not self._segmenter.settling:

@@ -30,7 +30,9 @@ CHANGE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LanguageRequest:
-    """The languages of a decode, as the fields of `contracts.Window` with the same names."""
+    """The language settings of a decode. For the meaning of the fields, see those of the same name in
+    `contracts.Window`.
+    """
 
     language: str | None = None
     languages: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ UNDECIDED = SpeakerVerdict(TurnSpeaker.UNDECIDED)
 
 
 class TurnSpeakers:
-    """Judges the turns of one session by their voices, in tasks that run beside the listening task.
+    """Judges the turns of one session by their voices, in tasks that run concurrently with the listening task.
 
     - `model`: the speaker encoder. If None, turns are not judged.
     - `on_other`: awaited with the number of an open turn if its voice turns out not to be the user's.

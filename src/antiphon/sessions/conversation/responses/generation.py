@@ -35,8 +35,8 @@ ResponseRequest = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
 
 
 def wants_audio(config: ConversationConfig, profile: ConversationProfile, command: CreateResponse) -> bool:
-    """Return whether the response is to be spoken: if the command asks for audio and the model has a voice. The
-    configuration decides if the command does not say.
+    """Return whether the response is to be spoken, which it is if the command asks for audio and the model has a voice.
+    If the command does not specify this, the configuration does.
     """
     return (config.audio_output if command.audio_output is None else command.audio_output) and bool(profile.voices)
 
@@ -139,7 +139,7 @@ class ResponseGeneration:
             self._ended.set()
 
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Yield the model's chunks in order, waiting for each; for one reader. Raises the model's error (Refused,
+        """Yield the model's chunks in order, waiting for each. For one reader. Raises the model's error (Refused,
         ModelError, EngineError or RemoteProtocolError) after its last chunk. Ends without an error if cancelled.
         """
         async for chunk in self._receive:

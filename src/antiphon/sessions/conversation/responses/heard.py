@@ -26,7 +26,7 @@ class HearsEcho(Protocol):
         ...
 
     def expect_silence(self) -> None:
-        """Expect no more echo: audio that was not played by now never will be."""
+        """Expect no more echo, because audio that was not played by now never will be."""
         ...
 
 
@@ -68,7 +68,7 @@ class HeardResponses:
 
     @property
     def clock_left_s(self) -> float:
-        """Seconds of sent audio that, by the clock, are still to be played; 0 if none are."""
+        """Seconds of sent audio that are still to be played, by the clock. 0 if everything was played."""
         return self._clock.left_s
 
     @property

@@ -128,7 +128,7 @@ class ResponseQueue:
         self._group: anyio.abc.TaskGroup | None = None
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
-        """Open the model's stream; responses run as tasks of `group`. Raises Refused if the model has no room for
+        """Open the model's stream. Responses run as tasks of `group`. Raises Refused if the model has no room for
         another conversation, and ModelError if a native model fails.
         """
         await self.responder.open(group)

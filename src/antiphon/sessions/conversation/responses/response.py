@@ -108,8 +108,8 @@ class ResponseTask:
     - `stage`: the progress of the response.
     - `ended`: set when `ResponseDone` was emitted.
 
-    The context's `measure` gets `first_answer_sound`, the seconds from `ask` to the first audio; its `count` gets
-    the outcome of preemptive responses.
+    The context's `measure` gets `first_answer_sound`, the seconds from `ask` to the first audio. The context's `count`
+    gets the outcomes of preemptive responses.
     """
 
     response: Response
@@ -187,7 +187,7 @@ class ResponseTask:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the response was cancelled. It may still be closing its items; `ended` is set after that."""
+        """Whether the response was cancelled. It may still be closing its items, after which `ended` is set."""
         return self._scope.cancel_called
 
     async def run(self) -> None:
