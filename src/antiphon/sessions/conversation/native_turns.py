@@ -389,8 +389,8 @@ class NativeTurns:
             self._stream.interrupt()
 
     def close(self) -> None:
-        """Accept no more audio, and let `run` return after the current step, which is also the end of a turn that is
-        being spoken. Does not wait.
+        """Accept no more audio, and let `run` return after the current step, which also ends a turn that is being
+        spoken. Does not wait.
         """
         self._is_closed = True
         self._changed.notify()

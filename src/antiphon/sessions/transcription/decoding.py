@@ -50,7 +50,8 @@ GUESS_AFTER_S = 0.128
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
 BUSY_STEPS = 3
-# Deadlines of decodes, in seconds. A final's counts from the end of its turn, a partial's from when it became due.
+# Deadlines of decodes, in seconds: of a final, counted from the end of its turn, and of partials (for first words and
+# for later words), counted from the time at which they became due.
 # Finals and first words share a queue, in which a final waits only for first words that became due 0.7 s or more before
 # the end of its turn (docs/design/partials.md).
 FINAL_DUE_S, FIRST_DUE_S, PARTIAL_DUE_S = 0.3, 1.0, 0.3

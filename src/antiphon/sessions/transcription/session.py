@@ -162,7 +162,7 @@ class TranscriptionSession:
 
     @property
     def _open_from_ms(self) -> float:
-        """The millisecond before which the open turn cannot begin, or the next turn if none is open."""
+        """The earliest millisecond at which the open turn may have begun, or at which the next turn may begin."""
         now_ms = self._segmenter.now * 1000 / SAMPLE_RATE_HZ
         from_ms = now_ms - self._segmenter.uncommitted_ms
         if not self.config.vad:

@@ -6,7 +6,7 @@ if it is likely, has `rollback_tokens` tokens after it, and has stayed in the sa
 `agreement_s` of audio arrived. The final of a window is decoded without that prefix. Its words that follow the sent
 ones are the last delta.
 
-A word has to stay for a while because a new word is often wrong. With hypotheses every 0.3 s over 38 clips of read
+A word has to stay for some time, because a new word is often wrong. With hypotheses every 0.3 s over 38 clips of read
 English, a likely word (over 0.9) that had been seen once was wrong in the final text about one time in four. A word
 that had stayed for 0.9 s was wrong about one time in thirty.
 

@@ -127,7 +127,7 @@ class TurnSpeakers:
         self._verdicts.pop(turn, None)
 
     def clear(self) -> None:
-        """Drop the speech of the open turn, whose number the next turn will have."""
+        """Drop the speech of the open turn. The next turn will have the same number."""
         self._turn, self._num_looks, self._other_turn = None, 0, None
         self._looking.clear()
 
