@@ -1,4 +1,4 @@
-"""How an inbox measures its backlog: in seconds of audio, and in bytes of memory."""
+"""An inbox measures its backlog in seconds of audio and in bytes of memory."""
 
 from __future__ import annotations
 

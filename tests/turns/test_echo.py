@@ -1,4 +1,4 @@
-"""The echo guard on synthetic speech: bursts of coloured noise, sent, and heard back through a room."""
+"""The echo guard, with synthetic speech: bursts of coloured noise that are sent and return through a room."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 8.0
 
 
 def babble(seed: int, seconds: float = SECONDS) -> Pcm:
-    """Return syllables: bursts of noise in changing bands, a fifth of a second each."""
+    """Return synthetic syllables: bursts of noise in changing bands, each a fifth of a second long."""
     chance = np.random.default_rng(seed)
     out = np.zeros(int(seconds * SAMPLE_RATE_HZ), np.float32)
     at = 0
@@ -32,7 +32,7 @@ def babble(seed: int, seconds: float = SECONDS) -> Pcm:
 
 
 def judged(sent: Pcm, heard: Pcm, guard: EchoGuard | None = None, begin_s: float = 1.0) -> tuple[np.ndarray, EchoGuard]:
-    """Return which frames of `heard` count as speech, for a detector that takes all loud frames for speech.
+    """Return which frames of `heard` pass the guard as speech. The detector takes all loud frames for speech.
 
     `sent` is sent in bursts, faster than real time.
     """
@@ -73,7 +73,7 @@ def test_when_a_residue_comes_back_that_a_detector_raises_then_it_is_no_speech(o
         if at >= SAMPLE_RATE_HZ:
             guard.add_reference(sent[at - SAMPLE_RATE_HZ :][:FRAME_SAMPLES], at)
         left += guard.judge(heard[None, at : at + FRAME_SAMPLES], [0.9], at)
-    # An offset is known after a second.
+    # The guard knows an offset only after a second.
     sounding = frames(2.0 if offset else 1.2, 1.0 + SECONDS)
     assert np.all(np.array(left)[sounding] == 0.0)
 
@@ -94,7 +94,7 @@ def test_a_quiet_voice_beside_what_is_sent_is_speech() -> None:
 def test_when_sent_audio_comes_back_then_it_is_no_speech(delay_s: float, gain_db: float) -> None:
     sent = babble(1)
     left, guard = judged(sent, delayed(sent, delay_s, gain_db))
-    # A single frame now and then does not start a turn, which takes two in a row.
+    # A single frame does not start a turn, which needs two frames in a row.
     assert left[frames(1.2 + delay_s, 1.0 + delay_s + SECONDS)].sum() <= 1
     assert guard.delay_hops is not None
     assert guard.delay_hops * 8 / 1000 == pytest.approx(delay_s, abs=0.05)
@@ -107,24 +107,24 @@ def test_when_there_is_no_echo_then_what_is_said_under_an_answer_is_heard(
     lost = []
     for name, said in recordings.items():
         if said.text and name != answer:
-            # The microphone is silent for two seconds of the answer, as with headphones.
+            # The microphone is silent for the first two seconds of the answer, as with headphones.
             heard = np.concatenate((np.zeros(3 * SAMPLE_RATE_HZ, np.float32), said.pcm[: 4 * SAMPLE_RATE_HZ]))
             left, _ = judged(recordings[answer].pcm, heard)
             starts = range(0, len(heard) - FRAME_SAMPLES, FRAME_SAMPLES)
             spoken = np.array([loud(heard[at : at + FRAME_SAMPLES])[0] > 0.5 for at in starts])
             if (spoken & ~left).sum() > 0.3 * spoken.sum():
                 lost.append(name)
-    # Levels may correlate by chance.
+    # One failure is allowed, because levels may correlate by chance.
     assert len(lost) <= 1, lost
 
 
 def test_when_the_echo_ends_then_what_is_said_under_an_answer_is_heard(recordings: dict[str, Recording]) -> None:
     sent = np.tile(recordings["jfk"].pcm, 2)
     heard = delayed(sent, 0.1, -6)
-    # Headphones are plugged in, and the answer continues.
+    # The user plugs headphones in, while the answer continues.
     heard[8 * SAMPLE_RATE_HZ :] = 0
     other = recordings["ls-other-3331-159605-0000"].pcm[: 4 * SAMPLE_RATE_HZ]
-    # Softer than the echo was.
+    # The other voice is softer than the echo was.
     heard[13 * SAMPLE_RATE_HZ : 13 * SAMPLE_RATE_HZ + len(other)] = 0.3 * other
     left, guard = judged(sent, heard)
     assert not left[frames(2, 8)].any()
@@ -174,7 +174,7 @@ def test_when_held_audio_turns_out_to_be_speech_then_the_guard_says_since_when()
             passed.append(at)
     assert passed[0] - start > 8 * FRAME_SAMPLES, "it was held"
     assert since[0] == pytest.approx(start, abs=2 * FRAME_SAMPLES)
-    # Few other frames were held: the guard knows by now that the client has headphones.
+    # Few other frames were held, because the guard knows by now that the client has headphones.
     assert len(since) <= 2
     assert since[-1] - start < 40 * FRAME_SAMPLES
 
@@ -217,7 +217,7 @@ def test_when_nothing_was_sent_then_probabilities_pass_unchanged() -> None:
 
 
 def test_when_the_reference_is_cut_then_speech_behind_the_cut_is_not_taken_for_its_echo() -> None:
-    """The response is cut and the client flushes it: audio that was never played must not mask the user's speech."""
+    """If a response is cut and flushed by the client, audio that was never played must not mask the user's speech."""
     sent = babble(1)
     heard = delayed(sent, 0.15, 0)
     heard[int(5.3 * SAMPLE_RATE_HZ) :] = 0
@@ -246,5 +246,5 @@ def test_when_a_session_goes_on_for_long_then_the_guard_keeps_no_more() -> None:
         for at in range(k * 4 * SAMPLE_RATE_HZ, (k + 1) * 4 * SAMPLE_RATE_HZ, 40 * FRAME_SAMPLES):
             guard.judge(np.zeros((1, FRAME_SAMPLES), np.float32), [0.0], at)
         sizes.append(len(pickle.dumps(guard)))
-    # All of its memory; larger positions take a few bytes more.
+    # This is all of the guard's memory. Larger positions take a few bytes more.
     assert max(sizes[100:]) <= max(sizes[:100]) + 100

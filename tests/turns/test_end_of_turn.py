@@ -57,7 +57,7 @@ def test_when_it_sounds_complete_then_the_turn_ends_much_sooner() -> None:
 
 
 def test_there_is_no_cliff() -> None:
-    # Slightly more evidence moves the end only slightly, over the whole range of waits.
+    # Over the whole range, a small change of the probability changes the wait only slightly.
     waits = [silence_for(PauseEvidence(p / 1000, WHOLE), 0.9) for p in range(1, 1000)]
     steps = [a - b for a, b in itertools.pairwise(waits)]
     assert min(steps) >= 0

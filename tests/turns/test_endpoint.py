@@ -60,7 +60,7 @@ def test_when_speech_had_begun_before_it_was_recognized_then_an_interrupted_onse
     run(endpointer, [QUIET] * 10)
     endpointer.backdate(4 * FRAME)
     assert run(endpointer, [LOUD, QUIET]) == []
-    # Later calls do not hide the first.
+    # A later call with a later sample does not replace the first.
     endpointer.backdate(11 * FRAME)
     assert run(endpointer, [LOUD, LOUD]) == [SpeechBegan(4 * FRAME)]
 
@@ -87,7 +87,7 @@ def test_when_a_pause_has_a_silence_of_its_own_then_only_that_pause_is_shorter()
     endpointer.end_after(192)
     assert run(endpointer, [QUIET] * 2) == [SpeechEnded(10 * FRAME, 4 * FRAME)]
     assert run(endpointer, [LOUD] * 4 + [QUIET] * 50)[-1] == SpeechPaused(14 * FRAME)
-    # Speech cancels the earlier `end_after`.
+    # Speech has cancelled the earlier `end_after`.
     endpointer.end_after(1920)
     assert run(endpointer, [LOUD]) == [SpeechResumed(64 * FRAME)]
     assert not [c for c in run(endpointer, [QUIET] * 70) if isinstance(c, SpeechEnded)]

@@ -1,4 +1,4 @@
-"""The takes of an enrolment: the recording, and copies with noise of three colours."""
+"""The takes of an enrolment are the recording, and copies of it with noise of three colours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_when_a_voice_is_enrolled_then_its_takes_have_noise_ten_db_below_it(reco
     quiet, *noisy = enrolment_takes(pcm)
     assert quiet is pcm
     assert len(noisy) == 3
-    # The frequency below which half of a noise's energy lies falls from one noise to the next.
+    # Half of a noise's energy lies below its middle frequency, which falls from one noise to the next.
     middles = []
     for take in noisy:
         assert take.dtype == np.float32

@@ -1,4 +1,4 @@
-"""The floor: the table is complete, unlisted transitions are errors, and every turn is answered exactly once."""
+"""The table of the floor is complete, unlisted transitions are errors, and every turn is answered exactly once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_the_table_does_not_have_is_an_error(act: str) -> None:
 
 
 def spoken(floor: Floor, number: int, *, takes_floor: bool = True, has_output: bool = True) -> list[FloorCommand]:
-    """Let the user say a turn, which ends without a transcript."""
+    """Let the user say a turn, up to its commit. Its transcript has not arrived yet."""
     floor.open_turn(number, Item(str(number)))
     commands = floor.user_started(number, takes_floor=takes_floor, answers=True, has_output=has_output)
     floor.user_stopped()
@@ -68,7 +68,7 @@ def test_speech_over_a_response_ends_it_and_one_that_had_not_begun_to_speak_is_s
         floor.response_began()
         assert spoken(floor, 0, has_output=has_output) == [CancelActive("turn_detected"), SilenceOutput()]
         floor.response_ended()
-        # It was a cough.
+        # The turn was a cough.
         floor.transcribed(0, owes_response=False)
         assert floor.go_on(is_resolved=True, may_cut=True) == ([] if has_output else [BeginResponse()])
 
@@ -89,7 +89,7 @@ def test_a_turn_that_is_skipped_is_not_answered() -> None:
     floor.skip_next()
     assert floor.take_skip()
     assert not floor.take_skip()
-    # Its events were held back, so it had no record yet.
+    # The events of the turn were held back, so it had no record yet.
     floor.skip(0)
     spoken(floor, 0)
     floor.transcribed(0, owes_response=True)
@@ -123,7 +123,7 @@ def test_a_closed_floor_begins_nothing() -> None:
     floor.transcribed(0, owes_response=True)
     floor.close()
     assert floor.go_on(is_resolved=True, may_cut=True) == []
-    # A request that had waited still begins, and ends.
+    # The response to a request that had waited still begins, and ends.
     floor.response_began()
     floor.response_ended()
 
@@ -190,7 +190,7 @@ def walk(draw: random.Random) -> None:
                     number, is_open = number + 1, False
                 go_on()
             case 6 if not responds and not floor.response_due:
-                # The client requests a response by itself.
+                # The client requests a response that is not due to a turn.
                 floor.response_began()
                 responds, has_output, is_ending = True, True, False
         assert floor.user_speaks == is_open
@@ -208,7 +208,7 @@ def walk(draw: random.Random) -> None:
             floor.response_ended()
             responds = False
         go_on()
-    # Every turn is answered, and none twice.
+    # Every turn is answered exactly once.
     assert not floor.response_due
     assert num_begun <= num_owed + number
     assert (num_begun > 0) or (num_owed == 0)

@@ -11,7 +11,7 @@ CHUNK = SAMPLE_RATE_HZ // 50
 
 
 def live(clock: MicrophoneClock, from_s: float, received: int, seconds: float) -> int:
-    """Send audio in real time, from the clock's `from_s` on; return the samples received by then."""
+    """Send audio in real time, from the clock's `from_s` on. Returns the number of samples received by the end."""
     for k in range(1, round(seconds * 50) + 1):
         received += CHUNK
         clock.now(from_s + k / 50, received)
@@ -27,7 +27,7 @@ def test_when_audio_comes_as_it_is_spoken_then_the_clock_counts_its_samples() ->
 def test_when_a_client_is_muted_then_its_microphone_goes_on() -> None:
     clock = MicrophoneClock()
     received = live(clock, 0.0, 0, 2)
-    # The clock also advances while the client is muted: audio that the server sends then is heard then.
+    # The clock also advances while the client is muted, because audio that the server sends then is heard then.
     assert clock.now(5.0, received) == pytest.approx(5 * SAMPLE_RATE_HZ, abs=200)
     received = live(clock, 6.0, received, 1)
     assert clock.now(7.0, received) == pytest.approx(7 * SAMPLE_RATE_HZ, abs=200)

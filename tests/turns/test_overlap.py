@@ -1,4 +1,4 @@
-"""Speech over a response: which events are reported, and when."""
+"""Which events are reported for speech over a response, and when."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_when_the_time_to_decide_is_over_then_speech_that_goes_on_takes_the_floo
     overlap.feed(START, overlaps=True)
     assert overlap.decide(speaking=True)[0] == OverlapDecided(0, True, "speech_goes_on")
     assert overlap.undecided_turn is None
-    # "Yeah, yeah, y..." may continue.
+    # The text "Yeah, yeah, y..." may continue with a word that is not a backchannel.
     overlap.feed(START, overlaps=True)
     overlap.feed(TranscriptPartial(0, "Yeah, yeah"), overlaps=True)
     assert overlap.decide(speaking=True) == []
@@ -185,7 +185,7 @@ def test_when_the_client_dismisses_an_overlap_then_it_does_not_take_the_floor_wh
     assert overlap.take_floor() == []
     for output in (TranscriptPartial(0, "Stop that"), STOP, COMMIT):
         assert overlap.feed(output, overlaps=True) == []
-    # Another turn begins before the words of the first are known: it is decided separately, and the first is dropped.
+    # Another turn begins before the words of the first are known. It is decided separately, and the first is dropped.
     assert overlap.feed(SpeechStarted(1, 900), overlaps=True) == [OverlapStarted(1)]
     assert overlap.feed(done("Stop that."), overlaps=True) == []
     assert overlap.undecided_turn == 1
@@ -256,7 +256,7 @@ def test_whatever_comes_then_an_overlap_is_declined_once_at_most_and_takes_the_f
                     assert turn == open_turn
                     assert not declined
                     declined = True
-        # Held events are only reported together with a decision for the floor.
+        # Held events are only reported together with the decision that the overlap takes the floor.
         if overlap.undecided_turn is not None:
             assert overlap.undecided_turn == open_turn
             assert not [e for e in speech(out) if getattr(e, "turn", None) == open_turn]

@@ -1,4 +1,4 @@
-"""Who the user is, with synthetic voices: a direction for each voice, plus a random part in each turn."""
+"""Recognizes the user, with synthetic voices: each voice is a direction, and each turn adds a random part to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROFILE = SpeakerProfile("toy", SIZE, 0.6, (VoiceThreshold(0.5, 0.2, 0.4), Voice
 
 
 class Person:
-    """A voice. `turn`: the vector of a turn, whose random part is `spread` times as long as the voice's vector."""
+    """A voice. `turn` returns the vector of a turn. Its random part is `spread` times as long as the voice's vector."""
 
     def __init__(self, seed: int) -> None:
         self._chance = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def test_when_the_user_was_heard_twice_then_another_voice_is_told_apart() -> Non
     user, television = Person(1), Person(2)
     speaker = PrimarySpeaker("auto", PROFILE)
     assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.UNDECIDED
-    # One turn may be a television's, so no turn is ignored yet.
+    # A single turn may be a television, so no turn is ignored yet.
     assert not speaker.knows_user
     verdict = speaker.heard(television.turn(), 2.0)
     assert verdict.speaker is TurnSpeaker.UNDECIDED
@@ -104,12 +104,12 @@ def test_when_a_pause_cuts_off_the_end_of_anothers_turn_then_that_is_anothers_to
     assert speaker.heard(television.turn(), 2.0).is_other
     assert speaker.heard(television.turn(), 0.4).is_other
     assert speaker.heard(television.turn(), 0.4).is_other
-    # A turn equally near to both is the user's, and so is one that is too short to have a voice.
+    # A turn that is equally near to both voices is the user's, and so is a turn that is too short to have a voice.
     both = user.voice + television.voice
     assert not speaker.judge(np.asarray(both / np.linalg.norm(both), np.float32), 0.4).is_other
     assert not speaker.judge(television.turn(), 0.1).is_other
     assert not speaker.judge(user.turn(), 0.4).is_other
-    # The user has spoken since, if only a word.
+    # The user has spoken since then, if only a word.
     assert speaker.heard(user.turn(), 0.4).speaker is TurnSpeaker.UNDECIDED
     assert not speaker.heard(television.turn(), 0.4).is_other
 
@@ -118,7 +118,7 @@ def test_until_the_user_is_known_short_turns_that_may_be_of_the_same_voice_teach
     user, television = Person(22), Person(23)
     speaker = PrimarySpeaker("auto", PROFILE)
     speaker.heard(user.turn(), 0.7)
-    # Similar to the user, but not surely the user.
+    # This voice is similar to the user's, but not surely the user's.
     alike = user.voice + 3.5 * television.voice
     assert speaker.heard(np.asarray(alike / np.linalg.norm(alike), np.float32), 0.7).speaker is TurnSpeaker.UNDECIDED
     assert speaker.knows_user

@@ -25,7 +25,7 @@ def sound(num_frames: int, start: int = 0) -> Pcm:
 
 
 def run(segmenter: Segmenter, loud: str) -> list[SegmenterEvent]:
-    """Feed one frame per character: # is speech, anything else silence."""
+    """Feed one frame per character: # is speech, and any other character is silence."""
     steps: list[SegmenterEvent] = []
     for c in loud:
         steps += segmenter.feed(sound(1, segmenter.now), [0.9 if c == "#" else 0.0])
@@ -46,7 +46,7 @@ def test_when_speech_is_followed_by_silence_then_server_vad_makes_a_turn_with_it
     assert committed == TurnCommitted(0, (20 * 32) - 96, 46 * 32, 40 * 32)
     assert isinstance(window, WindowEnded)
     assert window.speech_end == 40 * FRAME
-    # From the padded start to the margin after the speech, with exactly the samples that were fed.
+    # The window reaches from the padded start to the margin after the speech, with exactly the samples that were fed.
     assert np.array_equal(window.window.pcm, sound(80)[17 * FRAME : 40 * FRAME + 3200])
     assert ended == TurnEnded(0, 29 * FRAME / 16000)
 
@@ -73,7 +73,7 @@ def test_when_turns_follow_closely_then_they_share_a_window() -> None:
     assert segmenter.window is not None
     first, second = segmenter.window.spans
     assert (first.turn, second.turn) == (0, 1)
-    # The border lies in the silence between them.
+    # The border lies in the silence between the turns.
     assert 20 * FRAME < second.start < 30 * FRAME
     words = tuple(Word("w", at * FRAME / 16000, (at + 1) * FRAME / 16000, 1.0) for at in (18, 31))
     pieces = tuple(HypothesisWord(w.text, (1,), 1.0) for w in words)
@@ -165,7 +165,7 @@ def test_a_pause_ends_its_turn_after_what_was_said_last() -> None:
     assert stopped() == 30
     assert stopped(192) == 6
     assert stopped(192, 1920) == 60
-    # The pause has already lasted longer.
+    # The pause has already lasted longer than that.
     assert stopped(1920, 32) == 5
 
 
@@ -202,7 +202,7 @@ def test_when_a_session_goes_on_for_long_then_only_a_few_seconds_of_audio_are_ke
     for _ in range(60):
         run(segmenter, "#" * 60 + "." * 60)
         largest = max(largest, len(pickle.dumps(segmenter)))
-    # All of its memory: float32 samples, and a few numbers.
+    # This is all of the segmenter's memory: float32 samples, and a few numbers.
     assert largest < 12 * 16000 * 4
 
 
@@ -211,7 +211,7 @@ def test_when_a_session_goes_on_for_long_then_only_a_few_seconds_of_audio_are_ke
 def test_when_the_audio_is_cut_otherwise_then_the_events_are_the_same(
     loud: str, sizes: list[int], manual: bool
 ) -> None:
-    """The same frames in other chunks give the same events, in the same order."""
+    """The same frames give the same events in the same order if they are fed in other chunks."""
     vad = None if manual else VAD
     whole = Segmenter(PROFILE, vad, FRAME)
     steps = run(whole, loud) + whole.commit()
@@ -248,7 +248,7 @@ def test_when_audio_is_kept_over_pauses_then_a_window_begins_with_it_until_both_
         assert (segmenter.window.start, segmenter.window.after) == (0, after)
         assert np.array_equal(segmenter.window.pcm, sound(segmenter.now // FRAME))
         run(segmenter, "." * 30)
-    # More than 9 s after its start, it is no longer context.
+    # More than 9 s after its start, the first window is no longer context.
     run(segmenter, "." * 60 + "#" * 5)
     assert segmenter.window is not None
     assert (segmenter.window.after, segmenter.window.start > 0) == (None, True)

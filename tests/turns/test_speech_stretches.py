@@ -13,12 +13,12 @@ from antiphon.events.transcription import ServerVad
 from antiphon.turns.speech_stretches import MAX_UNSURE, SpeechStretches, SpeechTimeline
 
 FRAME = 512
-# A padding of 2 frames, and 4 frames of silence.
+# The padding is 2 frames, and the silence 4 frames.
 VAD = ServerVad(prefix_padding_ms=64, silence_duration_ms=128)
 
 
 def recording(speech: list[bool], rest: int = 0) -> Pcm:
-    """Return audio whose samples are their own numbers, with `rest` samples after the last whole frame."""
+    """Return audio in which each sample is its own number, with `rest` samples after the last whole frame."""
     return np.arange(len(speech) * FRAME + rest, dtype=np.float32)
 
 
@@ -73,7 +73,7 @@ def test_what_the_detector_is_sure_of_nowhere_is_no_speech() -> None:
     # The first frames of a stretch count, and those of the previous stretch do not.
     assert stretches_of([*silence, 0.9, 0.6, 0.6, *silence])[0] == (3, 4)
     assert stretches_of(word + silence + barks + silence)[-1][0] < len(word + silence)
-    # With a lower threshold a smaller probability suffices; with a threshold of zero any does.
+    # With a lower threshold a smaller probability is enough. With a threshold of zero, any probability is.
     assert stretches_of(silence + [0.5] * 3 + silence, threshold=0.25)[0] == (3, 4)
     assert stretches_of(silence + [0.44] * 3 + silence, threshold=0.25) == []
 

@@ -1,1 +1,3 @@
-"""Models composed of models: a cascade of language model and voice, an observer of video, a native model's wrapper."""
+"""Models that are composed of other models, such as a cascade of a language model and a voice, an observer of video,
+and a wrapper for native models.
+"""

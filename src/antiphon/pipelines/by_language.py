@@ -1,5 +1,5 @@
-"""A voice for some languages and a fallback voice for the others. The language of each text decides which one speaks
-it.
+"""Combines a voice for some languages with a fallback voice for all others. The language of each text decides which
+voice speaks it.
 
 Without a fallback, a text that is surely in another language is refused, because the voice would read it
 unintelligibly.
@@ -18,21 +18,23 @@ from antiphon.text.language import OTHERS_OF_ONE_VOICE, language_finder
 from antiphon.text.markup import without_pauses
 
 REMEDY = "apt install espeak-ng, or load a voice of that language (--synthesizer)"
-# The least probability at which a text counts as another language than the voice's own. In 373 English sentences and
-# clauses of the repository none reached it; "Ja, gerne." is German with 0.75, "Ja." has at most 0.17 for any language.
+# Minimum probability at which a text counts as a language other than the voice's own. None of 373 English sentences and
+# clauses of the repository reached it. "Ja, gerne." is German with 0.75; "Ja." has at most 0.17 for any language.
 MIN_PROBABILITY = 0.7
-# Without a fallback, a text is refused only if it has at least this probability of another language, and this number of
-# letters. None of 4,156 beginnings of English sentences in the documentation was refused; "Guten Tag, ich" has 0.88.
+# Without a fallback, a text is refused only if the probability of another language is at least MIN_REFUSED_PROBABILITY
+# and the text has MIN_REFUSED_LETTERS letters. None of 4,156 beginnings of English sentences in the documentation was
+# refused. "Guten Tag, ich" has 0.88.
 MIN_REFUSED_PROBABILITY, MIN_REFUSED_LETTERS = 0.85, 10
 
 
 class VoiceByLanguage:
-    """A Synthesizer that speaks its own languages with `main` and the others with `fallback`; None: it refuses them.
+    """A Synthesizer that speaks the languages of `main` with `main`, and others with `fallback`. Without a `fallback`,
+    it refuses other languages.
 
-    Audio is at the rate of `main`, and word times are available if `main` has them. The fallback has one voice for each
+    Audio has the rate of `main`, and word times are available if `main` has them. The fallback has one voice for each
     language, regardless of the requested voice.
 
-    `likeliest`: returns the likeliest language of a text and its probability; None: uses `language_finder`.
+    `likeliest` returns the likeliest language of a text and its probability. If it is None, `language_finder` is used.
     """
 
     def __init__(
@@ -53,8 +55,8 @@ class VoiceByLanguage:
     ) -> AsyncGenerator[SpeechChunk, None]:
         """Speak a text in `options.language`, or in the detected language.
 
-        If the text is too short to detect its language, the text spoken before it decides. Raises the errors of both
-        voices, and RemoteProtocolError (`language_not_spoken`) if neither voice speaks the language.
+        If the text is too short to detect its language, the text that was spoken before it is used too. Raises the
+        errors of both voices, and RemoteProtocolError (`language_not_spoken`) if neither voice speaks the language.
         """
         language = options.language or self._language_of(text, options.spoken_before)
         if language in self._main.profile.languages:

@@ -1,9 +1,10 @@
-"""A language model and a synthesizer as one conversation model: text is spoken while it is still being written.
+"""Combines a language model and a synthesizer into one conversation model, which speaks text while it is still being
+written.
 
-Two tasks produce a response. One reads the language model and splits its text into sentences. The first sentence ends
-at a clause or after a few words, so that audio begins early. The others are whole, unless the audio before them is
-about to run out: then a part is split off early. The other task speaks the sentences. Closing the response's generator
-cancels both.
+Two tasks produce a response. The first task reads the language model and splits its text into sentences. The first
+sentence ends at a clause or after a few words, so that audio begins early. Later sentences are whole, but if the audio
+is about to run out, a part of the next sentence is split off early. The second task speaks the sentences. Closing the
+response's generator cancels both tasks.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ from antiphon.text.word_timing import WordPacer
 
 log = logging.getLogger(__name__)
 
-# A shorter first sentence waits for more text: a gap would follow "Well," alone.
+# Minimum characters of the first sentence. A shorter one waits for more text, because a gap would follow "Well," alone.
 MIN_FIRST_CHARS = 10
 # Without punctuation, the first sentence ends after FIRST_WORDS words. Each additional word delays the audio by 70 ms
-# on two cores, and three words last as long as the next ten take to be written.
+# on two cores. Speaking three words takes as long as writing the next ten.
 FIRST_WORDS = 3
 # If less than RUNNING_OUT_S of audio is left, an incomplete sentence of at least MIN_CUT_WORDS words is split off and
 # spoken. The voice begins within 50 ms, and a pause for breath disturbs less than a gap.
 RUNNING_OUT_S, MIN_CUT_WORDS = 0.3, 3
 # Characters of a response that are used to detect the language of the next text.
 MAX_SPOKEN_BEFORE = 300
-# Bound: texts that wait for the voice. They are sentences, or the language model's deltas if the voice reads while it
+# Maximum number of texts that wait for the voice: sentences, or the language model's deltas if the voice reads while it
 # speaks. When the queue is full, after thousands of words in one response, the language model waits.
 MAX_WAITING_TEXTS = 4096
-# The profile's rate without a voice, and so without audio.
+# The rate in the profile if there is no voice, and so no audio.
 DEFAULT_RATE_HZ = 24_000
 NO_AUDIO = np.zeros(0, np.float32)
 
@@ -65,11 +66,11 @@ NO_AUDIO = np.zeros(0, np.float32)
 class Cascade:
     """A ConversationModel with the text of a language model and the audio of a synthesizer.
 
-    Both models belong to the caller, who closes them.
+    The caller owns both models and closes them.
 
-    - `synthesizer`: None: responses are text only.
-    - `failure_line`: spoken if the language model fails in a spoken response; "": nothing is spoken.
-    - `clock`: returns monotonic seconds. It only decides when audio is about to run out.
+    - `synthesizer`: speaks the text. If it is None, responses are text only.
+    - `failure_line`: spoken if the language model fails in a spoken response, unless it is empty.
+    - `clock`: returns monotonic seconds. It is used only to decide when audio is about to run out.
     """
 
     native = None
@@ -110,9 +111,9 @@ def spoken(
     voice: VoiceOptions | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[ResponseChunk, None]:
-    """Speak a language stream's reply to no messages, in the same way as a cascade's `respond`.
+    """Speak a language stream's reply, in the same way as a cascade's `respond`, but without passing it any messages.
 
-    For a stream that already knows its question. The stream stays open; closing the generator ends the response.
+    For a stream that already knows its question. The stream stays open. Closing the generator ends the response.
     """
     return _CascadeStream(language, synthesizer, clock).respond((), options, voice)
 
@@ -152,7 +153,7 @@ class _CascadeStream:
         failure: Exception | None = None
 
         async def give(text: str) -> None:
-            # A voice that has ended by itself reads no more; the text continues.
+            # If the voice has ended by itself, the response continues as text only.
             with suppress(anyio.BrokenResourceError):
                 await texts_in.send(text)
 
@@ -196,14 +197,14 @@ class _CascadeStream:
             raise failure
 
     def close(self) -> None:
-        """Close the language model's conversation. A later one with the same beginning may reuse its KV."""
+        """Close the language model's conversation. A later conversation with the same beginning may reuse its KV."""
         self._language.close(keep=True)
 
 
 class _AudioLeft:
-    """How far the voice is ahead of its listener.
+    """Tracks how much audio is left for the listener.
 
-    `playback`: the clock of the audio so far. `num_waiting`: sentences that the voice has not spoken yet.
+    `playback` is the clock of the audio so far. `num_waiting` counts the sentences that the voice has not spoken yet.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -219,13 +220,13 @@ class _AudioLeft:
 class _TextCutter:
     """Splits a reply, while it is being written, into the texts for the voice.
 
-    `whole_texts`: the voice reads while it speaks, so its texts are the deltas themselves.
+    With `whole_texts`, the voice reads while it speaks, so its texts are the language model's deltas themselves.
     """
 
     def __init__(self, audio_left: _AudioLeft, *, whole_texts: bool) -> None:
         self._audio_left = audio_left
         self._whole_texts = whole_texts
-        # Text is split into clauses until the voice has its first text.
+        # The text is split into clauses until the voice has its first text, then into sentences.
         self._splitter = SentenceSplitter("clause")
         self._first = ""
 
@@ -266,8 +267,8 @@ async def _speak_sentences(
     put: PutChunk,
     audio_left: _AudioLeft,
 ) -> None:
-    """Speak one sentence after the other, with continuous word times. If the voice has no word times, they are
-    estimated.
+    """Speak one sentence after the other. Word times continue from sentence to sentence, and are estimated if the voice
+    has none.
 
     Raises ModelError at the end if nothing was spoken because no voice speaks the language.
     """
@@ -306,7 +307,7 @@ async def _speak_sentences(
 async def _speak_live(
     synthesizer: LiveSynthesizer, voice: VoiceOptions, texts: AsyncIterator[str], put: PutChunk
 ) -> None:
-    """Speak texts that may end anywhere as one text. Word times are estimated, because such a voice has none."""
+    """Speak texts, which may end anywhere, as one text. Word times are estimated, because such a voice has none."""
     rate_hz, pacer = synthesizer.profile.sample_rate_hz, WordPacer()
 
     async def paced() -> AsyncGenerator[str, None]:

@@ -1,9 +1,9 @@
-"""A conversation model that hears and sees, used as a video model: each question is a turn of one conversation.
+"""Uses a conversation model that hears and sees as a video model. Each question is a turn of one conversation.
 
 A turn consists of the new frames with their times, the audio, and the question. A model that was trained with video
-gets frames and sound interleaved by their times. Other models get each frame as an image after its time, then the
-sound. With `eager`, frames are prefilled as they arrive, otherwise when a question is asked. The rows of earlier turns
-stay in the model's KV, so only new input is computed for a question.
+gets frames and sound interleaved by their times. Other models get the time of each frame followed by its image, and
+then the sound. With `eager`, frames are prefilled as they arrive, otherwise when a question is asked. The rows of
+earlier turns stay in the model's KV, so only new input is computed for a question.
 """
 
 from __future__ import annotations
@@ -43,28 +43,27 @@ log = logging.getLogger(__name__)
 
 SYSTEM = "You answer questions about what a camera or a screen shows and what is heard, in one or two sentences."
 MAX_TOKENS = 256
-# The most frames that are prefilled at once. If more are new, the sampling shifts with every frame, and most of them
-# would be computed again each time.
+# Maximum number of frames that are prefilled at once. If more frames are new, the sampling shifts with every frame, and
+# most of the selected frames would be computed again each time.
 MAX_PREFILL_FRAMES = 2
-# Bounds of the frames, audio and messages of answered questions. When the first number of a pair is exceeded, the
-# oldest questions are dropped until all second numbers hold.
+# Bounds of the frames, the audio and the messages of answered questions. When the first number of a pair is exceeded,
+# the oldest questions are dropped until none of the second numbers is exceeded.
 MAX_PAST_FRAMES, KEPT_PAST_FRAMES = 256, 128
 MAX_PAST_AUDIO_S, KEPT_PAST_AUDIO_S = 600, 300
 MAX_PAST_MESSAGES, KEPT_PAST_MESSAGES = 400, 200
-# Seconds of audio, the latest, that a question includes.
+# Maximum seconds of audio of a question. Of longer audio, the end is used.
 MAX_QUESTION_AUDIO_S = 60
-# The model's positions in time are bounded. A video that spans more than MAX_SPAN_S, which is possible with few frames,
-# begins later, at a multiple of SPAN_STEP_S; what was seen before is placed at its beginning.
+# The model's positions in time are bounded. If a video spans more than MAX_SPAN_S, which is possible with few frames,
+# its start is moved to a later multiple of SPAN_STEP_S, and older frames are placed at the start.
 MAX_SPAN_S, SPAN_STEP_S = 300.0, 60.0
 # A conversation that has outgrown the context is cut to this share of it.
 TRUNCATION = 0.75
 
 
 class ConversationVideoModel:
-    """A VideoModel that uses a conversation model which accepts media.
+    """A VideoModel that uses a conversation model with support for media.
 
-    `conversation_model` belongs to the caller, who closes it. `eager`: prefill frames before a question asks about
-    them.
+    The caller owns `conversation_model` and closes it. With `eager`, frames are prefilled before a question is asked.
     """
 
     def __init__(self, conversation_model: ConversationModel, *, eager: bool) -> None:
@@ -73,7 +72,9 @@ class ConversationVideoModel:
         self.profile = VideoProfile(facts.id, "pictures", facts.sample_rate_hz, facts.voices)
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> ConversationVideoStream:
-        """Open a separate conversation for a session. `instructions` follow SYSTEM. Raises Refused."""
+        """Open a separate conversation for a session. `instructions` are added after SYSTEM. Raises Refused if the
+        model has no room for another conversation.
+        """
         conversation = await self._conversation_model.open(owner)
         window_s = self._conversation_model.profile.video_window_s
         return ConversationVideoStream(conversation, instructions, eager=self._eager, window_s=window_s)
@@ -85,8 +86,8 @@ class ConversationVideoModel:
 class ConversationVideoStream:
     """A VideoStream whose questions and answers are the messages of `conversation`, which it owns and closes.
 
-    `window_s`: `video_window_s` of the model's profile. Used from one event loop. Frames are held as files: at most as
-    many as the session keeps, and those of answered questions within the bounds of this module.
+    `window_s` is the `video_window_s` of the model's profile. For one event loop. Frames are held as files: those that
+    the session keeps, and those of answered questions, within the bounds of this module.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class ConversationVideoStream:
         self._system = Message("system", f"{SYSTEM} {instructions}".strip())
         # Answered questions and their answers, alternating.
         self._past: list[Message] = []
-        # Frames of no answered question yet: number -> time in seconds, and the image.
+        # The frames that no answered question has used: the time in seconds and the image of each, by its number.
         self._frames: dict[int, tuple[float, ImagePart]] = {}
-        # The frames that a question asked now would use, and those of them that are prefilled or will be.
+        # The numbers of the frames that a question would use now, and of those among them that are or will be
+        # prefilled.
         self._selected: tuple[int, ...] = ()
         self._prefilled: list[int] = []
         self._prefill_due = self._answering = self._closed = False
@@ -108,7 +110,7 @@ class ConversationVideoStream:
     async def run(self) -> None:
         """Prefill the selected frames as they change, until cancelled. If the stream is not eager, it only waits.
 
-        Errors of a prefill are logged. The next question meets them again, unless they were temporary.
+        Errors of a prefill are logged. If they persist, the next question raises them.
         """
         while True:
             while not self._prefill_due:
@@ -125,21 +127,21 @@ class ConversationVideoStream:
             await self._changed.wait()
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        """Hold a frame for the next question, as a file. Raises MediaError if it is not an image, or is cut off."""
+        """Keep a frame for the next question, as a file. Raises MediaError if it is not an image, or is truncated."""
         await in_thread(frame.image.overview, places=IMAGE_THREADS)
-        # The model's encoder will read the decoded pixels of the newest frame shortly. Older frames keep only their
-        # files.
+        # Only the newest frame keeps its decoded pixels, which the model's encoder will read shortly. Of older frames,
+        # only the files are kept.
         for _, waiting in self._frames.values():
             waiting.image.release()
         self._frames[frame.number] = (frame.at_s, ImagePart(frame.image, in_video=self._sound is not None))
 
     def append_audio(self, pcm: Pcm, at_s: float) -> None:
-        """Add sound as it arrives, if the model interleaves it with frames. Whole windows of it are prefilled."""
+        """Add sound as it arrives, if the model interleaves sound with frames. Complete windows are prefilled."""
         if self._sound and self._sound.append(pcm, at_s):
             self.select_frames(self._selected)
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """Set the frames that a question asked now would use, and prefill them if that pays.
+        """Set the frames that a question would use now, and prefill them if it is worthwhile.
 
         Nothing is prefilled during an answer, or if more than MAX_PREFILL_FRAMES frames are new at once.
         """
@@ -154,7 +156,7 @@ class ConversationVideoStream:
             self._changed.notify()
 
     async def _prefill(self) -> None:
-        """Prefill the frames that a question would use, and repeat while they change in the meantime."""
+        """Prefill the frames that a question would use now. Repeats this if they change in the meantime."""
         prefilled: list[int] | None = None
         while prefilled is not self._prefilled and not self._answering:
             prefilled = self._prefilled
@@ -165,11 +167,11 @@ class ConversationVideoStream:
                 return
 
     def drop_frame(self, frame: int) -> None:
-        """Drop a frame by its number, unless an answered question used it. Unknown numbers are ignored."""
+        """Drop the frame with this number, unless an answered question has used it. Ignores unknown numbers."""
         self._frames.pop(frame, None)
 
     def forget(self, before_s: float) -> None:
-        """Drop the frames older than `before_s`, in seconds since the session began.
+        """Drop the frames from before `before_s`, in seconds since the session began.
 
         Frames of answered questions stay in the conversation and are dropped with the oldest questions.
         """
@@ -182,7 +184,7 @@ class ConversationVideoStream:
         return (self._system, *self._past)
 
     def _turn(self, frames: Sequence[int], *more: MessagePart, goes_on: bool = False) -> Message:
-        """Return a user's turn: the frames and the sound, and then `more`. `goes_on`: more sound will follow."""
+        """Return a user's turn: the frames, the sound, and then `more`. `goes_on`: whether more sound will follow."""
         shown: list[MessagePart]
         if self._sound and frames:
             shown = [self._video(frames, self._sound, goes_on=goes_on)]
@@ -192,7 +194,7 @@ class ConversationVideoStream:
         return Message("user", " ".join(p for p in parts if isinstance(p, str)), parts=parts)
 
     def _video(self, frames: Sequence[int], sound: VideoSound, *, goes_on: bool) -> VideoPart:
-        """Return the frames and the sound since the last question, with times relative to the first of either."""
+        """Return the frames and the sound since the last question. Times count from the first frame or sound."""
         times = [self._frames[n][0] for n in frames]
         heard = [] if sound.at_s is None else [sound.at_s]
         end_s = max((*times, sound.end_s))
@@ -211,7 +213,7 @@ class ConversationVideoStream:
         """Answer a question as a turn of the conversation, with at most MAX_TOKENS tokens unless `options` has another
         limit.
 
-        An answer that is cut off is not remembered, and neither is its question; its frames stay for the next question.
+        If an answer is cut off, neither it nor its question is remembered, and its frames stay for the next question.
         One question is answered at a time. Raises Refused, ModelError, EngineError or RemoteProtocolError.
         """
         known, text, complete = tuple(self._frames), "", False
@@ -223,7 +225,7 @@ class ConversationVideoStream:
         later = self._settle_sound(self._sound, question) if self._sound else None
         turn = self._turn(frames, *more)
         if self._sound:
-            # Done even if the answer is cut off: neither the answer nor its question is remembered then.
+            # This also runs if the answer is cut off. Neither the answer nor its question is remembered then.
             end_s = self._sound.end_s
             self._sound.clear()
             if later is not None and len(later):
@@ -241,7 +243,7 @@ class ConversationVideoStream:
             self._answering = False
             if complete:
                 self._past += [turn, Message("assistant", text.strip())]
-                # Frames that were not selected for this question would be outdated in the next one.
+                # Frames that were not selected for this question would be too old for the next one.
                 for number in known:
                     self._frames.pop(number, None)
                 self._prefilled = []
@@ -249,7 +251,7 @@ class ConversationVideoStream:
             self.select_frames(self._selected)
 
     def _settle_sound(self, sound: VideoSound, question: VideoQuestion) -> Pcm:
-        """Cut the sound to that of a question, and return the later sound."""
+        """Cut the sound to the part that belongs to the question, and return the sound after it."""
         heard = np.zeros(0, np.float32) if question.pcm is None else question.pcm
         later = sound.cut(len(heard))
         if sound.num_samples != len(heard):
@@ -272,6 +274,6 @@ class ConversationVideoStream:
         return past_frames > num_frames or past_audio_s > audio_s or len(self._past) > num_messages
 
     def close(self) -> None:
-        """Close the conversation and prefill nothing from now on. The caller cancels `run`."""
+        """Close the conversation, and prefill nothing any more. The caller cancels `run`."""
         self._closed = True
         self._conversation.close()

@@ -1,4 +1,4 @@
-"""Notes on frames for a language model that cannot see: the text on them, and plain facts. Pure.
+"""Makes notes on frames for a language model that cannot see: the text on a frame, and plain facts. Pure.
 
 Also finds the time that a question asks about.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from antiphon.vision.scene import SceneFacts
 
-# Bounds: the newest notes of one question, and the lines of text of each note.
+# Maximum number of notes for one question (the newest), and of lines of text in a note.
 MAX_NOTES = 24
 MAX_NOTE_LINES = 20
 
@@ -20,18 +20,18 @@ PROMPT = (
     "pictures. You only have notes: the text that was read on the picture, what was said, brightness, main colours and "
     "motion, each with the seconds at which it was so."
 )
-# The answer if the notes have none, with the current look of the picture.
+# The answer if the notes do not have one, with the current look of the picture.
 UNSEEN = "I cannot see that: I only read text and notice motion, light and colours. Right now it is {look}, and {text}."
-# Questions about text. If the language model's answer does not use the text, the text itself is the answer.
+# Matches questions about text. If the language model's answer does not use the text, the text itself is the answer.
 TEXT_QUESTION = re.compile(r"\b(read|reads|say|says|written|writing|text|words)\b", re.I)
-# Questions that the plain facts can answer if they are about the whole picture.
+# Matches questions that the plain facts can answer if the question is about the whole picture.
 PLAIN_QUESTION = re.compile(
     r"\b(bright|brightness|dark|light|lit|motion|moving|moves?|still|chang\w*|scenes?|colou?rs?)\b", re.I
 )
 WHOLE_PICTURE = re.compile(
     r"\b(screen|picture|scene|image|background|frame|it|overall|camera|anything|something|everything)\b", re.I
 )
-# "20 s ago", "a minute ago"; "at 1:05", "at 19 seconds".
+# The first pattern matches "20 s ago" and "a minute ago", the second "at 1:05" and "at 19 seconds".
 TIME_AGO = re.compile(
     r"\b(\d+(?:\.\d+)?|an?|one|two|three|five|ten|twenty|thirty)\s*(s|sec|secs|seconds?|m|min|mins|minutes?)\s+ago\b",
     re.I,
@@ -44,7 +44,7 @@ NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "five": 5, "ten": 10
 class FrameReading:
     """The text of a frame. Later frames that look the same share this object.
 
-    `lines`: from the top of the picture; None if not read yet, empty if it has no text.
+    `lines` are in order from the top of the picture. None if they are not read yet, empty if the frame has no text.
     """
 
     lines: tuple[str, ...] | None = None
@@ -52,7 +52,7 @@ class FrameReading:
 
 @dataclass(slots=True, eq=False)
 class ObservedFrame:
-    """The facts of one kept frame. `number` and `at_s` are the VideoFrame's."""
+    """The facts about one kept frame. `number` and `at_s` are those of its VideoFrame."""
 
     number: int
     at_s: float
@@ -66,22 +66,22 @@ class ObservedFrame:
 
     @property
     def text(self) -> str:
-        """The first MAX_NOTE_LINES lines of text, separated by slashes; "" without text, or if it is not read yet."""
+        """The first MAX_NOTE_LINES lines of text, separated by slashes. Empty if the frame has no text or is unread."""
         return " / ".join((self.reading.lines or ())[:MAX_NOTE_LINES])
 
     def note(self) -> str:
         """Return the text and the facts for the language model, without the time.
 
-        Small models repeat notes literally, aloud, so they must read well.
+        Small models repeat notes word for word in spoken answers, so the notes must read well.
         """
         text = f'it says "{self.text}"' if self.text else "there is no text"
         return f"{text}{' in a new scene' if self.scene.new_scene else ''}; it is {self.facts()}"
 
 
 def notes_on(frames: Sequence[ObservedFrame]) -> list[str]:
-    """Return a note with its time for each stretch of frames with the same text: the last MAX_NOTES of them.
+    """Return a note with its time for each stretch of frames with the same text. Only the last MAX_NOTES are returned.
 
-    The facts of a stretch are those at its end.
+    The facts in a note are those at the end of its stretch.
     """
     stretches: list[list[ObservedFrame]] = []
     for frame in frames:
@@ -103,14 +103,14 @@ def _time_span(stretch: Sequence[ObservedFrame]) -> str:
 
 
 def asks_about_whole_picture(question: str) -> bool:
-    """Whether brightness, colours and motion of the whole picture may be the answer, not those of a thing in it."""
+    """Whether a question asks for the brightness, colours or motion of the whole picture, not of a thing in it."""
     return bool(PLAIN_QUESTION.search(question) and WHOLE_PICTURE.search(question))
 
 
 def unseen_answer(question: str, last: ObservedFrame | None) -> str:
-    """Return the answer if the notes have none: the facts of the last frame, or only the text on it.
+    """Return the answer to use if the notes do not have one: the facts of the last frame, or only the text on it.
 
-    `last` None: no frame is known.
+    `last` is None if no frame is known.
     """
     lines = (last.reading.lines or ()) if last else ()
     if lines and TEXT_QUESTION.search(question):
@@ -120,9 +120,9 @@ def unseen_answer(question: str, last: ObservedFrame | None) -> str:
 
 
 def asked_time(question: str, now_s: float) -> float | None:
-    """Return the time that a question asks about, in seconds since the session began; None if it names none.
+    """Return the time that a question asks about, in seconds since the session began, or None if it names no time.
 
-    `now_s`: when the question was asked. A time before the session becomes its beginning.
+    `now_s` is the time at which the question was asked. A time before the session began becomes 0.
     """
     if found := TIME_AGO.search(question):
         word = found[1].lower()

@@ -1,8 +1,8 @@
-"""Checks as early as possible whether the notes support an answer. A small language model makes up the rest. Pure.
+"""Checks as early as possible whether the notes support an answer, because small language models make answers up. Pure.
 
-The first meaningful word decides. If it was read or heard, the answer is released, and its rest streams. If it is
-neither in the notes nor in the question, the answer is made up. An answer that only repeats the question's words is not
-released either.
+The first meaningful word decides. If it was read or heard, the answer so far is released, and the rest is streamed. If
+the word is neither in the notes nor in the question, the answer is made up. An answer that only repeats the question's
+words is not released either.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
-# Words that decide nothing: words without a meaning of their own, and words with which answers refer to a picture.
+# Words that decide nothing: function words, and words with which an answer refers to a picture.
 _FUNCTION_WORDS = (
     "a an and are as at be been being but by can cannot could did do does done for from had has have he her here "
     "hers him his how i if in into is it its just may might mostly much my no nobody nothing not now of on one "
@@ -29,10 +29,10 @@ def words(text: str) -> list[str]:
 
 
 class Grounding:
-    """Holds an answer back until it is known whether it is grounded. It is fed with the answer's text as it arrives.
+    """Holds an answer back until it is known whether it is grounded. Pass the answer's text to `feed` as it arrives.
 
-    `known`: texts that were read and heard. `grounded`: whether the answer uses them; None while no word has decided.
-    The decision is final.
+    `known` are the texts that were read and heard. `grounded` is whether the answer uses them, or None while no word
+    has decided. The decision is final.
     """
 
     def __init__(self, question: str, known: Iterable[str]) -> None:
@@ -44,7 +44,7 @@ class Grounding:
     def feed(self, text: str) -> str:
         """Add text of the answer, and return the part of the answer to send now: "" until it is grounded.
 
-        A word decides when its end is known.
+        A word can decide only after its end is known.
         """
         self._held_back += text
         self._decide(self._held_back.removesuffix(_last_word(self._held_back)))
@@ -78,6 +78,6 @@ class Grounding:
 
 
 def _last_word(text: str) -> str:
-    """Return the word at the end of the text, which may continue; "" if the text ends with something else."""
+    """Return the word at the end of the text, which may be incomplete. "" if the text does not end with a word."""
     found = WORD.findall(text)
     return found[-1] if found and text.endswith(found[-1]) else ""

@@ -1,6 +1,6 @@
 """Runs the parts of one response concurrently, such as writing and speaking, and merges their output into one stream.
 
-It knows neither models nor voices: a part is a function that puts chunks.
+It is independent of models and voices: each part is a function that puts chunks into the stream.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from antiphon.contracts import ReplyDone, ResponseAudio, ResponseChunk, ToolCallStarted
 
-# Bound: chunks that are not read yet. When the queue is full, `put` waits, and so does the model behind it.
+# Maximum number of chunks that are not read yet. When the queue is full, `put` waits, and so does the model that puts.
 MAX_WAITING_CHUNKS = 64
 
 Chunk = TypeVar("Chunk")
@@ -24,8 +24,8 @@ async def side_by_side(*parts: Callable[[Put[Chunk]], Awaitable[None]]) -> Async
 
     Each part is called once, with a function that puts one chunk. From the first tool call on, everything except audio
     is held back until all parts have returned, because the audio belongs to text before the call. ReplyDone is always
-    held back. The first exception of a part is raised here and ends the others. Closing the generator cancels the parts
-    and waits for them.
+    held back until then. The first exception of a part is raised here and ends the other parts. Closing the generator
+    cancels the parts and waits for them.
     """
     chunks: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(MAX_WAITING_CHUNKS)
 
@@ -37,8 +37,8 @@ async def side_by_side(*parts: Callable[[Put[Chunk]], Awaitable[None]]) -> Async
         # None marks the end of the part.
         await chunks.put(None)
 
-    # asyncio tasks instead of a task group: a generator with an open task group breaks when another task than the first
-    # one closes it. This generator owns the tasks: they have ended before it returns.
+    # This uses asyncio tasks, not a task group: a generator with an open task group breaks if it is closed by a task
+    # that did not start it. The generator owns these tasks, which have ended before it returns.
     tasks = [asyncio.create_task(run(part)) for part in parts]
     held_back: list[Chunk] = []
     try:

@@ -33,7 +33,7 @@ class NativeConversationModel:
 
 
 class NativePlaceholderStream:
-    """A ConversationStream for sessions whose model speaks by itself: every request for a response is an error."""
+    """A ConversationStream for sessions whose model speaks by itself. Every request for a response is an error."""
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Do nothing: the model has already heard the audio, unit by unit."""

@@ -1,8 +1,9 @@
 """A video model for servers without a model that sees. It answers from the text on the frames, and from plain facts.
 
-Frames are read as they arrive, the newest first (`unread_frames.py`). A frame that looks like the last frame that was
-read is not read again. At a question, the language model gets the notes since the previous question, with their times,
-so that its KV is only appended to. If a question asks about a time, it is preceded by what was seen then.
+The text on frames is read as they arrive, the newest first (`unread_frames.py`). A frame is not read if it looks like
+the last frame that was read. With each question, the language model gets the notes since the previous question, with
+their times, so that its KV is only appended to. If a question asks about a time, the notes of that time are put before
+the question.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ from antiphon.vision.scene import describe
 
 log = logging.getLogger(__name__)
 
-# A frame with at least this similarity to the last frame that was read has the same text.
+# Minimum similarity to the last frame that was read, at which a frame counts as having the same text.
 SAME_TEXT_LIKENESS = 0.999
-# Timeout of a question's wait for the text of its frames, which is read first.
+# Maximum seconds for which a question waits for the text of its frames, which are read first.
 MAX_READING_WAIT_S = 4.0
-# Bound: frames whose notes are remembered, an hour at two frames a second. The oldest are forgotten.
+# Maximum number of frames whose notes are remembered, an hour at two frames per second. The oldest are forgotten.
 MAX_FRAMES = 7200
-# The number of newest frames that are prefilled, and that an answer may use unless its question names a time.
+# Maximum number of the newest frames whose notes are prefilled, and used by an answer if its question names no time.
 MAX_ANSWER_FRAMES = 500
 # A question about a time gets the nearest frame within this distance, in seconds.
 MAX_TIME_OFFSET_S = 3.0
@@ -71,11 +72,12 @@ MAX_TIME_OFFSET_S = 3.0
 class Observer:
     """A VideoModel that knows a frame's text, as read by `reader`, and its brightness, colours and motion.
 
-    All models belong to the caller, who closes them.
+    The caller owns all models and closes them.
 
     - `conversation_model`: writes the answers and speaks them in its voice.
-    - `transcriber`: transcribes spoken questions; None: they are ignored.
-    - `synthesizer`: speaks the answer that replaces one that the notes do not support; None: that answer is text only.
+    - `transcriber`: transcribes spoken questions. If None, they are ignored.
+    - `synthesizer`: if the notes do not support an answer, speaks the answer that replaces it. If None, the replacement
+      is text only.
     """
 
     def __init__(
@@ -95,7 +97,9 @@ class Observer:
         self.profile = VideoProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> ObserverStream:
-        """Open a separate conversation for a session. `instructions` follow the observer's own. Raises Refused."""
+        """Open a separate conversation for a session. `instructions` are added after the observer's own instructions.
+        Raises Refused if the model has no room for another conversation.
+        """
         conversation = await self._conversation_model.open(owner)
         return ObserverStream(conversation, self._read_ahead, self._transcriber, self._synthesizer, instructions)
 
@@ -104,9 +108,9 @@ class Observer:
 
 
 class ObserverStream:
-    """A VideoStream over notes. It owns `conversation` and closes it. Used from one event loop.
+    """A VideoStream that answers from notes. It owns `conversation` and closes it. For one event loop.
 
-    It holds the files of the frames that are still unread, and the notes of MAX_FRAMES frames.
+    It keeps the files of the frames that are still unread, and the notes of MAX_FRAMES frames.
     """
 
     def __init__(
@@ -149,20 +153,20 @@ class ObserverStream:
             return
         notes = notes_on(new)
         if len(notes) >= MAX_NOTES:
-            # At the time of the question the oldest notes will be gone, so the prefilled rows would be useless.
+            # When a question is asked, the oldest notes will be gone, so the prefilled rows would be useless.
             return
         message = Message("user", "Notes:\n" + "\n".join(notes) + "\n")
         try:
             await self._conversation.prefill((*self._messages, message))
         except (ModelError, EngineError, Refused) as error:
-            # The next question meets the error again, unless it was temporary.
+            # If the error persists, the next question raises it.
             log.warning("notes were not prefilled: %s", error)
 
     def _new_frames(self) -> list[ObservedFrame]:
         return [frame for frame in self._frames[-MAX_ANSWER_FRAMES:] if frame.number > self._last_told]
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        """Note the plain facts of a frame, and queue it for `run` to read its text. Raises MediaError."""
+        """Record the plain facts of a frame, and queue the frame for `run` to read its text. Raises MediaError."""
         pixels = await in_thread(frame.image.overview, places=IMAGE_THREADS)
         scene, self._thumbnail = describe(pixels, self._thumbnail)
         if self._likeness.keeps(pixels):
@@ -173,13 +177,13 @@ class ObserverStream:
         self._changed.notify()
 
     def append_audio(self, pcm: Pcm, at_s: float) -> None:
-        """Do nothing: a question carries its audio."""
+        """Do nothing: each question contains its audio."""
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
         """Do nothing: an answer uses all new notes, regardless of the sampling."""
 
     def drop_frame(self, frame: int) -> None:
-        """Do nothing: notes are small, and outlive their frame within MAX_FRAMES."""
+        """Do nothing: notes are small, so they are kept after their frame, up to MAX_FRAMES of them."""
 
     async def settled(self) -> None:
         """Wait until the text of all frames is read. `run` must be running."""
@@ -187,8 +191,8 @@ class ObserverStream:
             await self._changed.wait()
 
     def forget(self, before_s: float) -> None:
-        """Drop the notes on frames older than `before_s`, in seconds since the session began, and do not read these
-        frames.
+        """Drop the notes on frames from before `before_s`, in seconds since the session began. Those of these frames
+        that are unread will not be read.
 
         Notes that the language model got with a question stay in its conversation.
         """
@@ -200,10 +204,10 @@ class ObserverStream:
     ) -> AsyncGenerator[ResponseChunk, None]:
         """Answer a question from the notes. Waits up to MAX_READING_WAIT_S for the text of its frames.
 
-        If the language model begins to say something that the notes do not support, its answer is replaced by one that
-        says so. Such an answer is not remembered, and neither is one that is cut off: the notes that were new then are
-        still new at the next question. One question is answered at a time. Raises Refused, ModelError, EngineError or
-        RemoteProtocolError.
+        If the language model begins to say something that the notes do not support, its answer is replaced by an answer
+        from the plain facts. An answer that was replaced or cut off is not remembered, so the notes that were new for
+        its question are still new for the next question. One question is answered at a time. Raises Refused,
+        ModelError, EngineError or RemoteProtocolError.
         """
         asked_s = asked_time(question.text, question.at_s)
         await self._read_for(question, asked_s)
@@ -259,7 +263,7 @@ class ObserverStream:
         yield done
 
     def _known_texts(self, question: str) -> list[str]:
-        """Return the texts that an answer's words may come from."""
+        """Return the texts from which the words of an answer may come."""
         frames = self._frames[-MAX_ANSWER_FRAMES:]
         readings = {id(frame.reading): frame.reading for frame in frames}
         texts = [line for reading in readings.values() for line in reading.lines or ()]
@@ -276,7 +280,7 @@ class ObserverStream:
                     yield ResponseAudio(chunk.pcm, chunk.words)
 
     async def _read_for(self, question: VideoQuestion, asked_s: float | None) -> None:
-        """Read the frames that a question is about first, and wait for them up to MAX_READING_WAIT_S."""
+        """Read the frames of a question before all others, and wait for them up to MAX_READING_WAIT_S."""
         wanted = [frame for frame in self._frames if frame.number in question.frames]
         if asked_s is not None:
             wanted = self._nearest(asked_s)[:2]
@@ -291,7 +295,7 @@ class ObserverStream:
         return sorted(near, key=lambda frame: abs(frame.at_s - at_s))
 
     def _question_with_notes(self, question: VideoQuestion, asked_s: float | None, heard: str) -> str:
-        """Return the user's turn: the notes since the last remembered question, and the question."""
+        """Return the user's turn: the notes since the last remembered question, followed by the question."""
         lines = notes_on(self._new_frames())
         if heard:
             lines.append(f'Somebody said: "{heard}".')
@@ -312,7 +316,7 @@ class ObserverStream:
 async def words_of(question: VideoQuestion, transcriber: Transcriber | None) -> str:
     """Transcribe the audio of a question as a whole. Waits for the transcriber.
 
-    Returns "" if there is no audio or no transcriber, or if the transcriber fails, which is logged.
+    Returns "" if there is no audio or no transcriber. If the transcriber fails, logs the error and returns "".
     """
     if question.pcm is None or transcriber is None:
         return ""

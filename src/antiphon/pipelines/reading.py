@@ -1,4 +1,4 @@
-"""The stage before every voice: it converts written text into spoken text, and pauses into silence."""
+"""The stage before every voice, which converts written text into spoken text, and pause marks into silence."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from antiphon.events.words import Word
 from antiphon.text.markup import pause_s, split_pauses
 from antiphon.text.written import SaidWord, WrittenReader, is_heard, said_text, said_words
 
-# Words that are converted before the event loop can run other tasks; they take some milliseconds.
+# Number of words that are converted before the event loop can run other tasks. They take some milliseconds.
 WORDS_AT_ONCE = 64
 
 
 class ReadingVoice:
-    """A LiveSynthesizer that wraps `voice`. Its texts are plain and may have pause marks (`text/markup.py`).
+    """A LiveSynthesizer that wraps `voice`. Its texts have no markup, but may have pause marks (`text/markup.py`).
 
-    Word times are those of the written words. `speak_live` works only if `voice` has it.
+    Word times are those of the written words. `speak_live` works only if `voice` has that method.
     """
 
     def __init__(self, voice: Synthesizer) -> None:
@@ -32,7 +32,7 @@ class ReadingVoice:
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Speak a written text. A text without spoken words has no samples. Raises the errors of the voice."""
+        """Speak a written text. A text without spoken words yields no samples. Raises the errors of the voice."""
         rate_hz, at_s = self.profile.sample_rate_hz, 0.0
         for part in split_pauses(text):
             chunks = self._paused(part) if pause_s(part) else self._spoken(part, options, urgency)
@@ -44,7 +44,7 @@ class ReadingVoice:
                     yield replace(chunk, words=tuple(words))
 
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
-        """Speak a written text that is still being written, one word behind it."""
+        """Speak a text that is still being written. The voice gets each word when the next one has arrived."""
         async with aclosing(_said(texts, self._language(options))) as said:
             while True:
                 part = _UntilPause(said)
@@ -82,7 +82,7 @@ class ReadingVoice:
 
     @property
     def engines(self) -> tuple[Any, ...]:
-        """The engines of the voice; empty for a voice in a lane."""
+        """The engines of the voice. Empty for a voice that runs in a lane."""
         return tuple(getattr(self.voice, "engines", ()))
 
     def close(self) -> None:
@@ -105,7 +105,9 @@ async def _said(texts: AsyncIterator[str], language: str | None) -> AsyncGenerat
 
 
 class _UntilPause:
-    """The pieces of a text up to the next pause. `mark` is then the mark of that pause; "" at the end of the text."""
+    """Iterates over the pieces of a text up to the next pause. After that, `mark` is the mark of this pause, or "" at
+    the end of the text.
+    """
 
     def __init__(self, said: AsyncIterator[str]) -> None:
         self._said = said
@@ -125,12 +127,12 @@ class _UntilPause:
 
 
 class _WrittenTimes:
-    """Gives written words the times of their spoken form. Spoken words are matched by counting their letters."""
+    """Gives written words the times of their spoken forms. Spoken words are matched to them by counting letters."""
 
     def __init__(self, words: Sequence[SaidWord]) -> None:
         self._words = iter([(w.written, w.said, len("".join(w.said.split()))) for w in words])
         self._next()
-        # The current word's number of spoken letters, and the time at which they began.
+        # The number of letters of the current written word that were spoken, and the time at which they began.
         self._num_heard = 0
         self._start_s = self._at_s = 0.0
 
@@ -138,7 +140,7 @@ class _WrittenTimes:
         self._current = next(self._words, None)
 
     def of(self, heard: Sequence[Word]) -> Iterator[Word]:
-        """Yield the written words that end within the spoken words. A word without a spoken form takes no time."""
+        """Yield the written words that end within these spoken words. A word without a spoken form takes no time."""
         for word in heard:
             yield from self._unsaid()
             if self._current is None:
@@ -147,7 +149,7 @@ class _WrittenTimes:
             self._start_s = self._start_s if self._num_heard else word.start_s
             self._num_heard, self._at_s = self._num_heard + len(word.text), word.end_s
             if written == said:
-                # A voice may split the word further, as for ideographs.
+                # A voice may split the word further, for example into ideographs.
                 yield word
             if self._num_heard >= num_chars:
                 if written != said:
@@ -157,7 +159,7 @@ class _WrittenTimes:
                 yield from self._unsaid()
 
     def rest(self) -> Iterator[Word]:
-        """Yield the written words that no spoken word ended."""
+        """Yield the remaining written words, which have not ended within a spoken word."""
         while self._current:
             yield Word(self._current[0], self._at_s, self._at_s, 1.0)
             self._next()

@@ -1,8 +1,9 @@
-"""The unread frames of a video session, and the order of reading: for a question at once, otherwise in turns.
+"""The unread frames of a video session, and the order in which they are read: at once for a question, otherwise in
+turns with other sessions.
 
-A reader uses one core while there is anything to read. Frames that no question waits for are read one at a time across
-all sessions, and only while no question waits for a frame. If other sessions wait for their turn, a read is followed by
-a pause of the same length, so that half of the time is left to the models that answer.
+Reading uses one core as long as frames are waiting. A frame that no question waits for is read only while no question
+waits for any frame, and across all sessions only one such frame is read at a time. If other sessions wait for their
+turn, each read is followed by a pause of the same length, which leaves half of the time to the models that answer.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from antiphon.signals import Signal
 from antiphon.vision.images import EncodedImage
 
 log = logging.getLogger(__name__)
-# Bounds: unread frames of a session, and their bytes. Beyond them, the oldest frames count as frames without text.
+# Maximum number of unread frames of a session, and of their bytes. If there are more, the oldest frames count as frames
+# without text.
 MAX_UNREAD, MAX_UNREAD_BYTES = 16, 32 << 20
 
 
 class ReadAhead:
-    """Reads frames for all sessions of a process. Frames that no question waits for are read one at a time.
+    """Reads frames for all sessions of a process. If no question waits for a frame, frames are read one at a time.
 
     `clock` returns monotonic seconds.
     """
@@ -39,7 +41,7 @@ class ReadAhead:
         self._answered = Signal()
 
     async def read_now(self, reading: FrameReading, image: EncodedImage) -> None:
-        """Read a frame that a question waits for. If reading fails, the frame has no text, and the reason is logged."""
+        """Read a frame for which a question waits. If this fails, logs the reason, and the frame has no text."""
         self._num_asked += 1
         try:
             await self._read(reading, image)
@@ -74,19 +76,21 @@ class ReadAhead:
 class UnreadFrames:
     """One session's unread frames, the newest first. `on_read` is called after each read.
 
-    It holds at most MAX_UNREAD files. Used from one event loop; one task calls `read_next`, and one `read_first`.
+    It holds at most MAX_UNREAD files. For one event loop, in which one task calls `read_next`, and one `read_first`.
     """
 
     def __init__(self, read_ahead: ReadAhead, on_read: Callable[[], None]) -> None:
         self._read_ahead, self._on_read = read_ahead, on_read
-        # The last entry is read next.
+        # The waiting frames. The last one is read next.
         self._waiting: list[tuple[FrameReading, EncodedImage]] = []
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def put(self, reading: FrameReading, image: EncodedImage) -> None:
-        """Add the newest frame. It is read shortly, from its decoded pixels; older frames keep only their files."""
+        """Add the newest frame, which will be read shortly, from its decoded pixels. Of older frames only the files are
+        kept.
+        """
         for _, waiting in self._waiting:
             waiting.release()
         self._waiting.append((reading, image))
@@ -99,7 +103,7 @@ class UnreadFrames:
         self._waiting = [(reading, image) for reading, image in self._waiting if id(reading) in ids]
 
     async def read_next(self) -> None:
-        """Wait for this session's turn, and read the newest frame, if any is left then."""
+        """Wait for this session's turn, and read its newest frame, if a frame is left at that time."""
 
         def take() -> tuple[FrameReading, EncodedImage] | None:
             return self._waiting.pop() if self._waiting else None
@@ -107,8 +111,8 @@ class UnreadFrames:
         await self._read_ahead.read_in_turn(take, self._on_read)
 
     async def read_first(self, wanted: Collection[FrameReading]) -> None:
-        """Read the frames of these readings now, the newest first. Does not wait for frames that are already being
-        read.
+        """Read the frames of these readings now, the newest first. Does not wait for a frame that is being read
+        already.
         """
         ids = {id(reading) for reading in wanted}
         while index := next((i for i in range(len(self._waiting), 0, -1) if id(self._waiting[i - 1][0]) in ids), None):

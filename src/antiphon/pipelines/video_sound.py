@@ -1,4 +1,4 @@
-"""The live sound of a video, cut into the windows that a model encodes once each."""
+"""The live sound of a video, cut into windows. A model encodes each window once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import SoundTrack, SoundWindow
 
-# Samples around a window that its first and last spectra extend into: two hops before it, and one after it.
+# Samples before and after a window that its first and last spectra include: two hops before it, and one hop after it.
 NUM_BEFORE, NUM_AFTER = 320, 160
-# A shorter rest after the last whole window is dropped: it would not fill a row.
+# Minimum samples of the rest after the last whole window. A shorter rest is dropped, because it would not fill a row.
 MIN_SAMPLES = SAMPLE_RATE_HZ // 10
 # Sound that begins within this distance, in seconds, of the end of the last sound continues it.
 TOLERANCE_S = 0.02
-# Bound: beyond MAX_S of sound, the oldest windows are dropped until half of it is left.
+# Maximum seconds of sound. If there is more, the oldest windows are dropped until half of the maximum is left.
 MAX_S = 60.0
 
 
 class VideoSound:
     """The sound since the last question.
 
-    - `at_s`: when it begins, on the session's clock; None: there is no sound.
+    - `at_s`: the time at which the sound begins, on the session's clock. None if there is no sound.
     - `windows`: the complete windows, each `window_s` long.
     - `num_samples`: the number of samples that were added.
     """
@@ -31,32 +31,32 @@ class VideoSound:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all sound, and start a new track."""
+        """Forget all sound. The next sound may begin at any time."""
         self.at_s: float | None = None
         self.windows: list[SoundWindow] = []
         self._track = SoundTrack()
-        # The samples after the last complete window, with the samples before them.
+        # The samples after the last complete window, together with the NUM_BEFORE samples before them.
         self._rest: Pcm = np.zeros(0, np.float32)
         self._num_before = 0
-        # All samples that were added, including those dropped since.
+        # The number of samples that were added, including samples that were dropped since.
         self.num_samples = 0
 
     @property
     def end_s(self) -> float:
-        """When the sound ends so far; 0 without sound."""
+        """The time at which the sound so far ends. 0 if there is no sound."""
         if self.at_s is None:
             return 0.0
         return self.complete_s + (len(self._rest) - self._num_before) / SAMPLE_RATE_HZ
 
     @property
     def complete_s(self) -> float:
-        """When its complete windows end, on the session's clock."""
+        """The time at which the complete windows end, on the session's clock."""
         return (self.at_s or 0.0) + len(self.windows) * self._window_s
 
     def append(self, pcm: Pcm, at_s: float) -> bool:
-        """Add sound that begins at `at_s`; return whether this completes a window.
+        """Add sound that begins at `at_s`. Returns whether this completes a window.
 
-        If it does not begin at the current end, all earlier sound is forgotten.
+        If the sound does not begin where the earlier sound ends, the earlier sound is forgotten.
         """
         if self.at_s is None or abs(at_s - self.end_s) > TOLERANCE_S:
             self.clear()
@@ -77,7 +77,7 @@ class VideoSound:
         return is_complete
 
     def cut(self, num_samples: int) -> Pcm:
-        """Remove and return the samples after the first `num_samples` that are in no complete window."""
+        """Cut the sound to its first `num_samples`, and return the rest. Complete windows are not cut."""
         excess = min(self.num_samples - num_samples, len(self._rest) - self._num_before)
         if excess <= 0:
             return np.zeros(0, np.float32)

@@ -1,4 +1,4 @@
-"""The queue of commands between a connection and its session: bounded in seconds of audio, closable."""
+"""The queue of commands between a connection and its session. It is bounded in seconds of audio, and can be closed."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from antiphon.events.size import OBJECT_BYTES, num_bytes
 from antiphon.events.transcription import AppendAudio, TranscriptionCommand
 from antiphon.signals import Signal
 
-# The least that a command without audio counts as, 10 ms: a flood of commands must not be free.
+# Minimum cost in samples (10 ms) of a command without audio, so that a flood of commands is not free.
 COMMAND_SAMPLES = SAMPLE_RATE_HZ // 100
-# Commands without audio count by the memory that they take, so that the default backlog holds 16 MiB of them.
+# Bytes of a command without audio that cost as much as one sample of audio. The default backlog holds 16 MiB of such
+# commands.
 BYTES_PER_SAMPLE = 35
 
 
 class Inbox:
     """Commands in the order of their arrival, for one writer and one reader in one event loop.
 
-    Bound: `max_backlog_s` seconds of unread audio; other commands count as audio too (COMMAND_SAMPLES). When the inbox
-    is full, `put` waits, so that the socket is not read: a file is read more slowly, and nothing is lost. With `live`,
-    `put` raises Refused instead, because a live caller must not fall behind. `is_fed` returns whether a client can
-    still put commands: a client that has lost its connection may reconnect and continue.
+    It holds at most `max_backlog_s` seconds of unread audio. Other commands count as a length of audio too (see
+    COMMAND_SAMPLES). When the inbox is full, `put` waits, so that the socket is not read: a client that sends a file is
+    slowed down, and nothing is lost. With `live`, `put` raises Refused instead, because a live caller must not fall
+    behind. `is_fed` returns whether a client is connected that can put commands.
     """
 
     def __init__(self, max_backlog_s: float, *, live: bool = False, is_fed: Callable[[], bool] = lambda: True) -> None:
         self._max_samples = int(max_backlog_s * SAMPLE_RATE_HZ)
         self._live = live
         self.is_fed = is_fed
-        # Each command with its memory in bytes and its cost in samples.
+        # The waiting commands, each with its memory in bytes and its cost in samples.
         self._waiting: deque[tuple[TranscriptionCommand | ConversationCommand, int, int]] = deque()
         self._num_samples = 0
-        # Memory of the waiting commands, and of the audio that the reader still keeps, which the reader sets.
+        # Bytes of the waiting commands, and of the audio that the reader still keeps. The reader sets the latter.
         self._waiting_bytes = 0
         self.kept_bytes = 0
         self._closed = False
         self._changed = Signal()
         self._reader_waits = False
-        # Commands that were put, and that were read, since the inbox was made.
+        # The numbers of commands that were put and read so far.
         self.num_put = self.num_taken = 0
 
     @property
@@ -50,18 +51,18 @@ class Inbox:
 
     @property
     def backlog_s(self) -> float:
-        """Seconds of audio that were put and not read yet. A command without audio counts as 10 ms or more."""
+        """Seconds of audio that were put but not read yet. A command without audio counts as 10 ms or more."""
         return self._num_samples / SAMPLE_RATE_HZ
 
     @property
     def is_worked_off(self) -> bool:
-        """Whether the reader waits for the next command, having handled all that were put."""
+        """Whether the reader has handled all commands that were put, and waits for the next one."""
         return self._reader_waits
 
     async def put(self, command: TranscriptionCommand | ConversationCommand) -> None:
-        """Add one command, which may exceed the bound by itself. While the backlog is full, waits or raises Refused.
+        """Add one command. A single command may exceed the bound. While the backlog is full, waits or raises Refused.
 
-        On a closed inbox it never waits. Whether the reader still reads such a command is up to the reader.
+        On a closed inbox it never waits, and the reader may ignore the command.
         """
         while self._num_samples >= self._max_samples and not self._closed:
             if self._live:
@@ -81,7 +82,7 @@ class Inbox:
         self._changed.notify()
 
     async def get(self) -> TranscriptionCommand | ConversationCommand | None:
-        """Remove and return the next command. Waits for one. Returns None once the inbox is closed and empty."""
+        """Wait for the next command, remove it and return it. Returns None if the inbox is closed and empty."""
         while not self._waiting:
             if self._closed:
                 return None
@@ -98,6 +99,6 @@ class Inbox:
         return command
 
     def close(self) -> None:
-        """Close the queue: a waiting `put` returns, and `get` returns the remaining commands and then None."""
+        """Close the queue. A waiting `put` then returns, and `get` returns the remaining commands and then None."""
         self._closed = True
         self._changed.notify()

@@ -1,1 +1,1 @@
-"""Text on its way to a voice: splitting it into sentences, and estimating the times of its words. Pure."""
+"""Prepares text for a voice: removes markup, splits text into sentences, and estimates the times of words. Pure."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-# Languages with separate scripts, and Vietnamese.
+# Languages with scripts of their own, and Vietnamese.
 OTHERS = frozenset(
     (
         "zh",
@@ -30,7 +30,7 @@ OTHERS = frozenset(
     )
 )
 
-# Languages that a text is distinguished from if the voice speaks only one language.
+# Languages from which a text is distinguished if the voice speaks only one language.
 OTHERS_OF_ONE_VOICE = frozenset(
     [
         *("en", "de", "es", "fr", "it", "nl", "pl", "sv", "da", "fi", "cs", "ro", "hu", "el", "ru", "uk", "tr", "ar"),
@@ -40,12 +40,13 @@ OTHERS_OF_ONE_VOICE = frozenset(
 
 
 def language_finder(languages: Collection[str]) -> Callable[[str], tuple[str, float]]:
-    """Return a function that finds the likeliest language of a text, ISO-639-1, and its probability. Takes a second.
+    """Return a function that finds the likeliest language of a text (ISO 639-1) and its probability. Takes a second.
 
-    Uses py3langid's naive Bayes over byte n-grams. The function chooses among `languages` and some that are unlikely to
-    be mistaken for one of them: a finder without Chinese would be sure that Chinese is Korean.
+    Uses py3langid's naive Bayes over byte n-grams. The function chooses among `languages` and some other languages that
+    are unlikely to be mistaken for one of them. Without these, for example without Chinese, it would be sure that
+    Chinese is Korean.
     """
-    # Importing it unpacks its model, so only callers that need it wait for that.
+    # The import unpacks the library's model, so it is here, where only callers that need it wait for it.
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -1,8 +1,8 @@
 """Extracts plain text from text with markup that arrives in pieces of any size.
 
 Removes tags of SSML, HTML and XML, special tokens of language models, code fences and a model's reasoning
-(`<think>…</think>`). Entities become their characters. A pause in SSML becomes one character, its mark, so that it
-keeps its place while the text is cut into sentences.
+(`<think>…</think>`). Entities become their characters. An SSML pause becomes a single character, its mark, so that the
+pause keeps its place while the text is cut into sentences.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import html
 import re
 from collections.abc import Iterator
 
-# A pause is a character of a private plane: its distance from the first one is hundredths of a second.
+# The mark of a pause is a character of a private plane. Its distance from _FIRST_MARK is the pause in hundredths of a
+# second.
 _FIRST_MARK, MAX_PAUSE_S = 0xF0000, 10.0
 _MARKS = re.compile("[\U000f0000-\U000ffffd]")
 _STRENGTHS_S = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.7, "x-strong": 1.2}
 _TIME = re.compile(r"\+?(\d{0,6}(?:\.\d{1,6})?)\s*(ms|s)")
 
-# Every part is bounded, and no two parts can match the same character, so text with many brackets takes linear time.
+# Every part of these patterns is bounded, and no two adjacent parts can match the same character, so text with many
+# brackets takes linear time.
 _NAME = r"[A-Za-z][\w.-]{0,40}(?::[\w-]{1,40})?"
 _ATTRIBUTE = r"\s{1,20}[\w:.-]{1,60}\s{0,9}=\s{0,9}(?:\"[^\"<>]{0,300}\"|'[^'<>]{0,300}'|[^\s\"'<>=/]{1,100})"
 _TAG = re.compile(
     rf"<(?P<end>/?)(?P<name>{_NAME})(?P<attributes>(?:{_ATTRIBUTE}){{0,20}})\s{{0,20}}/?>"
     r"|<!--|<\?[A-Za-z][^<>]{0,300}>|<![A-Za-z][^<>]{0,300}>|<\|[\w ./-]{1,60}\|>"
 )
-# The beginning of one of these, at the end of the text so far.
+# Matches the beginning of a tag at the end of the text so far.
 _OPEN_TAG = re.compile(
     rf"<(?:/?(?:{_NAME}:?(?:{_ATTRIBUTE}){{0,20}}(?:\s{{1,20}}(?:[\w:.-]{{1,60}}\s{{0,9}}"
     r"(?:=\s{0,9}(?:\"[^\"<>]{0,300}|'[^'<>]{0,300}|[^\s\"'<>=/]{1,100})?)?)?)?\s{0,20}/?)?"
@@ -39,15 +41,15 @@ _FENCE, _LAST_FENCE = re.compile(rf"{_FENCE_LINE}\n"), re.compile(rf"{_FENCE_LIN
 _OPEN_FENCE = re.compile(r"[ \t]{0,9}(?:`{1,2}|~{1,2}|(?:`{3,9}|~{3,9})[ \t]{0,9}[\w+#.-]{0,40}[ \t]{0,9}\r?)?\Z")
 
 _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
-# Elements whose content is not for people.
+# Elements whose content is not spoken.
 _SILENT = frozenset(["script", "style", "metadata", "desc", "title", "head"]) | _THOUGHTS
-# Elements that do not end a word; any other tag does.
+# Elements whose tags do not end a word. All other tags do.
 _INLINE = frozenset(["b", "i", "u", "em", "strong", "span", "a", "sub", "sup", "mark", "small", "code", "font", "ins"])
 _INLINE |= {"del", "kbd", "emphasis", "prosody", "phoneme", "say-as", "voice", "lang", "w", "abbr", "q", "cite"}
-# Values of `interpret-as` that make `say-as` spell its content; other content is read as written.
+# Values of `interpret-as` that make `say-as` spell its content. With other values, the content is read as written.
 _SPELLED = frozenset(["characters", "spell-out", "verbatim", "digits", "telephone"])
 _COMMENT = "--"
-# Text up to the end of the line, or to the next tag.
+# Matches text up to the end of the line or to the next tag.
 _RUN = re.compile(r"\n|[^\n][^\n<]*\n?")
 
 
@@ -58,17 +60,17 @@ def pause_mark(seconds: float) -> str:
 
 
 def pause_s(mark: str) -> float:
-    """Return the seconds of a pause's mark; 0 for any other text."""
+    """Return the seconds of the pause that a mark stands for, or 0 for any other text."""
     return (ord(mark) - _FIRST_MARK) / 100 if len(mark) == 1 and _MARKS.match(mark) else 0.0
 
 
 def without_pauses(text: str) -> str:
-    """Return the text without marks of pauses, as clients see it."""
+    """Return the text without pause marks, as clients get it."""
     return " ".join(_MARKS.sub(" ", text).split()) if _MARKS.search(text) else text
 
 
 def split_pauses(text: str) -> Iterator[str]:
-    """Yield the marks of a text and the texts between them, in order."""
+    """Yield the pause marks of a text and the texts between them, in order."""
     at = 0
     for mark in _MARKS.finditer(text):
         if between := text[at : mark.start()]:
@@ -80,13 +82,13 @@ def split_pauses(text: str) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Return the plain text of a complete text with markup, with marks of pauses."""
+    """Return the plain text, with pause marks, of a complete text with markup."""
     reader = MarkupReader()
     return reader.feed(text) + reader.flush()
 
 
 class MarkupReader:
-    """Reads one text. A possible beginning of markup, of up to 7,000 characters, is held back until it is decided.
+    """Reads one text with markup. Characters that may begin markup, up to 7,000, are held back until that is decided.
 
     The concatenation of the returned pieces does not depend on how the text was cut.
     """
@@ -95,9 +97,9 @@ class MarkupReader:
         self._clear()
 
     def _clear(self) -> None:
-        # A possible entity, and a possible tag or fence.
+        # The held characters of a possible entity, and of a possible tag or fence.
         self._entity = self._held = ""
-        # The element whose content is removed, "" for none, and whether the content of a `say-as` is being spelled.
+        # The element whose content is being removed ("" for none), and whether the content of a `say-as` is spelled.
         self._silent = ""
         self._spells = False
         self._line_starts, self._last = True, ""
@@ -110,8 +112,8 @@ class MarkupReader:
         return self._read(_decoded(text[: held.start()] if held else text), final=False)
 
     def flush(self) -> str:
-        """End the text, and return the rest of it. A removed element that is not closed extends to the end. Resets the
-        reader.
+        """End the text, and return the rest of it. If a removed element is not closed, everything after its beginning
+        is removed. Resets the reader.
         """
         out = self._read(self._entity, final=True)
         self._clear()
@@ -150,7 +152,7 @@ class MarkupReader:
         return "".join(out)
 
     def _silence_end(self, text: str, at: int) -> int | None:
-        """Return where the removed element ends, None if its end has not arrived."""
+        """Return the index at which the removed element ends, or None if its end has not arrived."""
         if self._silent == _COMMENT:
             found = text.find("-->", at)
             return found + 3 if found >= 0 else None
@@ -169,7 +171,7 @@ class MarkupReader:
         return self._last.isalnum() and name[:1].isupper() and not tag["end"] and not tag["attributes"]
 
     def _tag(self, tag: re.Match[str]) -> str:
-        """Return the replacement for a tag: mostly an empty string or white space."""
+        """Return the replacement for a tag, which is mostly an empty string or white space."""
         self._last = ""
         name = (tag["name"] or "").lower()
         if not name:

@@ -12,15 +12,15 @@ import re
 
 from antiphon.events.speech import Granularity
 
-# A complete word: white space follows it.
+# Matches a complete word, which is followed by white space.
 _WORD = re.compile(r"\S+(?=\s)")
 
 _ASCII = {"sentence": ".!?", "clause": ".!?,;"}
 _SCRIPT = {"sentence": "。！？…।॥؟", "clause": "。！？…।॥؟，；،؛"}
 _CLOSERS = "\"'”’»)]}」』）】》"
 _OPENERS = "\"'“‘«([{「『（【《"
-# `No.` is an abbreviation only before a number, after at most this much white space. Bounded, so that a long run of
-# white space is not scanned again with each chunk.
+# `No.` is an abbreviation only before a number, with at most MAX_NUMBER_GAP characters of white space between them. The
+# bound avoids that a long run of white space is scanned again with each chunk.
 MAX_NUMBER_GAP = 64
 # A full stop after one of these does not end a sentence.
 _ABBREVIATIONS = frozenset(
@@ -35,7 +35,7 @@ _ABBREVIATIONS = frozenset(
         *("EE", "UU", "Sig", "Sigg", "Dott", "Ing", "Avv", "pag", "ecc", "p.es", "Exmo", "Exma", "Profa"),
     ]
 )
-# `am 3. Mai`: in German, a number before one of these is an ordinal.
+# In German, a number before one of these words is an ordinal, as in `am 3. Mai`.
 _AFTER_ORDINALS = frozenset(
     [
         *("Januar", "Jänner", "Februar", "März", "April", "Mai", "Juni", "Juli", "August", "September", "Oktober"),
@@ -45,21 +45,23 @@ _AFTER_ORDINALS = frozenset(
 
 
 class SentenceSplitter:
-    """Splits one stream of text into sentences. Each sentence is stripped of white space and not empty. Joined, they
-    are the text, except for the white space between them. The full stop of an abbreviation or after a single capital
-    letter does not end a sentence.
+    """Splits one stream of text into sentences. Each sentence is stripped of white space and not empty. Together they
+    are the whole text, except for the white space between them. The full stop of an abbreviation or after a single
+    capital letter does not end a sentence.
     """
 
     def __init__(self, granularity: Granularity = "sentence") -> None:
         self.granularity = granularity
         self._text = ""
-        # Before `_scanned` no mark ends a sentence. From there to `_run_end` extends an undecided run of marks.
+        # No mark before `_scanned` ends a sentence. The characters from `_scanned` to `_run_end` are an undecided run
+        # of marks.
         self._scanned = self._run_end = 0
 
     @property
     def granularity(self) -> Granularity:
-        """Which marks end a sentence: those of sentences, also those of clauses (comma, semicolon), or with "none" only
-        `flush`. May be set between two calls of `feed`; marks that were already scanned are not reconsidered.
+        """The marks that end a sentence. "sentence": the marks of sentences. "clause": also those of clauses (comma,
+        semicolon). "none": no marks, only `flush`. May be set between two calls of `feed`, but marks that were already
+        scanned are not reconsidered.
         """
         return self._granularity
 
@@ -76,7 +78,7 @@ class SentenceSplitter:
 
     def feed(self, text: str) -> list[str]:
         """Append text, and return the sentences that it completes, in order. A sentence is held back until the
-        character after its mark is known; after an ASCII mark that has to be white space.
+        character after its mark is known. After an ASCII mark, this character has to be white space.
         """
         self._text += text
         return self._split(final=False)
@@ -91,9 +93,9 @@ class SentenceSplitter:
         return [*sentences, rest] if rest else sentences
 
     def cut_words(self, count: int, min_chars: int) -> str:
-        """Remove and return the first words of the incomplete sentence: at least `count` whole words with together at
-        least `min_chars` characters. Returns "" if there are fewer, or if a mark among them may still end a sentence.
-        Lets a voice begin before the sentence is complete.
+        """Remove and return the first words of the incomplete sentence, so that a voice can begin before the sentence
+        is complete: at least `count` whole words with a total of at least `min_chars` characters. Returns "" if there
+        are fewer, or if a mark among them may still end a sentence.
         """
         at, found = 0, 0
         for match in _WORD.finditer(self._text):
@@ -106,8 +108,8 @@ class SentenceSplitter:
         return self._cut(at)
 
     def cut_clause(self, min_words: int) -> str:
-        """Remove and return whole words of the incomplete sentence: up to the last mark of a clause among them if that
-        gives `min_words` or more, otherwise all of them. Returns "" if there are fewer than `min_words`.
+        """Remove and return whole words of the incomplete sentence: the words up to the last mark of a clause, if these
+        are `min_words` or more, otherwise all whole words. Returns "" if there are fewer than `min_words`.
         """
         ends = [m.end() for m in _WORD.finditer(self._text) if m.end() <= self._scanned]
         marks = _ASCII["clause"] + _SCRIPT["clause"]
@@ -121,7 +123,7 @@ class SentenceSplitter:
         return head
 
     def clear(self) -> None:
-        """Drop the text of the incomplete sentence; it is never returned. The granularity stays."""
+        """Drop the text of the incomplete sentence, which is then never returned. The granularity stays."""
         self._text, self._scanned, self._run_end = "", 0, 0
 
     def _split(self, *, final: bool) -> list[str]:
@@ -148,7 +150,7 @@ class SentenceSplitter:
         return sentences
 
     def _closes(self, text: str, start: int, at: int, end: int, final: bool) -> bool | None:
-        """Return whether the run of marks text[at:end] ends a sentence; None while the text after it is unknown."""
+        """Return whether the run of marks text[at:end] ends a sentence, or None while the text after it is unknown."""
         if end == len(text) and not final:
             return None
         if any(c in self._script for c in text[at:end]):
@@ -166,7 +168,7 @@ class SentenceSplitter:
 
     @staticmethod
     def _no_number(text: str, end: int, final: bool) -> bool | None:
-        """Return whether `No.` ends a sentence: unless a number follows. None while that is unknown."""
+        """Return whether `No.` ends a sentence, which it does unless a number follows. None while that is unknown."""
         far = end + MAX_NUMBER_GAP
         while end < min(len(text), far) and text[end].isspace():
             end += 1
@@ -176,11 +178,13 @@ class SentenceSplitter:
 
     @staticmethod
     def _no_ordinal(text: str, end: int, final: bool) -> bool | None:
-        """Return whether `3.` ends a sentence: unless a word such as `Mai` follows. None while that is unknown."""
+        """Return whether `3.` ends a sentence, which it does unless a word such as `Mai` follows. None while that is
+        unknown.
+        """
         following = text[end : end + MAX_NUMBER_GAP].lstrip()
         word = re.match(r"\w*", following)
         assert word
-        # An incomplete word may still become a month, unless none begins with it.
+        # An incomplete word may still become one of these words, unless none begins like it.
         is_open = word.end() == len(following) and len(text) - end < MAX_NUMBER_GAP and not final
         if is_open and any(one.startswith(following) for one in _AFTER_ORDINALS):
             return None
@@ -189,7 +193,7 @@ class SentenceSplitter:
 
 def _word_before(text: str, sentence_start: int, at: int) -> str:
     """Return the word that ends at `at`, within the sentence that begins at `sentence_start`."""
-    # All abbreviations are shorter than 12. The bound keeps the time for long words constant.
+    # All abbreviations are shorter than 12 characters. The bound keeps the time for long words constant.
     start = at
     while start > max(sentence_start, at - 12) and not text[start - 1].isspace():
         start -= 1

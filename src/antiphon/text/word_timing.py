@@ -1,5 +1,5 @@
-"""Estimates the times of words in the audio of a voice that does not report them, from the words' lengths in letters
-and the typical pace of speech.
+"""Estimates the times of words in the audio of a voice that does not report them. The estimate uses the number of
+letters of each word and the typical pace of speech.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ LETTERS_PER_S, IDEOGRAPH_LETTERS = 13.0, 3.0
 class WordPacer:
     """Estimates the times of one spoken text's words while its audio is generated.
 
-    Text may arrive before its audio or during it. A word is returned once the audio is long enough for its letters and
-    all letters before it, at LETTERS_PER_S. The words left at the end share the rest of the audio. An ideograph counts
-    as a word. A mark of a pause (`markup.py`) takes its time without being a word.
+    Text may arrive before its audio or at the same time. A word is returned when the audio is long enough for its
+    letters and all letters before it, at LETTERS_PER_S. The words left at the end share the rest of the audio. An
+    ideograph counts as a word. A pause mark (`markup.py`) takes the time of its pause, but is not a word.
     """
 
     def __init__(self) -> None:
         # The text whose words have no times yet.
         self._text = ""
-        # Seconds of audio so far, and the end of the last word that has a time.
+        # The seconds of audio so far, and the end of the last word that has a time.
         self._audio_s = 0.0
         self._timed_s = 0.0
 
     def feed(self, text: str) -> None:
-        """Append text to be spoken. A word is complete when white space or an ideograph follows it, so a chunk may end
-        within a word.
+        """Append text to be spoken. The text may end within a word, because a word is complete only when white space or
+        an ideograph follows it.
         """
         self._text += text
 
@@ -55,8 +55,8 @@ class WordPacer:
         return tuple(out)
 
     def finish(self) -> tuple[Word, ...]:
-        """Return the remaining words, stretched or compressed over the remaining audio: the last one ends with the
-        audio. The pacer may then be fed the next text, whose times continue from there.
+        """Return the remaining words, stretched or compressed over the remaining audio, so that the last word ends with
+        the audio. After that, the next text may be fed, whose times continue from there.
         """
         words = list[str]()
         while word := _first_word(self._text):
@@ -71,8 +71,9 @@ class WordPacer:
 def spread_words(
     words: Sequence[str], start_s: float, length_s: float, weight: Callable[[str], float] = len
 ) -> list[Word]:
-    """Return `words` with times that divide `length_s` seconds of audio from `start_s` on in proportion to their
-    weights, by default their letters. They follow each other without gaps. The probability of each is 1.
+    """Return `words` with times, without gaps between them. The words divide `length_s` seconds of audio, which begin
+    at `start_s`, in proportion to their weights, by default their numbers of letters. The probability of each word is
+    1.
     """
     whole, at_s = sum(map(weight, words)), start_s
     out = list[Word]()

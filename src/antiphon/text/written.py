@@ -1,7 +1,7 @@
 """Converts written text to spoken text for every voice: signs, ranges, addresses and Markdown become words.
 
 Numbers, dates, money and units are left to each voice, which knows how its language reads them. Every written word,
-delimited by white space, keeps its place: its spoken form may be several words, or none.
+delimited by white space, keeps its place. Its spoken form consists of one word, several words or none.
 """
 
 from __future__ import annotations
@@ -38,23 +38,25 @@ _TOP_LEVEL_DOMAINS = frozenset([
     "com", "org", "net", "io", "ai", "dev", "edu", "gov", "app", "info", "uk", "de", "fr", "eu", "nl", "ca", "au", "co",
     "us", "me", "tv",
 ])  # fmt: skip
-# Bounded, and no two parts can match the same character, so text with many brackets takes linear time.
+# The pattern is bounded, and no two adjacent parts can match the same character, so text with many brackets takes
+# linear time.
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\(([^()\s]{0,1000})(?: [^()\n]{0,300})?\)")
 _OPEN_LINK = re.compile(r"\[[^\[\]\n]{0,300}(?:\](?:\([^()\n]{0,1000})?)?")
 MAX_LINK_CHARS = 1300
-# The end of a complete word: the next one begins, or the word ends with a Chinese, Japanese or Korean character. A word
-# of letters is complete before white space: only signs and numbers depend on the next word.
+# Matches the end of a complete word. A word is complete if the next word has begun, or if it ends with a Chinese,
+# Japanese or Korean character. A word of letters is complete before white space, because only the spoken form of signs
+# and numbers depends on the next word.
 _WORD_ENDS = re.compile(r"\S(?=\s+\S)|[^\W\d_][,.;:!?]*(?=\s)|[\u3000-\u9fff\uac00-\ud7af\uff00-\uffef](?=\S)")
-# Maximum of a text without white space that a reader holds back.
+# Maximum length of a text without white space that a reader holds back.
 MAX_HELD_CHARS = 400
 _PRONUNCIATION = re.compile(r"/.+/")
 _MARKUP = re.compile(r"^[#*_`~|]+$")
-# Only at the edge of a word: `2*3` and `snake_case` keep their marks.
+# Matches marks of emphasis only at the edge of a word, so `2*3` and `snake_case` keep their marks.
 _EMPHASIS = re.compile(r"(?<![^\W_])(?:\*{1,3}|_{1,3}|`+|~~)|(?:\*{1,3}|_{1,3}|`+|~~)(?![^\W_])")
 _DASHES = r"\-‐‑‒–—−﹣－"
 _NUMBER = r"[$€£¥]?\d[\d.,:]*(?<=\d)"
 _RANGE = re.compile(rf"(?<![\w.,:/{_DASHES}])({_NUMBER}%?)([-‒–—])({_NUMBER})(?=[%°a-zA-Zµ²³]*(?:$|[^\w{_DASHES}]))")
-# `555-1234`, and years: `2023-24`.
+# Matches telephone numbers such as `555-1234`, and years such as `2023-24`.
 _PHONE = re.compile(r"\d{3}-\d{4}|\d+-0\d+")
 _SIGN = re.compile(r"(?<![^\s(\[{\"'“„«:;,/])[-−﹣－](?=[$€£¥]?[.,]?\d)")
 _INNER_MINUS = re.compile(r"(?<=[\w)])[−﹣－](?=[\w(])")
@@ -68,8 +70,8 @@ _HEARD = frozenset("%&@+=<>$€£¥°§^×÷±√∞≈≤≥≠→№")
 
 @dataclass(frozen=True, slots=True)
 class SaidWord:
-    """A written word, delimited by white space, and its spoken form, "" for none. `before`: the white space before the
-    word.
+    """A written word, delimited by white space, and its spoken form, which may be empty. `before` is the white space
+    before the word.
     """
 
     before: str
@@ -78,9 +80,9 @@ class SaidWord:
 
 
 def said_words(text: str, language: str | None) -> Iterator[SaidWord]:
-    """Yield the words of a text in order; each takes about 10 us. `language`: ISO-639-1; None: unknown, so only signs
-    that every language reads are converted. A Markdown link becomes its text, except one with a pronunciation,
-    `[word](/phonemes/)`, which stays.
+    """Yield the words of a text in order. Each takes about 10 us. `language` is ISO 639-1. If it is None, only signs
+    that can be spoken in any language are converted. A Markdown link becomes its text, but a link with a pronunciation,
+    `[word](/phonemes/)`, stays.
     """
     text = _LINK.sub(lambda m: m[0] if _PRONUNCIATION.fullmatch(m[2]) else m[1], text)
     words = re.findall(r"(\s*)(\S+)", text.rstrip())
@@ -101,8 +103,8 @@ def is_heard(text: str) -> bool:
 
 
 class WrittenReader:
-    """Reads one text that arrives in pieces of any size. The concatenation of the returned pieces is `said_text` of the
-    whole. Pieces end between words.
+    """Reads one text that arrives in pieces of any size. The concatenation of the returned pieces is the `said_text` of
+    the whole text. Returned pieces end between words.
     """
 
     def __init__(self, language: str | None) -> None:
@@ -111,8 +113,8 @@ class WrittenReader:
         self._held = self._before = ""
 
     def feed(self, text: str) -> str:
-        """Append text, and return the spoken form of the complete words: a word of letters is complete once white space
-        follows, another word once the next one begins.
+        """Append text, and return the spoken form of the complete words. A word of letters is complete when white space
+        follows it, any other word when the next word begins.
         """
         self._held += text
         links = [m.span() for m in _LINK.finditer(self._held)]
@@ -131,7 +133,7 @@ class WrittenReader:
 
     def _take(self, at: int) -> str:
         text, self._held = self._held[:at], self._held[at:]
-        # The word before a sign is not repeated.
+        # The word before a sign is passed on for its meaning only, and is not spoken again.
         before = self._before if text[:1].isspace() else ""
         words = list(said_words(before + text, self._language))
         self._before = words[-1].written if words else ""
@@ -139,7 +141,7 @@ class WrittenReader:
 
 
 def _open_link(text: str) -> int:
-    """Return where a Markdown link begins that the text may end inside of; the text's length if there is none."""
+    """Return the index of a Markdown link that the text has begun but may not have ended, else the text's length."""
     at = text.rfind("[", max(0, len(text) - MAX_LINK_CHARS))
     is_open = at >= 0 and _OPEN_LINK.fullmatch(text, at)
     return at if is_open else len(text)
@@ -167,7 +169,7 @@ def address_words(found: re.Match[str], language: str | None) -> str:
 
 
 def _said(plain: Sequence[str], at: int, language: str | None, *, on_line: bool) -> str:
-    """Return the spoken form of the word `plain[at]`. `plain` has the words of the text without unspoken characters."""
+    """Return the spoken form of the word `plain[at]`. `plain` are the text's words without unspoken characters."""
     word = plain[at]
     before = plain[at - 1] if at and on_line else ""
     after = plain[at + 1] if at + 1 < len(plain) else ""
@@ -194,7 +196,7 @@ def _said(plain: Sequence[str], at: int, language: str | None, *, on_line: bool)
 
 
 def _operator(word: str, before: str, after: str, language: str | None) -> str:
-    """Return the spoken form of a word that is a sign between two others; "" if it is not."""
+    """Return the spoken form of a word that is a sign between two other words, or "" for any other word."""
     if not before[-1:].isalnum() and before[-1:] not in (")", "²", "³", "%", "°"):
         return ""
     if not (after[:1].isalnum() or after[:1] in ("(", "-", "−", "$", "€", "√")):
@@ -218,7 +220,7 @@ def _value(word: str) -> float | None:
 
 
 def _plain_char(char: str) -> str:
-    """Return the character, or "" for one that is never spoken: emoji, control characters, zero-width marks."""
+    """Return the character, or "" if it is never spoken: emoji, control characters, zero-width marks."""
     if char.isascii():
         return char if char.isprintable() else ""
     kind = unicodedata.category(char)

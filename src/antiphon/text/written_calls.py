@@ -1,4 +1,4 @@
-"""Tool calls that a model writes as JSON into its text: where they begin, and if they relate to the conversation."""
+"""Finds tool calls that a model writes as JSON into its text, and checks whether they relate to the conversation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import regex
 
 from antiphon.events.tools import Tool
 
-# Words that share their first ALIKE_LETTERS letters, or all three of a short one, count as forms of one word ("rain",
-# "raining"; "Londres", "London"; "Rom", "Rome").
+# Two words count as forms of one word if their first ALIKE_LETTERS letters are the same ("rain", "raining"; "Londres",
+# "London"). For a word of three letters, all three have to be the same ("Rom", "Rome").
 ALIKE_LETTERS = 4
-# A word of a tool's description is a keyword if it has TELLING_LETTERS letters and is not in UNTELLING.
+# A word of a tool's description is a keyword if it has at least TELLING_LETTERS letters and is not in UNTELLING.
 TELLING_LETTERS = 4
 UNTELLING = regex.compile(
     "the|and|for|you|are|can|has|not|"
@@ -23,15 +23,16 @@ UNTELLING = regex.compile(
     "when|where|which|will|with|would|your"
 )
 _WORD = regex.compile(r"\p{L}+")
-# Maximum length of a possible call's beginning, up to the name, that is held back: a longer one is prose.
+# Maximum length of the beginning of a possible call, up to the tool's name, that is held back. Longer text is prose.
 MAX_HEAD_CHARS = 200
-# Where a word begins inside a name.
+# Matches the place inside a name at which a new word begins.
 _HUMP = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})")
 
 
 class WrittenCallFinder:
-    """Finds where JSON begins in a text that calls a tool of one of `names`: bare, fenced, in a list, in tags of
-    another form, or wrapped as in the APIs of servers. A call of an unknown tool is found where its arguments begin.
+    """Finds the beginning of JSON that calls one of the tools with these `names`. The JSON may be bare, fenced, in a
+    list, in tags of another form, or wrapped as in the APIs of servers. A call of an unknown tool is found only when
+    its arguments begin.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -50,11 +51,11 @@ class WrittenCallFinder:
         self._whole, self._partial = re.compile(pattern), regex.compile(pattern)
 
     def find(self, before: str, text: str) -> tuple[int, str | None]:
-        """Return where in the text a call begins, or may begin if more text follows; len(text) if none does. Also
-        returns the name of the call's tool, "" for an unknown tool, None if it is not a complete beginning yet.
+        """Return the index at which a call begins, or may begin if more text follows, or len(text) if none does. Also
+        returns the name of the tool. It is "" for an unknown tool, and None if the beginning of the call is incomplete.
 
-        `before`: the character before the text, "" for none. It determines whether a call can begin at the start of the
-        text. A beginning longer than MAX_HEAD_CHARS, up to the name, does not count.
+        `before` is the character before the text, "" for none. It determines whether a call can begin at the start of
+        the text. A beginning of more than MAX_HEAD_CHARS up to the name does not count.
         """
         whole, at = before + text, len(before)
         while found := self._whole.search(whole, at):
@@ -67,12 +68,12 @@ class WrittenCallFinder:
 
 
 def has_what_was_said(tools: Sequence[Tool], said: Sequence[tuple[str, str]], name: str, arguments: str) -> bool:
-    """Return whether a call relates to the conversation: an argument shares a word with it, or the user's last message
-    shares a word with the tool's description. True if that cannot be judged: if the call has no free text, or if the
-    message has another script than Latin.
+    """Return whether a call relates to the conversation. It does if an argument has a word in common with the
+    conversation, or the user's last message has a word in common with the tool's description. Also True if this cannot
+    be judged, because the call has no free text or the message is not in Latin script.
 
-    `said`: the roles and texts of the conversation's messages, in order. `arguments`: JSON text. Small models call
-    tools for any message, with arguments that nobody has said.
+    `said` are the roles and texts of the conversation's messages, in order. `arguments` is JSON text. The check is
+    needed because small models call tools for any message, with arguments that nobody has said.
     """
     tool = next((tool for tool in tools if tool.name == name), None)
     try:
@@ -101,7 +102,7 @@ def _words_about(tool: Tool) -> Iterator[str]:
 
 
 def _is_chosen(tool: Tool, key: str) -> bool:
-    """Return whether an argument is, or may be, chosen from a list: its schema has an enum or constant, or no type."""
+    """Return whether an argument may be chosen from a list: if its schema has an enum, a constant or no type."""
     properties = tool.parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(schema, Mapping):
@@ -132,7 +133,7 @@ def _tells(word: str, letters: int) -> bool:
 
 
 def _meet(some: Collection[str], others: Collection[str]) -> bool:
-    """Return whether a word is in both, or two words begin alike."""
+    """Return whether a word is in both collections, or a word of one begins like a word of the other."""
     return bool(
         set(some) & set(others)
         or _beginnings(some, ALIKE_LETTERS) & _beginnings(others, ALIKE_LETTERS)

@@ -1,1 +1,1 @@
-"""Turn-taking: turns speech probabilities, words and playback into turns, windows and the floor. Pure."""
+"""Turn-taking: derives turns, windows and the floor from speech probabilities, words and playback. Pure."""

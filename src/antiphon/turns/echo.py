@@ -1,10 +1,10 @@
-"""Distinguishes the server's own audio, as it returns through the client's microphone, from speech. Pure; time counts
-samples.
+"""Distinguishes speech from the server's own audio that returns through the client's microphone. Pure. Time is counted
+in samples.
 
-Audio that was sent is placed on the microphone's clock at the moment it was sent. The delay of its echo after that, and
-the echo's level in each band, are learned from the audio itself: by the correlation of the two level patterns, over
-delays up to MAX_DELAY_S. A frame that is no louder than its echo would be is not speech. Nothing is subtracted, so
-speech over the echo stays audible. The microphone's clock continues while the client sends nothing (`MicrophoneClock`).
+Audio that the server sends is placed on the microphone's clock at the moment of sending. The delay of its echo, and the
+echo's level in each band, are learned from the audio itself: the levels of both are correlated over delays up to
+MAX_DELAY_S. A frame that is no louder than the expected echo is not speech. Nothing is subtracted, so speech over the
+echo stays audible. The microphone's clock continues while the client sends nothing (`MicrophoneClock`).
 """
 
 from __future__ import annotations
@@ -18,67 +18,69 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
 Levels = npt.NDArray[np.float32]
 
-# The microphone is judged in frames of 32 ms. Levels are computed every 8 ms.
+# The microphone's audio is judged in frames of 32 ms. Levels are computed every 8 ms.
 FRAME_SAMPLES, HOP_SAMPLES = 512, 128
-# Maximum delay between sending audio and hearing its echo.
+# Maximum delay, in seconds, between sending audio and receiving its echo.
 MAX_DELAY_S = 1.2
 MAX_DELAY_HOPS = int(MAX_DELAY_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
-# The number of recent frames that are compared with the reference, and the fewest with audio that allow a result.
+# The number of recent frames that are compared with the reference, and the minimum number of them with audio.
 COMPARED_FRAMES, MIN_COMPARED_FRAMES = 32, 10
-# The maximum number of frames that are held until it is known whether they are an echo.
+# Maximum number of frames that are held until it is known whether they are an echo.
 MAX_HELD_FRAMES = 2 * MIN_COMPARED_FRAMES
-# Minimum correlation of the levels of an echo. A room's echo has 0.9 and more; another speaker's voice has up to 0.75
-# at the best of all delays.
+# Minimum correlation of an echo's levels with the reference. A room's echo has 0.9 and more. Another speaker's voice
+# has up to 0.75 at the delay with the highest correlation.
 ECHO_CORRELATION = 0.83
-# The same after the microphone was still for longer than an echo takes; in between, the minimum rises linearly. At the
-# best of all delays, another speaker reached ECHO_CORRELATION in one of nine sentences under an answer, but this in
-# none of 180.
+# The minimum after the microphone was still for longer than an echo takes. Until then, the minimum rises linearly to
+# it. At the delay with the highest correlation, another speaker reached ECHO_CORRELATION in one of nine sentences said
+# during an answer, but LATE_ECHO_CORRELATION in none of 180.
 LATE_ECHO_CORRELATION = 0.9
-# From this correlation on, audio may be an echo, so that waiting for more of it is worthwhile.
+# Minimum correlation at which audio may be an echo, so that it is worth waiting for more audio.
 POSSIBLE_ECHO_CORRELATION = 0.6
-# A frame is another speaker's if MIN_LOUDER_BANDS bands are louder than the echo by MARGIN_DB, in decibels.
+# A frame is another speaker's if at least MIN_LOUDER_BANDS bands are louder than the echo by MARGIN_DB.
 MARGIN_DB, MIN_LOUDER_BANDS = 6.0, 3
-# The reference is silent below this level. As all levels here: decibels relative to full scale, of one band.
+# The reference is silent below this level. All levels in this module are those of one band, in decibels relative to
+# full scale.
 FLOOR_DB = -75.0
 # If samples stay below RESIDUAL_PEAK (-52 dB) for COMPARED_FRAMES while the reference has audio, they are the residual
-# of a client's own echo canceller. A detector that amplifies quiet audio hears speech in it. A quiet voice reaches
-# -42 dB.
+# of a client's own echo canceller, which a detector that amplifies quiet audio takes for speech. Even a quiet voice
+# reaches -42 dB.
 RESIDUAL_PEAK = 0.0025
-# A microphone's offset is present in every frame: it is the mean nearest to 0 of the last OFFSET_FRAMES (4 s). It is
-# unknown before MIN_OFFSET_FRAMES (1 s) have arrived.
+# A microphone's constant offset is in every frame. Its estimate is the mean of a frame that is nearest to 0 among the
+# last OFFSET_FRAMES (4 s). It is unknown before MIN_OFFSET_FRAMES (1 s) have arrived.
 MIN_OFFSET_FRAMES, OFFSET_FRAMES = 32, 125
-# A room's echo fades by FADE_DB_PER_HOP and is gone after TAIL_HOPS. A client's clock may make it arrive up to
-# EARLY_HOPS too early.
+# A room's echo fades by FADE_DB_PER_HOP in each hop and is gone after TAIL_HOPS. If a client's clock differs, the echo
+# may arrive up to EARLY_HOPS too early.
 FADE_DB_PER_HOP, TAIL_HOPS, EARLY_HOPS = 1.0, 36, 9
-# A frame passes as speech if MIN_SPEECH_VOTES of the last SPEECH_VOTE_FRAMES were another speaker's. The delay is
-# searched again every DELAY_SEARCH_FRAMES frames.
+# A frame counts as speech if MIN_SPEECH_VOTES of the last SPEECH_VOTE_FRAMES frames were another speaker's. The delay
+# is determined again every DELAY_SEARCH_FRAMES frames.
 SPEECH_VOTE_FRAMES, MIN_SPEECH_VOTES, DELAY_SEARCH_FRAMES = 4, 3, 4
-# A frame with a smaller speech probability is silence. After MAX_QUIET_FRAMES silent frames under a reference with
-# audio, which is longer than any delay, no echo is expected any more.
+# A frame with a speech probability below MIN_SPEECH_PROBABILITY is silence. After MAX_QUIET_FRAMES silent frames while
+# the reference has audio, which is longer than any delay, no echo is expected any more.
 MIN_SPEECH_PROBABILITY, MAX_QUIET_FRAMES = 0.3, 48
-# A frame misses the echo if most bands in which the echo is due are MISSING_DB below it. The detected echo is dropped
-# after MAX_MISSING_FRAMES such frames, minus those that have it: the client has headphones, or cancels echoes itself.
+# The echo is missing from a frame if most bands in which it is due are MISSING_DB below its level. The detected echo is
+# dropped when MAX_MISSING_FRAMES more frames miss it than have it. The client then uses headphones, or cancels echoes
+# itself.
 MISSING_DB, MAX_MISSING_FRAMES = 12.0, 31
-# For CUT_TAIL_S, audio may still be heard that the client was asked to stop playing.
+# Seconds for which audio may still be heard after the client was asked to stop playing it.
 CUT_TAIL_S = 0.3
-# The weight of the newest estimate in the echo's gain. A band's noise floor rises by NOISE_RISE_DB with each frame
-# whose level is not lower.
+# The weight of the newest estimate in the echo's gain. A band's estimated noise floor rises by NOISE_RISE_DB with each
+# frame, and falls at once to the level of a quieter frame.
 GAIN_UPDATE_SHARE, NOISE_RISE_DB = 0.2, 0.1
 BAND_EDGES_HZ = np.geomspace(150, 7000, 13)
 
 
-# Audio that arrives later than this was not recorded in between: the client has muted itself. Stalls of a network are
-# mostly shorter; after a longer one, the clock is right again once the delayed audio has arrived.
+# If no audio arrives for longer than MUTED_SAMPLES, none was recorded, because the client has muted itself. Stalls of a
+# network are mostly shorter. After a longer stall, the clock is right again when the delayed audio has arrived.
 MUTED_SAMPLES = int(0.6 * SAMPLE_RATE_HZ)
-# Rate at which the clock follows a microphone whose samples are slightly longer than ours: samples per call.
+# Samples per call by which the clock follows a microphone that is slightly slower than the server's clock.
 DRIFT_SAMPLES = 1
 
 
 class MicrophoneClock:
     """Counts the samples of a microphone, including those that a muted client did not send.
 
-    The server's audio continues to be heard while the client is muted. A clock that counted only received samples would
-    still expect its echo when the client unmutes.
+    The server's audio continues to play while the client is muted. A clock that counted only received samples would
+    still expect the echo of that audio after the client unmutes.
     """
 
     def __init__(self) -> None:
@@ -105,12 +107,12 @@ class MicrophoneClock:
 
 
 class EchoGuard:
-    """Sets the speech probability of frames to 0 that are the echo of the server's audio. Belongs to one session.
+    """Sets the speech probability of a frame to 0 if the frame is an echo of the server's audio. For one session.
 
-    `add_reference` gets the audio that is sent, `judge` the audio of the microphone. All positions are samples at
+    `add_reference` gets the audio that is sent, and `judge` the audio of the microphone. All positions are samples at
     16 kHz on the microphone's clock. Levels older than any echo are dropped, so memory does not grow with the session.
-    `delay_hops` is the delay of the echo in hops of 8 ms; None until it is known. `held_since` is the sample from which
-    frames were held as an echo that now turn out to be speech; None if the newest frames do not reveal any.
+    `delay_hops` is the delay of the echo in hops of 8 ms, or None while it is unknown. If the newest frames show that
+    frames held as an echo are speech, `held_since` is the first sample of the held frames, else None.
     """
 
     def __init__(self) -> None:
@@ -120,7 +122,7 @@ class EchoGuard:
         # The reference: its levels by hop, the first at hop `_start` of the microphone's clock.
         self._levels: Levels = np.full((0, len(self._bands)), FLOOR_DB, np.float32)
         self._start = 0
-        # Audio of the reference that does not fill a hop yet, and the sample at which the reference ends.
+        # The end of the reference that does not fill a hop yet, and the sample at which the reference ends.
         self._rest: Pcm = np.zeros(0, np.float32)
         self._reference_end = 0
         # The microphone's last frames: (hop of the first sample, levels).
@@ -132,24 +134,24 @@ class EchoGuard:
         self.delay_hops: int | None = None
         self._gain: Levels = np.zeros(len(self._bands), np.float32)
         self._noise: Levels = np.zeros(len(self._bands), np.float32)
-        # The number of frames held as an echo while its delay is unknown, and the first of them while they are
-        # undecided.
+        # The number of frames held while the delay of a possible echo is unknown, and the first sample of those that
+        # are still undecided.
         self._undecided_frames = 0
         self._undecided_since: int | None = None
         self.held_since: int | None = None
-        # The number of silent frames under a reference with audio.
+        # The number of silent frames while the reference has audio.
         self._quiet_frames = 0
         # The number of frames that miss the echo, minus those that have it.
         self._missing_frames = 0
-        # The number of frames under a reference with audio.
+        # The number of frames during which the reference had audio.
         self._num_frames = 0
-        # Which of the last frames were another speaker's.
+        # For each of the last frames, whether it was another speaker's.
         self._speech_votes: list[bool] = []
 
     def add_reference(self, pcm: Pcm, at: int) -> None:
-        """Record audio that was sent to the client when `at` samples of the microphone had arrived: float32
-        [num_samples], mono, 16 kHz. Audio that is sent faster than real time queues at the client, so it is placed
-        after the audio sent before.
+        """Record audio that was sent to the client at the microphone's sample `at`: float32 [num_samples], mono, 16
+        kHz. Audio that is sent faster than real time queues at the client, so it is placed after the audio sent before
+        it.
         """
         at = max(at, self._reference_end)
         self._reference_end = at + len(pcm)
@@ -170,20 +172,20 @@ class EchoGuard:
         self._rest = sound[count * HOP_SAMPLES :]
 
     def cut_reference(self, at: int) -> None:
-        """Record that the client stopped playing at sample `at`: audio not played by then never will be, and audio sent
-        next is heard at once. A tail of CUT_TAIL_S stays, for audio that still sounds in the room.
+        """Record that the client stopped playing at sample `at`. Audio not played by then never will be, and the next
+        audio will play at once. A tail of CUT_TAIL_S is kept, for audio that is still audible in the room.
         """
         keep = max(0, (at + int(CUT_TAIL_S * SAMPLE_RATE_HZ)) // HOP_SAMPLES - self._start)
         self._levels = self._levels[:keep]
         self._rest, self._reference_end = self._rest[:0], at
 
     def judge(self, frames: Pcm, probabilities: list[float], at: int) -> list[float]:
-        """Return the frames' speech probabilities with 0 for each frame that is an echo.
+        """Return the frames' speech probabilities, with 0 for each frame that is an echo.
 
-        frames: float32 [num_frames, 512], mono, 16 kHz, the first beginning at sample `at`. probabilities: one for each
-        frame, from the voice activity detector. The first audio that returns is held as an echo for up to a third of a
-        second (two thirds if it resembles one), until there is enough of it to decide. A client with headphones pays
-        that delay once.
+        `frames` are float32 [num_frames, 512], mono, 16 kHz, and begin at sample `at`. `probabilities` has one value
+        for each frame, from the voice activity detector. The first audio that returns is held as a possible echo for up
+        to a third of a second, or two thirds if it resembles one, until there is enough of it to decide. For a client
+        with headphones this delays speech once.
         """
         self._forget(at)
         self.held_since = None
@@ -206,7 +208,7 @@ class EchoGuard:
         return out
 
     def _is_sounding(self, hop: int) -> bool:
-        """Whether the reference has audio whose echo may be due."""
+        """Whether the reference has audio whose echo may be due at this hop."""
         return bool(self._reference(np.arange(hop - MAX_DELAY_HOPS, hop + 1)).max() > FLOOR_DB + 10)
 
     def _is_echo(self, hop: int, probability: float) -> bool:
@@ -230,7 +232,7 @@ class EchoGuard:
             self._quiet_frames += 1
         if probability < MIN_SPEECH_PROBABILITY or self._quiet_frames > MAX_QUIET_FRAMES:
             return False
-        # The first audio that returns: decided after one or two thirds of a second.
+        # The first audio that returns is decided after one or two thirds of a second.
         self._undecided_frames += 1
         if self._undecided_frames < (MAX_HELD_FRAMES if score >= POSSIBLE_ECHO_CORRELATION else MIN_COMPARED_FRAMES):
             if self._undecided_since is None:
@@ -245,21 +247,21 @@ class EchoGuard:
         return int(louder.sum()) < MIN_LOUDER_BANDS
 
     def _needed_correlation(self) -> float:
-        """Return the minimum correlation of an echo. It rises with the time for which a due echo was missing."""
+        """Return the minimum correlation of an echo, which rises with the time for which a due echo is missing."""
         if self.delay_hops is not None:
             return ECHO_CORRELATION
         quiet = min(1.0, self._quiet_frames / MAX_QUIET_FRAMES)
         return ECHO_CORRELATION + quiet * (LATE_ECHO_CORRELATION - ECHO_CORRELATION)
 
     def _release(self, hop: int, probability: float) -> None:
-        """Note that this frame is not an echo. If it is speech, the frames held just before it are speech too."""
+        """Record that this frame is not an echo. If it is speech, the frames held just before it are speech too."""
         if self._undecided_since is not None and probability >= MIN_SPEECH_PROBABILITY:
             self.held_since = max(self._undecided_since, hop * HOP_SAMPLES - MAX_HELD_FRAMES * FRAME_SAMPLES)
         self._undecided_since = None
 
     def _best(self) -> tuple[float, int]:
-        """Return the highest correlation of the microphone's levels with the reference's over all delays, and its
-        delay.
+        """Return the highest correlation, over all delays, of the microphone's levels with the reference's levels, and
+        the delay at which it occurs.
         """
         hops = np.array([h for h, _ in self._microphone])
         levels = np.stack([v for _, v in self._microphone])
@@ -280,7 +282,7 @@ class EchoGuard:
         return float(scores[best]), best
 
     def _learn(self, delay: int, *, fresh: bool) -> None:
-        """Update the echo's gain in each band in which both sides are loud enough."""
+        """Update the echo's gain in each band in which both the reference and the microphone are loud enough."""
         past = self._reference(np.array([h for h, _ in self._microphone]) - delay)
         levels = np.stack([v for _, v in self._microphone])
         for band in range(len(self._bands)):
@@ -292,7 +294,7 @@ class EchoGuard:
                 )
 
     def _explained(self, hop: int, delay: int) -> bool:
-        """Whether the newest frame is no louder than the echo due at that time, including a room's tail."""
+        """Whether the newest frame is no louder than the echo that is due, including the echo's tail in the room."""
         age = np.arange(TAIL_HOPS, -EARLY_HOPS - 1, -1)
         fading = (np.maximum(age, 0) * FADE_DB_PER_HOP).astype(np.float32)[:, None]
         due = (self._reference(hop - delay - age) + self._gain - fading).max(axis=0)
@@ -302,7 +304,7 @@ class EchoGuard:
 
     def _is_refuted(self, hop: int, delay: int) -> bool:
         """Count whether the newest frame has the echo that is due. Forgets the echo if too many frames miss it."""
-        # Counts only if the reference is loud throughout, so that a slightly wrong delay does not miss the echo.
+        # A frame counts only if the reference is loud throughout, so that a slightly wrong delay does not matter.
         due = self._reference(hop - delay + np.arange(-EARLY_HOPS, EARLY_HOPS + 1)).min(axis=0) + self._gain
         bands = due > np.maximum(self._noise + MARGIN_DB, FLOOR_DB) + MISSING_DB
         if bands.sum() >= MIN_LOUDER_BANDS:
@@ -315,7 +317,7 @@ class EchoGuard:
         return True
 
     def _reference(self, hops: npt.NDArray[np.int64]) -> Levels:
-        """Return the reference's levels at these hops; silence outside the reference."""
+        """Return the reference's levels at these hops. Outside the reference, the level is silence."""
         at = hops - self._start
         inside = (at >= 0) & (at < len(self._levels))
         found: Levels = np.where(
@@ -331,7 +333,7 @@ class EchoGuard:
         return levels
 
     def _forget(self, at: int) -> None:
-        """Drop levels that are too old for an echo."""
+        """Drop levels of the reference that are too old to return as an echo."""
         drop = (
             at // HOP_SAMPLES
             - MAX_DELAY_HOPS

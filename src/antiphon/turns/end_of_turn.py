@@ -1,14 +1,14 @@
-"""When a pause ends the turn: from its sound, its words and its length. Pure.
+"""Decides when a pause ends the turn, from the sound and the words of the turn and the length of the pause. Pure.
 
-With p, the probability that a pause of 0.2 s is the end of its turn, and S(t), the share of the pauses inside turns
-that are longer than t,
+Let p be the probability that a pause of 0.2 s is the end of its turn, and S(t) the share of the pauses inside turns
+that are longer than t. Then
 
     P(the turn is over | the pause has lasted t) = p / (p + (1 - p) * S(t))
 
-because a finished turn stays silent, and an unfinished one continues at the rate at which S falls. p is a logistic
-regression on the sound, as judged by the turn detector, and on the words (`unfinished.py`). S is log-normal in the time
-beyond 0.2 s. A turn ends when P reaches a threshold: a client's eagerness is a point on the curve between false
-cut-offs and waiting.
+because the speaker of a finished turn stays silent, while an unfinished turn continues at the rate at which S falls. p
+comes from a logistic regression on the sound, as judged by the turn detector, and on the words (`unfinished.py`). S is
+log-normal in the time beyond 0.2 s. A turn ends when P reaches a threshold, which the client's eagerness selects. With
+a higher threshold the server waits longer; with a lower threshold it cuts off more unfinished turns.
 
 All numbers are in `end_of_turn_table.py`, which bench/turn_taking/fit.py makes from recordings.
 """
@@ -31,29 +31,29 @@ from antiphon.turns.end_of_turn_table import (
 )
 from antiphon.turns.unfinished import WordCues, word_cues
 
-# A pause is judged after this time; a shorter one does not end a turn.
+# A pause is judged after this time. A shorter pause does not end a turn.
 MIN_SILENCE_MS = 200
-# Maximum pause within a turn, by eagerness, whatever was said.
+# Milliseconds after which a pause ends the turn whatever was said, by eagerness.
 MAX_SILENCE_MS: Mapping[str, int] = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2500}
-# Bound of the absolute logit of the turn detector's probability; beyond it the logit carries no more information.
+# Maximum absolute logit of the turn detector's probability. Larger values contain no more information.
 MAX_LOGIT = 5.0
-# The part of the turn detector's logit above this has a separate weight: most pauses inside turns of read speech reach
-# it, and the part above it separates them from ends of turns.
+# The part of the turn detector's logit above SURE_LOGIT has a separate weight. In read speech, most pauses inside turns
+# reach SURE_LOGIT, and the part above it separates them from ends of turns.
 SURE_LOGIT = 2.0
-# Maximum factor between a speaker's pauses and the typical speaker's, in either direction.
+# Maximum factor by which a speaker's pauses count as longer or shorter than the typical speaker's.
 MAX_SCALE = 2.5
-# Number of recent pauses of a speaker that count.
+# Number of a speaker's most recent pauses that count.
 KEPT_PAUSES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class PauseEvidence:
-    """The evidence about a pause. Make a new object when more is known, and ask again.
+    """The evidence about a pause. When more becomes known, make a new object and call `EndOfTurn.silence_ms` again.
 
-    - `complete`: the turn detector's probability, in [0, 1], that the turn is complete, judged at 0.2 s of the pause;
-      None: not judged yet, or the detector failed.
-    - `text`: the transcript of the turn so far; "" while it is unknown, which differs from a turn without words.
-    - `language`: ISO 639-1; None if unknown, which counts as English.
+    - `complete`: the turn detector's probability, in [0, 1], that the turn is complete, judged after 0.2 s of the
+      pause. None if it was not judged yet, or if the detector failed.
+    - `text`: the transcript of the turn so far. An empty string means that it is unknown, not that there are no words.
+    - `language`: ISO 639-1. None if unknown, which counts as English.
     """
 
     complete: float | None = None
@@ -63,12 +63,12 @@ class PauseEvidence:
 
 @dataclass(frozen=True, slots=True)
 class EndOfTurnTable:
-    """The fitted numbers of p and S.
+    """The fitted parameters of p and S.
 
     - `logistic`: the weight of each feature, by the available evidence ("sound and words", "sound", "words",
       "nothing").
-    - `median_s`: the median length of the pauses inside turns, in seconds beyond MIN_SILENCE_MS; `spread`: the standard
-      deviation of its natural logarithm.
+    - `median_s`: the median length of the pauses inside turns, in seconds beyond MIN_SILENCE_MS.
+    - `spread`: the standard deviation of the natural logarithm of that length.
     """
 
     logistic: Mapping[str, Mapping[str, float]]
@@ -82,7 +82,7 @@ FITTED = EndOfTurnTable(LOGISTIC, PAUSE_MEDIAN_S, PAUSE_SPREAD)
 
 @dataclass(slots=True)
 class SpeakerPauses:
-    """The pauses of one speaker inside turns, as heard in a session so far, for the eagerness "auto"."""
+    """The pauses that one speaker has made inside turns in a session so far. For the eagerness "auto"."""
 
     _excess_s: list[float] = field(default_factory=list)
 
@@ -94,8 +94,8 @@ class SpeakerPauses:
 
     @property
     def scale(self) -> float:
-        """Ratio of this speaker's pauses to the typical speaker's, in [1 / MAX_SCALE, MAX_SCALE]. It is 1 without any
-        pause, and approaches the ratio of the medians as pauses are added.
+        """The length of this speaker's pauses relative to the typical speaker's, in [1 / MAX_SCALE, MAX_SCALE]. It is 1
+        at first, and approaches the ratio of the medians as pauses are added.
         """
         if not self._excess_s:
             return 1.0
@@ -105,7 +105,7 @@ class SpeakerPauses:
 
 
 def features(evidence: PauseEvidence) -> dict[str, float]:
-    """Return the features of the logistic regression, by their names in the table. Unknown features are absent."""
+    """Return the features of the logistic regression, by their names in the table. Unknown features are missing."""
     found = {"bias": 1.0}
     if evidence.complete is not None:
         bounded = min(1 - 1e-9, max(1e-9, evidence.complete))
@@ -135,8 +135,8 @@ def kind_of(evidence: PauseEvidence) -> str:
 
 
 def completeness(evidence: PauseEvidence, table: EndOfTurnTable = FITTED) -> float:
-    """Return the probability, in (0, 1), that a pause is the end of its turn, given that it has reached MIN_SILENCE_MS
-    and nothing else about its length.
+    """Return the probability, in (0, 1), that a pause is the end of its turn, if all that is known about its length is
+    that it has reached MIN_SILENCE_MS.
     """
     weights = table.logistic[kind_of(evidence)]
     logit = sum(weights[name] * value for name, value in features(evidence).items())
@@ -144,8 +144,8 @@ def completeness(evidence: PauseEvidence, table: EndOfTurnTable = FITTED) -> flo
 
 
 def survival(silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:
-    """Return the share, in [0, 1], of the pauses inside turns that last longer than `silence_ms`, among those that last
-    MIN_SILENCE_MS, for a speaker whose pauses are `scale` times as long as the typical speaker's.
+    """Of the pauses inside turns that last at least MIN_SILENCE_MS, return the share, in [0, 1], that lasts longer than
+    `silence_ms`. The speaker's pauses are `scale` times as long as the typical speaker's.
     """
     excess_s = (silence_ms - MIN_SILENCE_MS) / 1000
     if excess_s <= 0:
@@ -156,16 +156,16 @@ def survival(silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITT
 def probability_over(
     evidence: PauseEvidence, silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITTED
 ) -> float:
-    """Return the probability, in (0, 1], that a turn whose pause has lasted `silence_ms` is over. Never falls with
-    time.
+    """Return the probability, in (0, 1], that a turn is over when its pause has lasted `silence_ms`. The probability
+    never falls as the pause gets longer.
     """
     p = completeness(evidence, table)
     return p / (p + (1 - p) * survival(silence_ms, scale, table))
 
 
 def silence_for(evidence: PauseEvidence, threshold: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:
-    """Return the milliseconds of silence after which `probability_over` reaches `threshold`, which is in (0, 1). At
-    least MIN_SILENCE_MS; without an upper bound.
+    """Return the milliseconds of silence after which `probability_over` reaches `threshold`, which is in (0, 1). The
+    result is at least MIN_SILENCE_MS and has no upper bound.
     """
     p = completeness(evidence, table)
     share = p * (1 - threshold) / ((1 - p) * threshold)
@@ -176,22 +176,22 @@ def silence_for(evidence: PauseEvidence, threshold: float, scale: float = 1.0, t
 
 
 class EndOfTurn:
-    """Decides, for one eagerness, after which silence a turn ends. Keeps no state of a pause."""
+    """Decides, for one eagerness, how long a pause has to last to end its turn. Keeps no state about pauses."""
 
     def __init__(self, eagerness: str = "medium") -> None:
-        """eagerness: "low", "medium", "high", or "auto", which is "medium" adapted to the speaker's own pauses. Raises
-        KeyError for any other value.
+        """`eagerness` is "low", "medium", "high", or "auto", which is "medium" adapted to the speaker's own pauses.
+        Raises KeyError for any other value.
         """
         self.eagerness = eagerness
         self.threshold = THRESHOLDS[eagerness]
         self.max_silence_ms = MAX_SILENCE_MS[eagerness]
 
     def silence_ms(self, evidence: PauseEvidence, speaker: SpeakerPauses | None = None) -> int:
-        """Return the milliseconds of silence, counted from the start of the pause, after which the turn ends by the
-        current evidence, in [MIN_SILENCE_MS, max_silence_ms].
+        """Return the milliseconds of silence, counted from the start of the pause, after which the turn ends according
+        to the current evidence. The result is in [MIN_SILENCE_MS, max_silence_ms].
 
-        Ask again when the turn detector has judged or the transcript has changed. A turn whose pause has lasted longer
-        than the new answer ends at once. speaker: used for "auto" only.
+        Call it again when the turn detector has judged the pause or the transcript has changed. If the pause has
+        already lasted longer than the new result, the turn ends at once. `speaker` is used for "auto" only.
         """
         scale = speaker.scale if speaker and self.eagerness == "auto" else 1.0
         return int(min(self.max_silence_ms, silence_for(evidence, self.threshold, scale)))
@@ -203,5 +203,5 @@ def _cues(text: str, language: str | None) -> WordCues:
 
 
 def semantic_vad(eagerness: Eagerness = "auto") -> ServerVad:
-    """Return the endpointing of `semantic_vad` with a client's eagerness, at the default threshold and padding."""
+    """Return the settings of `semantic_vad` with a client's eagerness, and with the default threshold and padding."""
     return ServerVad(silence_duration_ms=MAX_SILENCE_MS[eagerness], eagerness=eagerness)

@@ -1,7 +1,8 @@
-"""Decides when speech starts and stops, from one speech probability per frame. Pure; time counts samples at 16 kHz.
+"""Decides when speech starts and stops, from one speech probability per frame. Pure. Time is counted in samples at
+16 kHz.
 
-The hysteresis is that of Silero's own iterator: speech starts at `threshold` and counts as silence below `threshold`
-- 0.15 (github.com/snakers4/silero-vad, utils_vad.py, VADIterator).
+The hysteresis is that of Silero's own iterator: speech starts at `threshold`, and silence below `threshold` - 0.15
+(github.com/snakers4/silero-vad, utils_vad.py, VADIterator).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from antiphon.audio import SAMPLE_RATE_HZ
 
-# A click or a breath is one or two loud frames: a turn starts after 64 ms of continuous speech.
+# Number of consecutive frames of speech, 64 ms, that start a turn: a click or a breath is one or two loud frames.
 ONSET_FRAMES = 2
 RELEASE_MARGIN = 0.15
 # Maximum number of samples by which the start of speech may be moved back after its detection.
@@ -19,7 +20,9 @@ MAX_BACKDATED = 24 * 512
 
 @dataclass(frozen=True, slots=True)
 class SpeechBegan:
-    """Speech began. `sample` is its first sample minus the prefix padding, but not before the previous turn's end."""
+    """Speech began. `sample` is the first sample of the speech minus the prefix padding, but not before the end of the
+    previous turn.
+    """
 
     sample: int
 
@@ -40,8 +43,8 @@ class SpeechResumed:
 
 @dataclass(frozen=True, slots=True)
 class SpeechEnded:
-    """The turn ended. `sample` is the end of its audio: the last speech plus the silence that decided it. `speech_end`
-    is the start of that silence.
+    """The turn ended. `sample` is the end of its audio, which is the end of the silence that ended the turn.
+    `speech_end` is the start of that silence.
     """
 
     sample: int
@@ -59,25 +62,25 @@ class Endpointer:
         self._prefix = prefix_padding_ms * SAMPLE_RATE_HZ // 1000
         self._silence = silence_duration_ms * SAMPLE_RATE_HZ // 1000
         self._now = 0
-        # The end of the previous turn: padding does not extend before it.
+        # The end of the previous turn. Padding does not extend before it.
         self._last_end = 0
         self._speaking = False
         self._loud_frames = 0
         self._loud_since = 0
-        # The start of speech that will be detected next, if it is known; see `backdate`.
+        # The start of speech that may be detected next, if it is known from `backdate`.
         self._heard_since: int | None = None
         self._quiet_since: int | None = None
-        # The silence that ends the turn in the current pause, in samples; None: the configured silence.
+        # The samples of silence after which the current pause ends the turn. None means the configured silence.
         self._pause_silence: int | None = None
 
     @property
     def speaking(self) -> bool:
-        """Whether a turn is open, including a pause that is shorter than the silence that ends the turn."""
+        """Whether a turn is open. It stays open during a pause that is too short to end it."""
         return self._speaking
 
     def backdate(self, sample: int) -> None:
-        """If speech is detected within MAX_BACKDATED samples, set its start to `sample`: frames since then were not
-        recognized as speech. The earliest such sample counts. A no-op during a turn.
+        """Set the start of the next speech to `sample`, because frames since then were not recognized as speech. Only
+        valid for speech detected within MAX_BACKDATED samples. The earliest `sample` counts. A no-op during a turn.
         """
         if not self._speaking:
             earlier = self._recent(self._heard_since)
@@ -91,9 +94,9 @@ class Endpointer:
         return self._in_turn(probability, begin) if self._speaking else self._between_turns(probability, begin)
 
     def wait(self, num_samples: int) -> list[EndpointChange]:
-        """Count `num_samples` of time in which no audio has arrived since the last frame as silence. Returns the
-        changes: in the middle of speech a pause begins with the last frame, and a pause that is thereby long enough
-        ends the turn. A no-op outside a turn. Later audio is counted from the last frame, as if none were missing.
+        """Count `num_samples` of time without audio, since the last frame, as silence, and return the changes. In the
+        middle of speech, a pause begins at the last frame. A pause that is then long enough ends the turn. A no-op
+        outside a turn. Later audio is counted from the last frame, as if none were missing.
         """
         if not self._speaking:
             return []
@@ -106,16 +109,16 @@ class Endpointer:
         return changes
 
     def flush(self) -> list[EndpointChange]:
-        """End the open turn at once, because the client commits it, and return its SpeechEnded; an empty list if no
-        turn is open. In a pause, the turn ends at the start of the pause.
+        """End the open turn at once, because the client commits it, and return its SpeechEnded. Returns an empty list
+        if no turn is open. In a pause, the turn ends at the start of the pause.
         """
         if not self._speaking:
             return []
         return [self._stop(self._now if self._quiet_since is None else self._quiet_since)]
 
     def end_after(self, silence_ms: int) -> None:
-        """Have the current pause end the turn after `silence_ms` instead of the configured silence. A no-op outside a
-        pause; void when speech continues. The last call counts.
+        """Have the current pause end the turn after `silence_ms` instead of after the configured silence. The last call
+        counts, until speech continues. A no-op outside a pause.
         """
         if self._speaking and self._quiet_since is not None:
             self._pause_silence = silence_ms * SAMPLE_RATE_HZ // 1000
@@ -128,11 +131,11 @@ class Endpointer:
 
     @property
     def _needed(self) -> int:
-        """The silence that ends the turn, in samples."""
+        """The samples of silence after which the turn ends."""
         return self._silence if self._pause_silence is None else self._pause_silence
 
     def _recent(self, sample: int | None) -> int | None:
-        """Return the sample if speech that begins now may have begun there, else None."""
+        """Return `sample` if it is recent enough to be the start of speech that begins now, else None."""
         return None if sample is None or self._now - sample > MAX_BACKDATED else sample
 
     def _between_turns(self, probability: float, begin: int) -> list[EndpointChange]:

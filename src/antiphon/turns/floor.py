@@ -1,12 +1,12 @@
-"""Who has the floor in a conversation, as a table. Pure: inputs go in, commands are returned, and nothing waits.
+"""Decides who has the floor in a conversation, by a table. Pure: each method takes one input and returns commands.
 
-A conversation is in one of five phases. In four of them either nobody speaks, or the user, or a response, or both; the
-fifth is closed. `TRANSITIONS` lists every input that a phase allows, and the phase that follows. An input that a phase
-does not allow raises LocalProtocolError and is never ignored. The actions for an input are returned as commands, which
-the session carries out in order.
+A conversation is in one of five phases: silent, the user speaks, a response speaks, both speak, or closed.
+`TRANSITIONS` lists every input that a phase allows, and the phase that follows. An input that a phase does not allow
+raises LocalProtocolError and is never ignored. The actions for an input are returned as commands, which the session
+carries out in order.
 
-In addition to the phase, the floor knows the user's turns that have no transcript yet (`UserTurn`), and whether a turn
-waits for its response (`response_due`). A response begins once nobody speaks and nothing waits for a transcript.
+In addition to the phase, the floor records the user's turns that have no transcript yet (`UserTurn`), and whether a
+turn waits for its response (`response_due`). A response begins when nobody speaks and nothing waits for a transcript.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from antiphon.state_machine import transition
 
 
 class Phase(Enum):
-    """Who speaks. A response speaks from its beginning until its last event is sent, heard or not."""
+    """Who speaks. A response counts as speaking from its beginning until its last event is sent, heard or not."""
 
     SILENT = auto()
     USER = auto()
@@ -33,10 +33,10 @@ class Phase(Enum):
 class Input(Enum):
     """The inputs of the table.
 
-    - USER_STARTED, USER_STOPPED: the user's speech as it was reported; an undecided overlap is not reported.
+    - USER_STARTED, USER_STOPPED: the user's speech was reported to begin or end. An undecided overlap is not reported.
     - INPUT_CLEARED: the open turn, if any, ends without an item.
-    - RESPONSE_BEGAN, RESPONSE_ENDED: the conversation's own response; out-of-band responses do not take the floor.
-    - CLOSED: no more audio arrives. Responses under way end.
+    - RESPONSE_BEGAN, RESPONSE_ENDED: for the conversation's own response. Out-of-band responses do not take the floor.
+    - CLOSED: no more audio arrives, and responses under way end.
     """
 
     USER_STARTED = auto()
@@ -74,7 +74,7 @@ TRANSITIONS: Mapping[Phase, Mapping[Input, Phase]] = MappingProxyType(
             Input.RESPONSE_ENDED: Phase.USER,
             Input.CLOSED: Phase.CLOSED,
         },
-        # Responses that waited for the last transcripts still begin here, so that their end is reported.
+        # Responses that waited for the last transcripts still begin in this phase, so that their end is reported.
         Phase.CLOSED: {
             Input.RESPONSE_BEGAN: Phase.CLOSED,
             Input.RESPONSE_ENDED: Phase.CLOSED,
@@ -85,32 +85,32 @@ TRANSITIONS: Mapping[Phase, Mapping[Input, Phase]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class CancelActive:
-    """The response under way ends, with this reason."""
+    """The command to end the response under way, with this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SilenceOutput:
-    """Playback stops: audio of responses that was sent and is still to be heard is dropped."""
+    """The command to stop playback, and to drop sent audio of responses that has not been heard yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeginResponse:
-    """The response to the user's turns begins."""
+    """The command to begin the response to the user's turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class RespondInstead:
-    """The response under way ends, because a turn that ended during it is answered next."""
+    """The command to end the response under way, because a turn that ended during it is answered next."""
 
 
 FloorCommand = CancelActive | SilenceOutput | BeginResponse | RespondInstead
 
 
 class TurnStage(Enum):
-    """The stage of a turn without a transcript: it is being said, or it has ended and is an item of the history. For a
-    DELETED turn, whose item the client has deleted, no response waits.
+    """The stage of a turn without a transcript: the user still speaks it, or it has ended and is an item of the
+    history, or the client has deleted its item. No response waits for a DELETED turn.
     """
 
     OPEN = auto()
@@ -123,8 +123,9 @@ class UserTurn:
     """A turn of the user until its transcript has arrived or failed.
 
     - `item`: its item in the history.
-    - `takes_floor`: its beginning ended a response, or would have. Otherwise the turn waits for the response.
-    - `is_skipped`: the client wants no response to it.
+    - `takes_floor`: whether its beginning ended a response that was under way, if any. Otherwise the turn waits until
+      the response ends.
+    - `is_skipped`: whether the client wants no response to it.
     """
 
     number: int
@@ -135,15 +136,15 @@ class UserTurn:
 
 
 class Floor:
-    """The floor of one conversation. `phase` and `response_due` may be read."""
+    """The floor of one conversation. The attributes `phase` and `response_due` are read-only."""
 
     def __init__(self) -> None:
         self.phase = Phase.SILENT
         self.response_due = False
-        # Whether the response under way is being ended for the response that is due.
+        # Whether the response under way is being ended to make way for the response that is due.
         self._is_cutting = False
         self.turns: dict[int, UserTurn] = {}
-        # Turns to skip that have no record yet, because their events are held back as an overlap.
+        # Numbers of turns to skip that have no record yet, because their events are held back as an overlap.
         self._skipped: set[int] = set()
         self._skips_next = False
         self._dismissed_until_s = 0.0
@@ -166,10 +167,11 @@ class Floor:
         return turn
 
     def user_started(self, number: int, *, takes_floor: bool, answers: bool, has_output: bool) -> list[FloorCommand]:
-        """Note that the user has begun to speak, in this turn, which has a record.
+        """Record that the user has begun to speak the turn `number`, which has a record.
 
-        `takes_floor`: speech ends a response. `answers`: turns are answered when they end. `has_output`: the response
-        under way has emitted output. If it has not, it stays due, as the speech may turn out to be a noise.
+        `takes_floor`: whether speech ends a response. `answers`: whether turns are answered when they end.
+        `has_output`: whether the response under way has emitted output. If it has not, it stays due, because the speech
+        may turn out to be a noise.
         """
         self._move(Input.USER_STARTED)
         self.turns[number].takes_floor = takes_floor
@@ -181,20 +183,20 @@ class Floor:
         return [CancelActive("turn_detected"), SilenceOutput()]
 
     def user_stopped(self) -> None:
-        """Note that the user's turn has ended by silence."""
+        """Record that silence has ended the user's turn."""
         self._move(Input.USER_STOPPED)
 
     def input_cleared(self) -> None:
-        """Note that the client has dropped the audio since the last turn."""
+        """Record that the client has dropped the audio since the last turn."""
         self._move(Input.INPUT_CLEARED)
 
     def committed(self, number: int) -> None:
-        """Note that the turn is an item of the history."""
+        """Record that the turn is now an item of the history."""
         self.turns[number].stage = TurnStage.COMMITTED
 
     def transcribed(self, number: int, *, owes_response: bool) -> UserTurn:
-        """Remove and return the record of a turn that has its transcript, or will have none. `owes_response`: the turn
-        has content to respond to.
+        """Remove and return the record of a turn after its transcript has arrived or failed. `owes_response`: whether
+        the turn has content that needs a response.
         """
         turn = self.turns.pop(number)
         if owes_response and not turn.is_skipped:
@@ -202,13 +204,15 @@ class Floor:
         return turn
 
     def item_deleted(self, item_id: str) -> None:
-        """Note that an item has left the history. If it was a turn's, no response waits for that turn."""
+        """Record that an item was deleted from the history. If it was the item of a turn, no response waits for that
+        turn any more.
+        """
         for turn in self.turns.values():
             if turn.item.id == item_id:
                 turn.stage = TurnStage.DELETED
 
     def has_untranscribed(self, but: int | None = None) -> bool:
-        """Whether an item of the history has no transcript yet, except that of the turn `but`."""
+        """Whether an item of the history has no transcript yet. The item of the turn `but` does not count."""
         return any(t.stage is TurnStage.COMMITTED for t in self.turns.values() if t.number != but)
 
     # --- the client's decisions about turns ---------------------------------------------------------------------------
@@ -218,7 +222,7 @@ class Floor:
         self._skips_next = True
 
     def take_skip(self) -> bool:
-        """Return whether the turn that ends now is to be skipped. Resets the request."""
+        """Return whether the turn that ends now is to be skipped, and reset the request of `skip_next`."""
         skips, self._skips_next = self._skips_next, False
         return skips
 
@@ -230,7 +234,7 @@ class Floor:
             self._skipped.add(number)
 
     def dismiss(self, until_s: float) -> None:
-        """Let speech up to `until_s` seconds of audio not take the floor; 0 ends that."""
+        """Record that speech before `until_s` seconds of audio does not take the floor. 0 ends this."""
         self._dismissed_until_s = until_s
 
     def is_dismissed(self, audio_s: float) -> bool:
@@ -240,19 +244,19 @@ class Floor:
     # --- responses ----------------------------------------------------------------------------------------------------
 
     def response_began(self) -> None:
-        """Note that a response of the conversation has begun."""
+        """Record that a response of the conversation has begun."""
         self._move(Input.RESPONSE_BEGAN)
         self._is_cutting = False
 
     def response_ended(self) -> None:
-        """Note that the response's last event was sent."""
+        """Record that the response's last event was sent."""
         self._move(Input.RESPONSE_ENDED)
 
     def go_on(self, *, is_resolved: bool, may_cut: bool) -> list[FloorCommand]:
-        """Return the commands that are due after a change: a response may begin once nobody speaks and all transcripts
-        and media are known (`is_resolved`).
+        """Return the commands that are due after a change. The response that is due may begin if nobody speaks and all
+        transcripts and media are known (`is_resolved`).
 
-        `may_cut`: a response under way that is not ending already may be ended for the response that is due.
+        `may_cut`: whether a response under way, unless it is ending already, may be ended for the response that is due.
         """
         if not self.response_due or not is_resolved or self.user_speaks or self.is_closed:
             return []
@@ -265,7 +269,7 @@ class Floor:
         return [RespondInstead()]
 
     def close(self) -> None:
-        """Enter the closed phase: no more audio arrives."""
+        """Enter the closed phase, because no more audio arrives."""
         self._move(Input.CLOSED)
 
     def _move(self, event: Input) -> None:

@@ -1,11 +1,12 @@
-"""Holds back speech that begins during a response until it is known whether it takes the floor. Pure: events in, events
-out.
+"""Holds back the events of speech that begins during a response until it is known whether the speech takes the floor.
+Pure: gets events, and returns the events to report.
 
-A client stops playback as soon as speech is reported. So a backchannel ("mm-hm") is not reported at all: no event, no
-item, no response. Speech with other words, or that lasts long, is reported as if it had not been held back.
+A client stops playback as soon as speech is reported. So a backchannel ("mm-hm") is not reported at all: it causes no
+event, no item and no response. Speech that has other words, or that continues for too long, is reported with all its
+events.
 
 The words of backchannels are the most common acknowledgements in conversation (Ward & Tsukahara 2000; the backchannel
-act of the AMI corpus), in the languages that spell them alike or nearly so.
+act of the AMI corpus), in languages that spell them alike or nearly so.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from antiphon.events.transcription import (
 from antiphon.events.words import bare_word
 from antiphon.state_machine import transition
 
-# A text of more characters is not a backchannel, and is not examined: a client may send any text.
+# A text of more than MAX_WORDS words or MAX_CHARS characters is not a backchannel. A longer text is not examined,
+# because a client may send any text.
 MAX_WORDS, MAX_CHARS = 4, 200
 _ACKNOWLEDGEMENTS = (
     "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice "
@@ -42,7 +44,7 @@ _ACKNOWLEDGEMENTS = (
     "ja genau stimmt klar ach so oui ouais d'accord bien sûr sí si vale claro sì certo va bene sim pois é"
 )
 WORDS = frozenset(_ACKNOWLEDGEMENTS.split())
-# Words of acknowledgements that begin a sentence if they stand alone, and the phrases that contain them.
+# Words that may be the beginning of a sentence if they stand alone, and the acknowledgements that contain them.
 FRAGMENTS = frozenset(("i", "see", "of", "it", "go", "on", "got", "so", "va", "é", "d'accord", "bien"))
 PHRASES = frozenset(
     (
@@ -61,12 +63,13 @@ PHRASES = frozenset(
 def is_backchannel(text: str) -> bool:
     """Return whether the text is empty, or consists of at most MAX_WORDS words of acknowledgement.
 
-    Case, punctuation and hyphens do not matter. "no", "stop" and "wait" are not in the list, because they do ask for
-    the floor. Words that only begin an acknowledgement ("I", "got") do not count unless the rest of it follows.
+    Case, punctuation and hyphens do not matter. "no", "stop" and "wait" are not in the list, because they ask for the
+    floor. A word that only begins an acknowledgement ("I", "got") does not count unless the rest of the acknowledgement
+    follows.
     """
     if len(text) > MAX_CHARS:
         return False
-    # "Mm-hmm" counts as two words, and typographic apostrophes as plain ones; quotation marks are not apostrophes.
+    # "Mm-hmm" counts as two words. A typographic apostrophe counts as a plain one, but a quotation mark does not.
     plain = text.replace("-", " ").replace("\u2019", "'")
     words = tuple(w for w in (bare_word(w).strip("'") for w in plain.split()) if w)
     if len(words) > MAX_WORDS or any(w not in WORDS for w in words):
@@ -74,14 +77,14 @@ def is_backchannel(text: str) -> bool:
     return all(w not in FRAGMENTS for w in words) or words in PHRASES
 
 
-# Maximum length of a backchannel: speech that continues takes the floor whatever its words. Seconds after detection of
-# its onset.
+# Maximum length of a backchannel, in seconds after its onset was detected. Longer speech takes the floor whatever its
+# words.
 MAX_BACKCHANNEL_S = 0.9
-# Deadline by which a client that has ducked the response gets a decision, unless the words so far are a backchannel.
-# Seconds after detection of the onset.
+# Seconds after the onset was detected until a client that has ducked the response gets a decision, unless the words so
+# far are a backchannel.
 DECISION_S = 0.4
-# Speech that begins when less than this is left of the response is a turn, not an overlap: "yes" to a question just
-# asked. Seconds.
+# Speech that begins in the last RESPONSE_TAIL_S seconds of a response is a turn, not an overlap, such as "yes" to the
+# question that the response asks.
 RESPONSE_TAIL_S = 0.4
 TurnEvent = (
     SpeechStarted
@@ -100,10 +103,11 @@ TurnEvent = (
 class OverlapState(Enum):
     """The state of the speech over a response.
 
-    - NONE: there is none, or it has taken the floor, or it is over.
+    - NONE: there is no such speech, or it has taken the floor, or it is over.
     - UNDECIDED: its events are held, and the client knows only that somebody speaks.
-    - YIELDED: it has stopped; the client was notified that it does not take the floor, but its words may still take it.
-    - DISMISSED: it does not take the floor whatever its words, by the client's decision, or because of its voice.
+    - YIELDED: it has stopped, and the client was notified that it does not take the floor. Its words may still take it.
+    - DISMISSED: it does not take the floor whatever its words, because of the client's decision or because of its
+      voice.
     """
 
     NONE = auto()
@@ -115,12 +119,14 @@ class OverlapState(Enum):
 class OverlapInput(Enum):
     """The inputs of the table.
 
-    - BEGAN: speech starts while a response is heard. AGAIN: the speech starts again, or other speech does.
-    - WORDS: its words are not a backchannel.
-    - GOES_ON, STOPPED: whether the speech continues, at the first decision.
-    - TAKEN: it has lasted too long for a backchannel, or the client gives it the floor.
-    - COMMITTED: the client ends the turn. REFUSED: the client's decision, or its voice, denies it the floor.
-    - OVER: its transcript is complete, or has failed, or its audio was cleared.
+    - BEGAN: speech starts while a response is heard.
+    - AGAIN: the same speech starts again after a pause, or other speech starts.
+    - WORDS: the words are not a backchannel.
+    - GOES_ON, STOPPED: at the first decision, the speech still continues, or has stopped.
+    - TAKEN: the speech has lasted too long for a backchannel, or the client gives it the floor.
+    - COMMITTED: the client ends the turn.
+    - REFUSED: the client denies the speech the floor, or its voice is not the user's.
+    - OVER: the transcript of the speech is complete or has failed, or its audio was cleared.
     """
 
     BEGAN = auto()
@@ -135,8 +141,8 @@ class OverlapInput(Enum):
 
 
 class OverlapReport(Enum):
-    """What is reported to the client: that speech overlaps; that it takes the floor, followed by all held events; that
-    it does not take the floor; only the held events; or nothing.
+    """The report to the client: that speech overlaps; that it takes the floor, followed by all held events; that it
+    does not take the floor; only the held events; or nothing.
     """
 
     STARTED = auto()
@@ -177,7 +183,7 @@ TRANSITIONS: Mapping[OverlapState, Mapping[OverlapInput, tuple[OverlapState, Ove
             OverlapInput.OVER: (_NONE, OverlapReport.NOTHING),
         },
         _DISMISSED: {
-            # Other speech is a separate overlap.
+            # Other speech begins a separate overlap.
             OverlapInput.BEGAN: (_UNDECIDED, OverlapReport.STARTED),
             OverlapInput.AGAIN: (_NONE, OverlapReport.NOTHING),
             OverlapInput.WORDS: (_DISMISSED, OverlapReport.NOTHING),
@@ -195,32 +201,32 @@ TRANSITIONS: Mapping[OverlapState, Mapping[OverlapInput, tuple[OverlapState, Ove
 class OverlapDecider:
     """Passes transcription events on, and holds back those of a turn that overlaps a response until it is decided.
 
-    For that turn OverlapStarted is reported at once, for clients that duck the response, and finally one
-    OverlapDecided, together with the held events if the turn takes the floor. The owner runs the timers: it calls
-    `decide` after DECISION_S and `take_floor` after MAX_BACKCHANNEL_S.
+    For such a turn, OverlapStarted is reported at once, for clients that duck the response. Later, one OverlapDecided
+    is reported, together with the held events if the turn takes the floor. The owner runs the timers: it calls `decide`
+    after DECISION_S and `take_floor` after MAX_BACKCHANNEL_S.
 
-    `undecided_turn` may be read: the number of the turn whose events are held, None if no events are.
+    `undecided_turn` is the number of the turn whose events are held, or None. Read-only.
     """
 
     def __init__(self) -> None:
         self._state = OverlapState.NONE
-        # The held events of that turn, and its text so far ("" before any arrives).
+        # The turn whose events are held, these events, and its text so far.
         self.undecided_turn: int | None = None
         self._held_events: list[TranscriptionEvent] = []
         self._text = ""
-        # Turns that were dismissed and have no transcript yet.
+        # Numbers of the turns that were dismissed and have no transcript yet.
         self._dismissed_turns: set[int] = set()
 
     @property
     def state(self) -> OverlapState:
-        """The state of the overlap, see `OverlapState`."""
+        """The state of the current overlap."""
         return self._state
 
     def feed(self, event: TranscriptionEvent, *, overlaps: bool) -> list[TranscriptionEvent]:
         """Handle one event of the transcription, and return the events that may be reported now, in order.
 
-        `overlaps`: a response is being heard and backchannels do not end it; a SpeechStarted then begins an overlap.
-        Words that are not a backchannel, or a second start of speech, give the overlap the floor.
+        `overlaps`: whether a response is being heard that backchannels do not end. A SpeechStarted then begins an
+        overlap. Words that are not a backchannel, or a second start of speech, give the overlap the floor.
         """
         if isinstance(event, TurnEvent) and event.turn in self._dismissed_turns:
             if isinstance(event, TranscriptDone | TranscriptFailed):
@@ -232,7 +238,7 @@ class OverlapDecider:
             return [event]
         if isinstance(event, TurnCleared):
             if any(isinstance(held, TurnCommitted) for held in self._held_events):
-                # The cleared audio arrived after the committed turn.
+                # The turn was committed before, so the cleared audio is not part of it.
                 return [event]
             return [*self._move(OverlapInput.OVER, "cleared"), event]
         if not isinstance(event, TurnEvent) or event.turn != self.undecided_turn:
@@ -248,7 +254,7 @@ class OverlapDecider:
 
     def _speech_started(self, event: SpeechStarted, *, overlaps: bool) -> list[TranscriptionEvent]:
         if self._state is OverlapState.DISMISSED and self.undecided_turn is not None:
-            # Another turn begins, about which nothing is known yet.
+            # This is another turn, about which nothing is known yet.
             self._dismissed_turns.add(self.undecided_turn)
         elif self._state is not OverlapState.NONE:
             # A speaker who begins again has more to say than one word.
@@ -260,11 +266,11 @@ class OverlapDecider:
         return self._move(OverlapInput.BEGAN, "")
 
     def decide(self, *, speaking: bool) -> list[TranscriptionEvent]:
-        """Decide the overlap DECISION_S after its start by whether its speech continues (`speaking`), and return the
-        events to report.
+        """Decide the overlap DECISION_S after its start, and return the events to report. `speaking`: whether its
+        speech still continues.
 
         Speech that continues takes the floor, unless its words so far are a backchannel. Speech that has stopped is
-        reported as a backchannel; its words, once they are known, may still take the floor.
+        reported as a backchannel, but may still take the floor when its words are known.
         """
         if not speaking:
             return self._move(OverlapInput.STOPPED, "short_ack")
@@ -280,8 +286,8 @@ class OverlapDecider:
 
     def commit(self, turn: int) -> list[TranscriptionEvent]:
         """Handle the client's commit of this turn, which makes it a turn whatever its words. Returns OverlapDecided and
-        all held events, in order; only the held events if the client has dismissed the overlap. Returns nothing for a
-        turn without held events.
+        all held events, in order. If the client has dismissed the overlap, returns only the held events. Returns
+        nothing for a turn without held events.
         """
         return self._move(OverlapInput.COMMITTED, "client_commit") if turn == self.undecided_turn else []
 

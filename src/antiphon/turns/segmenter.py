@@ -1,9 +1,9 @@
-"""Turns and windows: which audio belongs to which turn, and which part of it is decoded together. Pure.
+"""Divides audio into turns, which the client gets, and windows, which the model decodes. Pure.
 
-A turn is what the client sees (server VAD or its own commits). A window is what the model sees. A window ends when
-speech has paused for `settle_s`, whatever silence ends a turn. Turns that follow each other more closely share a
-window, so that a short endpoint does not split the model's context. A window that begins soon after another begins with
-the other's audio. No window grows with the session.
+Server VAD or the client's commits end a turn. A window ends when speech has paused for `settle_s`, which may be longer
+than the silence that ends a turn. Turns with a shorter pause between them share a window, so that a short endpointing
+silence does not split the model's context. A window that begins shortly after another one starts with the audio of that
+window. No window grows with the session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from antiphon.turns.endpoint import (
     SpeechResumed,
 )
 
-# Audio kept before and after the speech of a window, if it exists.
+# Samples of audio that are kept before and after the speech of a window, if there are any.
 MARGIN_SAMPLES = SAMPLE_RATE_HZ // 5
 INNER_PREFIX_MS = 300
 
@@ -35,10 +35,10 @@ INNER_PREFIX_MS = 300
 class TurnSpan:
     """A turn's part of a window, in samples from the session's start.
 
-    - `start`: words from here on belong to this turn.
-    - `first`: no part of the turn lies in an earlier window.
-    - `end`: the end of its speech; None while the turn is open.
-    - `audio_s`: seconds of the turn's audio, known once it has ended.
+    - `start`: words from this sample on belong to this turn.
+    - `first`: whether no part of the turn lies in an earlier window.
+    - `end`: the end of its speech. None while the turn is open.
+    - `audio_s`: seconds of the turn's audio, known when the turn has ended.
     """
 
     turn: int
@@ -52,14 +52,14 @@ class TurnSpan:
 class SpeechWindow:
     """A window as it was at one moment. Positions are samples from the session's start."""
 
-    # Counts windows from 1 on. An open window keeps its id until it is cut.
+    # The number of the window, counted from 1. An open window keeps its id until it is cut.
     id: int
     # The window's first sample.
     start: int
-    # The id of the window whose audio this one begins with, as context; that window's words are this one's prefix.
-    # None: no context.
+    # The id of the previous window whose audio is the context at the beginning of this one. The words of that window
+    # are the prefix of this one. None: no context.
     after: int | None
-    # The turns in it, in order; at least one.
+    # The turns in the window, in order. There is at least one.
     spans: tuple[TurnSpan, ...]
     # Its audio, float32 [num_samples], mono, 16 kHz. Shares memory with other windows and must not be written to.
     pcm: Pcm = field(compare=False, repr=False)
@@ -68,7 +68,7 @@ class SpeechWindow:
 
     @property
     def end(self) -> int:
-        """The sample after the window's last one."""
+        """The sample after the window's last sample."""
         return self.start + len(self.pcm)
 
     @property
@@ -89,8 +89,8 @@ class SpeechWindow:
         return replace(self, start=start, pcm=self.pcm[start - self.start :]) if start > self.start else self
 
     def word_turns(self, hypothesis: Hypothesis) -> list[int]:
-        """Return the turn of each word of a hypothesis of this window. If turns share the window, it is the turn at the
-        middle of the word; without word times, all words belong to the window's last turn.
+        """Return the number of the turn of each word of a hypothesis of this window. If turns share the window, a word
+        belongs to the turn at its middle. Without word times, all words belong to the window's last turn.
         """
         if len(self.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
             return [self.spans[-1].turn] * len(hypothesis.pieces)
@@ -103,8 +103,8 @@ class SpeechWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowEnded:
-    """A window is complete. Its audio has a margin after the speech, if that exists; `speech_end` is the sample after
-    its last speech.
+    """A window is complete. Its audio includes a margin after the speech, if such audio exists. `speech_end` is the
+    sample after its last speech.
     """
 
     window: SpeechWindow
@@ -135,10 +135,10 @@ class _OpenWindow:
 
 
 class Segmenter:
-    """Cuts one session's audio into turns and windows. With `vad` None the client's commits end the turns.
+    """Cuts one session's audio into turns and windows. If `vad` is None, the client's commits end the turns.
 
-    The session's listening task owns it and is the only one to change it; the windows that it returns are values. It
-    keeps the audio that a window may still need, at most one window and a second beyond.
+    Only the session's listening task, which owns the segmenter, may change it. The windows that it returns are values.
+    It keeps the audio that a window may still need: at most one window and one more second.
     """
 
     def __init__(self, profile: TranscriberProfile, vad: ServerVad | None, frame_samples: int) -> None:
@@ -146,9 +146,9 @@ class Segmenter:
         self._frame = frame_samples
         self._vad = vad
         self._endpoint = Endpointer(*self._endpoint_settings())
-        # Maximum number of samples of a turn before its speech.
+        # Maximum number of samples by which a turn begins before its speech.
         self.prefix_samples = _prefix_samples(vad)
-        # Windows share its memory, so only samples after `_now` are ever written.
+        # Windows share the memory of the tape, so only samples after `_now` are ever written.
         self._tape = np.zeros(SAMPLE_RATE_HZ, np.float32)
         self._tape_start = 0
         self._now = 0
@@ -158,7 +158,7 @@ class Segmenter:
         self._windows = 0
         self._turn_has_window = False
         self._settle_at: int | None = None
-        # (id, start, end of speech) of the last window, while it can be context.
+        # The id, the start and the end of speech of the last window, while it can be the context of the next.
         self._warm: tuple[int, int, int] | None = None
         self._window: _OpenWindow | None = None
         self._quiet_since: int | None = None
@@ -167,7 +167,7 @@ class Segmenter:
 
     @property
     def now(self) -> int:
-        """The number of samples received since the session's start, which is the session's clock."""
+        """The number of samples received since the session's start. It is the session's clock."""
         return self._now
 
     @property
@@ -203,15 +203,15 @@ class Segmenter:
         return self._quiet_since
 
     def apply(self, profile: TranscriberProfile, vad: ServerVad | None) -> list[SegmenterEvent]:
-        """Apply a changed profile or changed server VAD, and return the events of what it ended. A change between
-        server VAD and the client's commits ends the open turn or window; other changes leave them open.
+        """Apply a changed profile or changed server VAD, and return the resulting events. A change between server VAD
+        and the client's commits ends the open turn or window. Other changes leave them open.
         """
         steps: list[SegmenterEvent] = []
         if (vad is None) != (self._vad is None):
             if self._vad and self._endpoint.speaking:
                 steps += self._end_turn()
             else:
-                # Current speech becomes a new turn.
+                # Speech that is under way becomes a new turn.
                 self._endpoint.flush()
                 steps += self._end_window()
         self._profile, self._vad, self.prefix_samples = profile, vad, _prefix_samples(vad)
@@ -221,9 +221,9 @@ class Segmenter:
     def feed(self, pcm: Pcm, probabilities: list[float], heard_since: int | None = None) -> list[SegmenterEvent]:
         """Add audio with the speech probabilities of the frames that it completed, and return the changes, in order.
 
-        pcm: float32 [num_samples], mono, 16 kHz, of any length. The result does not depend on how the audio was cut.
-        `heard_since`: the sample at which the speech in these frames began, if it was not recognized at that time; at
-        most MAX_BACKDATED before them.
+        `pcm` is float32 [num_samples], mono, 16 kHz, of any length. The result does not depend on how the audio was
+        cut. If the beginning of the speech in these frames was not recognized at the time, `heard_since` is the sample
+        at which it began, at most MAX_BACKDATED before these frames.
         """
         if heard_since is not None:
             self._endpoint.backdate(heard_since)
@@ -240,18 +240,18 @@ class Segmenter:
 
     @property
     def settling(self) -> bool:
-        """Whether a turn has ended and its window waits for the silence that ends the window, during which a next turn
-        could still join it.
+        """Whether a turn has ended, but its window waits for more silence. Until the window ends, another turn may join
+        it.
         """
         return self._settle_at is not None
 
     def settle(self) -> list[WindowEnded | TurnEnded]:
-        """End a settling window now, because no more audio arrives at the moment, which counts as silence."""
+        """End a settling window now, because audio has stopped arriving, which counts as silence."""
         return self._end_window() if self.settling else []
 
     @property
     def in_turn(self) -> bool:
-        """Whether, under server VAD, a turn is open, including its pauses."""
+        """Whether server VAD is on and a turn is open, including its pauses."""
         return self._vad is not None and self._endpoint.speaking
 
     def wait(self, num_samples: int) -> list[SegmenterEvent]:
@@ -265,8 +265,8 @@ class Segmenter:
         return steps
 
     def end_after(self, pause: int, silence_ms: int) -> bool:
-        """Have the pause that began at the sample `pause` end the turn after `silence_ms`, or with the next frame if it
-        has already lasted that long. The last call counts. Returns False, and does nothing, if that pause is over, or
+        """Have the pause that began at the sample `pause` end the turn after `silence_ms`, or with the next frame if
+        the pause is already that long. The last call counts. Returns False, and does nothing, if that pause is over, or
         if the client commits turns.
         """
         if self._vad is None or pause != self._quiet_since:
@@ -275,28 +275,30 @@ class Segmenter:
         return True
 
     def commit(self) -> list[SegmenterEvent]:
-        """End the turn here for the client, and with it the window. Returns what ended, in order; under server VAD that
-        includes windows of earlier turns that were still settling.
+        """End the turn now, because the client commits it, and with it the window. Returns the events of all that
+        ended, in order. With server VAD these include windows of earlier turns that were still settling.
         """
         return self._end_turn()
 
     @property
     def silent_since(self) -> int | None:
-        """Under server VAD, the end of the last turn, or of audio that was committed or cleared after it. None while
-        the user speaks, and if the client commits turns.
+        """The sample since which the user is silent: the end of the last turn, or of audio that was committed or
+        cleared after it. None while the user speaks. Also None without server VAD, if the client commits the turns.
         """
         return self._committed if self._vad and not self._endpoint.speaking else None
 
     def commit_silence(self) -> list[SegmenterEvent]:
-        """Commit silence as a turn, up to where the next turn could still begin. Returns what ended, in order."""
+        """Commit silence as a turn, up to the sample at which the next turn could begin. Returns the events of all that
+        ended, in order.
+        """
         steps: list[SegmenterEvent] = [*self._end_window()]
         turn, begin = self._turn, self._committed
         end = max(begin, self._next_turn_from)
         return [*steps, *self._close_turn(end), TurnEnded(turn, (end - begin) / SAMPLE_RATE_HZ)]
 
     def clear(self) -> list[SegmenterEvent]:
-        """Drop the audio since the last commit; the open turn ends without an event. Committed turns whose window was
-        settling end with their words, and these events are returned.
+        """Drop the audio since the last commit. The open turn ends without an event. Committed turns whose window was
+        settling keep their words, and the events of their end are returned.
         """
         steps: list[SegmenterEvent] = []
         if self._window and (closed := [s for s in self._window.spans if s.end is not None]):
@@ -312,8 +314,8 @@ class Segmenter:
         return steps
 
     def cut(self, sample: int) -> None:
-        """Restart the open window at `sample`, under a new id: the final of all audio before it is known. Its turns
-        stay in it.
+        """Restart the open window at `sample`, with a new id, because the final of all audio before `sample` is known.
+        Its turns stay in the window.
         """
         assert self._window is not None
         self._windows += 1
@@ -380,7 +382,7 @@ class Segmenter:
     def _end_turn(self) -> list[SegmenterEvent]:
         steps: list[SegmenterEvent] = []
         if self._vad and self._window and not self._endpoint.speaking:
-            # Its turns are committed; they no longer wait for the silence that settles them.
+            # The turns of the window are committed, so they no longer wait for the silence that settles them.
             steps += self._end_window()
         if self._endpoint.flush() and self._vad:
             steps.append(SpeechStopped(self._turn, _ms(self._now)))
@@ -394,7 +396,7 @@ class Segmenter:
         begin = self._committed
         if self._window:
             span = self._window.spans[-1]
-            # Under server VAD a turn begins with its speech; a turn that the client commits begins at its last commit.
+            # With server VAD, a turn begins with its speech. Otherwise it begins at the client's last commit.
             begin = span.start if self._vad and span.first else begin
             speech_end = self._quiet_since if self._quiet_since is not None else end
             self._window.spans[-1] = replace(span, end=speech_end, audio_s=(end - begin) / SAMPLE_RATE_HZ)
@@ -432,7 +434,7 @@ class Segmenter:
     def _record(self, pcm: Pcm) -> None:
         held = self._now - self._tape_start
         if held + len(pcm) > len(self._tape):
-            # Reserves a quarter more, so that a long window is not copied for each added chunk.
+            # Reserves 25 % more space, so that a long window is not copied for each added chunk.
             room = np.zeros((held + len(pcm)) * 5 // 4 + SAMPLE_RATE_HZ, np.float32)
             room[:held] = self._tape[:held]
             self._tape = room

@@ -1,11 +1,11 @@
-"""Cues in the words of a turn so far about whether more follows. Pure.
+"""Finds cues, in the words of a turn so far, that more words follow. Pure.
 
 A speaker who stops at "and", at "um" or in the middle of a telephone number will continue, whatever the voice sounds
-like; "stop" is complete. The weight of such words is not set here but fitted (`end_of_turn.py`).
+like. The word "stop" is complete. The weights of these cues are not set here, but fitted (`end_of_turn.py`).
 
-The classes of words are those of grammars: conjunctions, determiners, prepositions and auxiliaries begin a phrase that
-has to follow (Quirk et al. 1985, A Comprehensive Grammar of the English Language, chapter 2), and fillers announce a
-delay (Clark & Fox Tree 2002, Using uh and um in spontaneous speaking).
+The classes of words are those of grammars. Conjunctions, determiners, prepositions and auxiliaries begin a phrase, so
+more words have to follow (Quirk et al. 1985, A Comprehensive Grammar of the English Language, chapter 2). Fillers
+announce a delay (Clark & Fox Tree 2002, Using uh and um in spontaneous speaking).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Literal
 
 from antiphon.events.words import bare_word
 
-# Only the end of a text is examined, since a client may send any text.
+# Number of characters at the end of a text that are examined. It is bounded because a client may send any text.
 MAX_CHARS = 400
 Mark = Literal["stop", "question", "open", "none"]
 
-# Words that a phrase has to follow: conjunctions, determiners, possessives, and prepositions that do not end a
-# sentence. By ISO 639-1.
+# Words after which a phrase has to follow, by ISO 639-1 language: conjunctions, determiners, possessives, and
+# prepositions that do not end a sentence.
 _DANGLING = {
     "en": "and or but because although though unless whereas while if whether since than as the a an my your his its "
     "our their every each of from into onto to between among during per with without via toward towards plus "
@@ -39,7 +39,7 @@ _DANGLING = {
     "pt": "e ou mas porque embora se quando que como o a os as um uma uns umas do da dos das de ao à em no na nos nas "
     "com sem por para pelo pela sobre entre desde até meu minha seu sua nosso nossa muito cada",
 }
-# Auxiliary and modal verbs, and verbs that take an infinitive: other words mostly follow them.
+# Verbs that other words mostly follow: auxiliary and modal verbs, and verbs that take an infinitive.
 _AUXILIARY = {
     "en": "is are was were am be been being will would can could shall should may might must do does did have has had "
     "having want need gonna wanna",
@@ -81,7 +81,8 @@ _NUMBER_LIST = (
     "zéro deux trois quatre cinq sept huit neuf dix vingt trente cero uno dos tres cuatro cinco seis siete ocho nueve "
     "diez veinte due tre quattro cinque sei sette otto nove dieci venti um dois três quatro sete oito dez vinte"
 )
-# Fewer groups are not a dictation ("at seven"). WHOLE_DIGITS digits or more are a whole telephone or card number.
+# Fewer than MIN_GROUPS groups of digits are not a dictation ("at seven"). WHOLE_DIGITS digits or more are a complete
+# telephone or card number.
 MIN_GROUPS, WHOLE_DIGITS = 2, 7
 
 _DANGLING_SETS = {k: frozenset(v.split()) for k, v in _DANGLING.items()}
@@ -98,23 +99,24 @@ class WordCues:
     # The mark at its end: "stop" (full stop or exclamation mark), "question", "open" (comma, dash, colon, semicolon or
     # ellipsis), or "none".
     mark: Mark = "none"
-    # Another word has to follow the last one ("the", "because").
+    # Whether another word has to follow the last one ("the", "because").
     dangling: bool = False
-    # The last word is a verb that others mostly follow ("is", "want").
+    # Whether the last word is a verb that other words mostly follow ("is", "want").
     auxiliary: bool = False
-    # It ends in a filler or in a phrase that announces a delay ("um", "let me think").
+    # Whether it ends in a filler or in a phrase that announces a delay ("um", "let me think").
     filler: bool = False
-    # It ends in several groups of digits, number words or single letters, too few for a telephone number.
+    # Whether it ends in several groups of digits, number words or single letters, but too few for a telephone number.
     dictating: bool = False
-    # It is only an answer or a command of at most MAX_COMPLETE_WORDS words ("yes", "stop").
+    # Whether the whole text is an answer or a command of at most MAX_COMPLETE_WORDS words ("yes", "stop").
     complete: bool = False
 
 
 def word_cues(text: str, language: str | None = None) -> WordCues:
-    """Return the cues of the transcript of a turn so far. Accepts any text.
+    """Return the cues at the end of the transcript of a turn so far. Accepts any text.
 
-    text: as a transcriber writes it; its last MAX_CHARS characters count. language: ISO 639-1; word lists exist for en,
-    de, fr, es, it and pt; None: English. In other languages only marks, digits, and answers count.
+    `text` is as a transcriber writes it. Only its last MAX_CHARS characters count. `language` is ISO 639-1, and None
+    means English. Word lists exist for en, de, fr, es, it and pt. In other languages, only marks, digits, and complete
+    answers count.
     """
     tail = text[-MAX_CHARS:].replace("\u2019", "'").rstrip(" \t\n\"'\u201d\u00bb\u300d)")
     words = [w for w in (bare_word(w).strip("'") for w in tail.split()) if w]

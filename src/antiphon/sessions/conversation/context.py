@@ -26,7 +26,7 @@ def _unmeasured(kind: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationContext:
-    """The dependencies of one conversation. All models belong to the caller."""
+    """The dependencies of one conversation. The caller owns the models and closes them."""
 
     # Transcribes the user's speech.
     transcriber: Transcriber
@@ -36,26 +36,26 @@ class ConversationContext:
     model: ConversationModel
     # Returns a fresh id that begins with the given prefix.
     new_id: Callable[[str], str]
-    # Judges whether a pause ends a turn; None: only the length of a pause counts.
+    # Judges whether a pause ends a turn. If None, only the words and the length of the pause count.
     turn_detector: TurnDetector | None = None
-    # Reads the text on images for a model that takes none; None: such images stay undescribed.
+    # Reads the text on images for a model that takes no images. If None, such images are left out.
     image_reader: ImageReader | None = None
-    # Tells the user's voice from others; None: all voices count as the user's.
+    # Tells the user's voice from other voices. If None, all voices count as the user's.
     speaker_model: SpeakerModel | None = None
-    # Called with a measurement's name and its seconds.
+    # Called with the name of a measured time and its seconds.
     measure: Callable[[str, float], None] = _unmeasured
     # Called with a counter's name and the increment: `preemptive_begun`, `preemptive_used` and `preemptive_dropped`
     # responses, `preemptive_dropped_tokens`, `ducks`, and `ducks_without_interruption`.
     count: Callable[[str, int], None] = _unmeasured
     # Returns monotonic seconds.
     clock: Callable[[], float] = time.monotonic
-    # See `TranscriptionSession`.
+    # A commit with less new audio than this, in milliseconds, is refused. See `TranscriptionSession`.
     min_commit_ms: int = 0
     # The owner of the conversation, see `ConversationModel.open`.
     owner: Hashable | None = None
 
 
 def rejected(error: RemoteProtocolError, command: ConversationCommand) -> CommandRejected:
-    """Return the event that answers a command which cannot be carried out."""
+    """Return the event that tells the client that a command cannot be carried out, and why."""
     event_id = None if isinstance(command, ConfigureConversation) else command.event_id
     return CommandRejected(error.code, error.message, error.param, event_id)

@@ -1,9 +1,9 @@
-"""The history of a conversation: its items in order, each response cut to the part that was heard.
+"""The history of a conversation: its items in order. Each response is cut to the part that was heard.
 
 Pure: no clocks, no tasks, no wire. An item is a message, a function call or a call's result. A user's spoken message
-holds the transcript of its audio. An assistant's spoken message holds the spoken text, with the time of each word in
-its audio. Truncating such a message cuts both to the last word that was heard, and `messages` gives the language model
-only that part.
+has the transcript of its audio. An assistant's spoken message has the spoken text, with the time of each word in its
+audio. Truncating it cuts both text and audio to the last word that was heard, and `messages` passes only that part to
+the language model.
 """
 
 from __future__ import annotations
@@ -20,49 +20,51 @@ from antiphon.events.size import num_bytes
 from antiphon.events.tools import ToolCall
 
 ROOT = "root"
-# The last NUM_GROWING items are measured again each time: older items no longer grow.
+# Number of the newest items whose size is measured again for each `num_bytes`. Older items no longer grow.
 NUM_GROWING = 8
-# The text that replaces an image which a model has seen and the session no longer keeps.
+# The text that replaces an image that a model has seen, after the session has dropped the image.
 IMAGE_GONE = "[An image that was shown earlier.]"
 
 
 class ConversationHistory:
-    """The items of one conversation in order, found by id. Not thread-safe.
+    """The items of one conversation, in order and by id. Not thread-safe.
 
-    Methods that take an id raise RemoteProtocolError if no item has it, with the code and the parameter to send to the
-    client. A failed call leaves the history unchanged.
+    If no item has the id that is passed to a method, the method raises RemoteProtocolError, with the code and the
+    parameter to send to the client. A failed call leaves the history unchanged.
     """
 
     def __init__(self) -> None:
         self._items: list[Item] = []
-        # The size of each item when it was last measured, in bytes by id, and the sum of the sizes.
+        # Bytes of each item, by its id, when it was last measured, and the sum of all.
         self._sizes: dict[str, int] = {}
         self._num_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the items in bytes. Media that older items have dropped count until `measure_all` is called."""
+        """Memory of the items in bytes. Media that were dropped from older items still count until `measure_all` is
+        called.
+        """
         for item in self._items[-NUM_GROWING:]:
             self._measure(item)
         return self._num_bytes
 
     def measure_all(self) -> None:
-        """Measure every item again, after media were dropped from some."""
+        """Measure every item again. Call it after media were dropped from items."""
         for item in self._items:
             self._measure(item)
 
     @property
     def items(self) -> Sequence[Item]:
-        """The items, oldest first. This is the history's own list: it changes with the history, and items in progress
-        still change too. Copy it before awaiting anything.
+        """The items, oldest first. This is the history's own list, which changes with the history, as do items in
+        progress. Copy it before awaiting anything.
         """
         return self._items
 
     def add(self, item: Item, after: str | None = None) -> str | None:
-        """Insert an item after the one with the id `after`; None is the end, `root` the front.
+        """Insert an item after the item with the id `after`. None means the end, "root" the front.
 
-        Returns the id of the preceding item, None at the front. A call's result may precede its call. Raises
-        RemoteProtocolError if the id is taken, or if `after` is unknown.
+        Returns the id of the preceding item, or None if there is none. A call's result may precede its call. Raises
+        RemoteProtocolError if the item's id is taken, or if `after` is unknown.
         """
         if item.id in self._sizes:
             raise RemoteProtocolError(
@@ -79,7 +81,7 @@ class ConversationHistory:
         return self._items[at - 1].id if at else None
 
     def restore(self, items: Sequence[Item]) -> None:
-        """Replace the items with those of an earlier session, oldest first, without checking them. Copies the list,
+        """Replace all items with the items of an earlier session, oldest first, without checking them. Copies the list,
         not the items.
         """
         self._items = list(items)
@@ -87,14 +89,14 @@ class ConversationHistory:
         self.measure_all()
 
     def get(self, item_id: str) -> Item:
-        """Return the item itself, not a copy: changes to it change the history. Raises RemoteProtocolError if the id is
-        unknown.
+        """Return the item itself, not a copy, so changes to it change the history. Raises RemoteProtocolError if the id
+        is unknown.
         """
         return self._items[self._find(item_id, "item_retrieve_invalid_item_id", "item_id")]
 
     def before(self, item_id: str) -> str | None:
-        """Return the id of the preceding item, None for the first one. Raises RemoteProtocolError if the id is
-        unknown.
+        """Return the id of the item before this one, or None for the first item. Raises RemoteProtocolError if the id
+        is unknown.
         """
         at = self._find(item_id, "item_retrieve_invalid_item_id", "item_id")
         return self._items[at - 1].id if at else None
@@ -110,9 +112,9 @@ class ConversationHistory:
         """Cut an assistant's audio and its text to the words that had ended by `audio_end_ms`.
 
         Returns the milliseconds of audio that are left: `audio_end_ms`, or the audio's length if that is less. With
-        `from_whole` the cut starts from the part as it was before any truncation, and may leave more than is left now:
-        a later acknowledgement knows better how much was heard. Raises RemoteProtocolError if the item or the content
-        part is missing, or is not an assistant's audio.
+        `from_whole`, the part is cut as it was before any truncation. More of it may then be left than before
+        the call, if a later acknowledgement reports that more was heard. Raises RemoteProtocolError if the item or the
+        content part is missing, or if it is not an assistant's audio.
         """
         item = self._items[self._find(item_id, "item_truncate_invalid_item_id", "item_id")]
         if item.kind != "message" or item.role != "assistant":
@@ -133,22 +135,23 @@ class ConversationHistory:
         return round(end_s * 1000)
 
     def messages(self, instructions: str = "", also: Sequence[Item] | None = None) -> tuple[Message, ...]:
-        """Return the conversation as messages for a model: only what was said and heard.
+        """Return the conversation as messages for a model. They contain only the parts that were said and heard.
 
-        `instructions` become a system message at the front. `also` replaces the history's items, but names of functions
-        are still looked up in the history. Messages with neither text nor media are left out, and so are results
-        without a call. Calls that follow an assistant's message are joined to it. A result that precedes its call is
-        moved after it.
+        `instructions` become a system message at the front. With `also`, its items are used instead of the history's,
+        but names of functions are still looked up in the history. Messages without text and media are left out, and so
+        are results without a call. Calls that follow an assistant's message become part of that message. A result that
+        precedes its call is moved after the call.
         """
         out = [Message("system", instructions)] if instructions else []
-        # The calls of each message in `out`, and the name of each call. Indexed, as a client may send thousands.
+        # The calls of each message in `out`, and the name of each call. They are in maps because a client may send
+        # thousands of calls.
         calls: defaultdict[int, list[ToolCall]] = defaultdict(list)
         named = itertools.chain(also or (), self._items)
         names = {i.call_id: i.name for i in reversed([*named]) if i.kind == "function_call"}
         for item in _results_behind_calls(self._items if also is None else also):
             match item.kind:
                 case "message" if item.speaker == "other":
-                    # Said by a person near the microphone who did not speak to the model.
+                    # A person near the microphone said this, but not to the model.
                     continue
                 case "message":
                     parts: tuple[MessagePart, ...] = ()
@@ -167,8 +170,8 @@ class ConversationHistory:
 
     @staticmethod
     def describe_image(lines: Sequence[str] | None) -> str:
-        """Return a text that describes an image to a model that cannot see it. `lines` is the text found in the image:
-        an empty list means that the image holds none, None that it could not be read.
+        """Return a text that describes an image to a model that cannot see it. `lines` is the text found in the image.
+        It is empty if the image has no text, and None if the image could not be read.
         """
         if lines is None:
             return "[An image that could not be read.]"
@@ -209,8 +212,8 @@ def _results_behind_calls(items: Sequence[Item]) -> list[Item]:
 def cut_to(text: str, words: Sequence[str], count: int) -> str:
     """Return the beginning of `text` up to the end of its `count`-th word, with its spaces and punctuation.
 
-    `words` are the words of `text` in order. If one of them is not found in `text`, for example because a synthesizer
-    normalizes its input, returns the first `count` words joined with spaces.
+    `words` are the words of `text` in order. If a word is not found in `text`, for example because a synthesizer
+    normalizes its input, the first `count` words are returned, joined with spaces.
     """
     at = 0
     for word in words[:count]:

@@ -1,7 +1,7 @@
 """Images and audio in the items that a client creates.
 
-For a conversation model that takes text only, images are read and audio is transcribed. A model that accepts media gets
-the images and the audio themselves.
+If the conversation model takes only text, the text on images is read and audio is transcribed. A model that accepts
+media gets the images and the audio themselves.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MAX_IMAGE_CHARS = 64 << 20
 class ItemMediaResolver:
     """Converts the media of a conversation's items to a form that its model takes.
 
-    - `reader`, `transcriber`: read images and transcribe audio for a conversation model that takes text only. Without a
-      reader, images stay unresolved and are left out of such a model's messages.
-    - `emit`: awaited with a `CommandRejected` for media that cannot be decoded; the session continues.
+    - `reader`, `transcriber`: read images and transcribe audio for a conversation model that takes only text. Without a
+      reader, images are left out of such a model's messages.
+    - `emit`: awaited with a `CommandRejected` if media cannot be decoded. The session continues.
     - `accepts_media`: whether the conversation model accepts images and audio.
     """
 
@@ -40,12 +40,12 @@ class ItemMediaResolver:
     ) -> None:
         self._history, self._reader, self._transcriber = history, reader, transcriber
         self._emit, self._accepts_media = emit, accepts_media
-        # Ids of the items whose media are not resolved yet. A response that needs them waits.
+        # Ids of the items whose media are not resolved yet. A response that needs such an item waits.
         self.unresolved: set[str] = set()
 
     def check_size(self, new: Item) -> None:
-        """Raise RemoteProtocolError if the conversation's images and those of `new` would exceed 64 Mi characters of
-        data URIs. `new` is not in the conversation yet. Changes nothing.
+        """Raise RemoteProtocolError if the data URIs of the conversation's images, with those of the item `new`, would
+        exceed 64 Mi characters. `new` is not in the conversation yet. Changes nothing.
         """
         if not any(p.image for p in new.parts):
             return
@@ -64,8 +64,8 @@ class ItemMediaResolver:
         await self._emit(ItemDone(item.snapshot(), previous))
 
     def begin(self, item: Item) -> bool:
-        """Return whether the caller has to `resolve` an item's images and audio. The item's id is in `unresolved` until
-        then. For a model that takes text, audio that arrived with a transcript is dropped at once.
+        """Return whether the caller has to call `resolve` for an item. Until that has finished, the item's id is in
+        `unresolved`. For a model that takes only text, audio that arrived with a transcript is dropped at once.
         """
         has_unresolved = any(self._is_unresolved(p) for p in item.parts)
         if has_unresolved:
@@ -83,10 +83,11 @@ class ItemMediaResolver:
         return part.kind == "input_audio" and part.media is not None and not self._accepts_media
 
     async def resolve(self, item: Item, event_id: str | None, language: str | None) -> None:
-        """Resolve an item's images and audio, and wait for it. Media that cannot be decoded are rejected, not raised.
+        """Resolve an item's images and audio. Returns after all are resolved. Media that cannot be decoded cause a
+        CommandRejected, not an exception.
 
-        `language` is the language of the audio, None if unknown. `event_id` is the client's id of the command; a
-        rejection repeats it.
+        `language` is the language of the audio, None if unknown. `event_id` is the client's id of the command, which a
+        rejection repeats.
         """
         for part in item.parts:
             if not self._is_unresolved(part):
@@ -109,8 +110,8 @@ class ItemMediaResolver:
         except ValueError as error:
             raise MediaError(str(error)) from None
         if self._accepts_media:
-            # Decoding shows whether the file is an image. An item may wait for its response as long as the session
-            # lives, so the pixels are released and only the file is kept.
+            # This decodes the file, which fails if it is not an image. Only the file is kept, not the pixels, because
+            # an item may stay unanswered until the session ends.
             await in_thread(image.overview, places=IMAGE_THREADS)
             image.release()
             part.media = ImagePart(image)
@@ -121,5 +122,5 @@ class ItemMediaResolver:
         audio, part.media = part.media, None
         segments = self._transcriber.transcribe(one_slab(audio.pcm), FileOptions(language))
         text = "".join([s.text async for s in segments if isinstance(s, TranscriptSegment)]).strip()
-        # Says that audio existed: without a text the item would be missing from the model's messages.
+        # Without a text the item would be missing from the model's messages.
         part.text = text or "[Sound without words.]"

@@ -1,9 +1,9 @@
-"""A native model in a conversation: it gets the user's audio unit by unit, and each turn that it speaks becomes a
-response.
+"""A native model in a conversation. The model gets the user's audio unit by unit, and each turn that it speaks becomes
+a response.
 
 One task appends units and steps the model. While the model speaks and no audio arrives, the task feeds silence, so that
-the model's clock advances. After a commit or a request for a response, it feeds silence until the model speaks; in the
-last of ANSWER_UNITS the model is forced to. An interrupted model listens in its next step.
+the model's clock advances. After a commit or a request for a response, the task feeds silence until the model speaks.
+In the last of ANSWER_UNITS silent units, the model is forced to speak. An interrupted model listens in its next step.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ log = logging.getLogger(__name__)
 MAX_WAITING_UNITS = 4
 # Seconds of a reference voice that are decoded. The rest of the file is ignored.
 MAX_REFERENCE_S = 30
-# Units of silence after a commit or a request; in the last one the model has to speak.
+# Maximum units of silence fed after a commit or a request. In the last of them the model has to speak.
 ANSWER_UNITS = 8
-# Tolerated delay of a sending client's audio, as a fraction of a unit.
+# Tolerated delay of audio from a client that is sending, as a fraction of a unit.
 LATE_UNITS = 0.5
-# Characters of typed text that fit one unit, and the limit for text that waits for its unit.
+# Maximum characters of typed text that go with one unit, and of text that waits for its unit.
 UNIT_CHARS, MAX_WAITING_CHARS = 128, 8000
 # Chunks of a response that may wait for its reader. At the limit, the model waits.
 MAX_WAITING_CHUNKS = 64
@@ -60,12 +60,13 @@ MAX_WAITING_CHUNKS = 64
 
 @dataclass(eq=False, slots=True)
 class DueResponse:
-    """An answer that the user waits for.
+    """An answer that is due to the user.
 
-    - `request`: the client's request; None: the answer is due because the user's turn was committed.
-    - `answers`: the model has to speak; if false, only the open unit is padded.
-    - `is_padded`: the unit that was open when the answer became due is padded. `units_left`: silent units after it.
-    - `is_paced`: audio arrives again, and silence is fed by the clock only.
+    - `request`: the client's request. None if the answer is due because the user's turn was committed.
+    - `answers`: whether the model has to speak. If false, only the open unit is padded.
+    - `is_padded`: whether the unit that was open when the answer became due has been padded.
+    - `units_left`: the number of silent units still to be fed after that unit.
+    - `is_paced`: audio has arrived again, so silence is fed only when the clock says that a unit is due.
     """
 
     request: CreateResponse | None = None
@@ -76,10 +77,10 @@ class DueResponse:
 
 
 class UnitClock:
-    """Returns when a unit whose audio has not arrived is due, to be padded with silence. Pure; monotonic seconds.
+    """Decides when a unit is padded with silence because its audio has not arrived. Pure. Times are monotonic seconds.
 
-    A client that sends audio gets LATE_UNITS more than a unit, for network jitter. The model would hear silence in
-    between as a pause, and each such pause would put it another unit ahead of the user.
+    A client that sends audio gets LATE_UNITS in addition to the unit's length, for network jitter. Otherwise the model
+    would hear a pause in the user's speech, and each such pause would put it another unit ahead of the user.
     """
 
     def __init__(self, unit_s: float) -> None:
@@ -92,15 +93,15 @@ class UnitClock:
         self._began_s, self._is_fed = now_s, is_fed
 
     def left_s(self, now_s: float, *, is_committed: bool) -> float:
-        """Seconds until the next unit is due. `is_committed`: the client awaits an answer and may send no audio."""
+        """Seconds until the next unit is due. `is_committed`: the client waits for an answer and may send no audio."""
         late_s = LATE_UNITS * self._unit_s if self._is_fed and not is_committed else 0.0
         return self._began_s + self._unit_s + late_s - now_s
 
 
 class UnitQueue:
-    """Audio that waits to be cut into units of `unit_samples`, and images, each for the unit it arrived with. Pure.
+    """Queues audio, cut into units of `unit_samples`, and the images that arrived with each unit. Pure.
 
-    `max_frames`: maximum images per unit. `num_waiting`: samples that wait. `num_received`: samples received so far.
+    `max_frames`: maximum images per unit. `num_waiting`: waiting samples. `num_received`: samples received so far.
     """
 
     def __init__(self, unit_samples: int, max_frames: int) -> None:
@@ -126,7 +127,7 @@ class UnitQueue:
         self._frames.extend((self.num_received, frame) for frame in frames)
 
     def take(self) -> tuple[Pcm, bool]:
-        """Remove and return a unit, padded with silence, and whether it was full without padding."""
+        """Remove and return a unit, padded with silence if needed, and whether it was full without padding."""
         pcm, at = np.zeros(self.unit_samples, np.float32), 0
         while self._audio and at < self.unit_samples:
             chunk = self._audio.popleft()
@@ -139,7 +140,7 @@ class UnitQueue:
         return pcm, at == self.unit_samples
 
     def take_frames(self) -> tuple[bytes, ...]:
-        """Remove the images of the last unit taken. Returns the newest `max_frames` of them."""
+        """Remove the images of the unit that was taken last, and return the newest `max_frames` of them."""
         frames, num_taken = [], self.num_received - self.num_waiting
         while self._frames and (self._frames[0][0] < num_taken or not self.num_waiting):
             frames.append(self._frames.popleft()[1])
@@ -150,8 +151,8 @@ class NativeResponse:
     """One turn that a native model speaks: a `ResponseSource` that may begin without a request.
 
     `NativeTurns` puts chunks in while the model steps, and a response task reads them. `on_dropped` is called if the
-    reader leaves before the model has finished; it interrupts the model. `due` is the answer that this turn gives, None
-    if the model began by itself.
+    reader stops before the model has finished, and interrupts the model. `due` is the due answer that this turn gives,
+    None if the model began to speak by itself.
     """
 
     def __init__(self, on_dropped: Callable[[], None], due: DueResponse | None = None) -> None:
@@ -159,8 +160,8 @@ class NativeResponse:
         self._on_dropped = on_dropped
         self.due = due
         self._is_finished = False
-        # Why the turn was interrupted, "" if it was not. A turn that no request asked for, interrupted before its
-        # response began, is never reported to the client.
+        # Why the turn was interrupted, "" if it was not. If no request asked for the turn, and it was interrupted
+        # before its response began, the client never gets it.
         self.cut_reason = ""
         self._failure: ModelError | None = None
         self.audio_s = 0.0
@@ -172,8 +173,8 @@ class NativeResponse:
         return bool(self.cut_reason)
 
     async def put(self, chunk: ResponseChunk) -> None:
-        """Add a chunk. Waits while 64 chunks wait for the reader. After the reader has left, discards chunks without an
-        error, so that the model's task continues.
+        """Add a chunk. Waits while 64 chunks wait for the reader. After the reader has stopped, the chunk is discarded
+        without an error, so that the model's task continues.
         """
         try:
             await self._send.send(chunk)
@@ -181,7 +182,7 @@ class NativeResponse:
             self._is_finished = True
 
     def end(self) -> None:
-        """Mark the turn as finished by the model: the reader's stream ends after the waiting chunks, and a later `drop`
+        """Mark the turn as finished by the model. The reader's stream ends after the waiting chunks, and a later `drop`
         does not interrupt the model. Idempotent.
         """
         self._is_finished = True
@@ -193,8 +194,8 @@ class NativeResponse:
         self.end()
 
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Yield the turn's chunks in order, as the model produces them, until `end`. For one reader. Raises ModelError
-        after `fail`. Any other failure of the model ends the session through `NativeTurns.run`.
+        """Yield the turn's chunks in order, as the model produces them, until `end` is called. For one reader. Raises
+        ModelError after `fail`. Any other failure of the model ends the session, through `NativeTurns.run`.
         """
         async for chunk in self._receive:
             yield chunk
@@ -202,8 +203,8 @@ class NativeResponse:
             raise self._failure
 
     async def drop(self) -> None:
-        """Stop reading: waiting chunks are discarded, and an unfinished turn is interrupted. Does not wait for the
-        model, which ends the turn with its current step.
+        """Stop reading. Discards waiting chunks, and interrupts an unfinished turn. Does not wait for the model, which
+        ends the turn with its current step.
         """
         self._receive.close()
         if not self._is_finished:
@@ -214,11 +215,11 @@ class NativeResponse:
 class NativeTurns:
     """Feeds a native model and makes responses of its speech. Call `open`, then run `run` in the session's task group.
 
-    - `on_turn`: awaited with each turn that the model begins to speak; the model is not stepped until it returns. Also
-      called, each time in a task, with requested answers that will not be spoken.
+    - `on_turn`: awaited with each turn that the model begins to speak. The model is not stepped until it returns. It is
+      also called, in a new task, with each requested answer that will not be spoken.
     - `emit`: awaited with a `CommandRejected` for frames that are not images and, for full-duplex clients, with a
       `ListenStepTaken` for each unit in which the model listens.
-    - `clock`: returns monotonic seconds; it paces the silence that is fed while the model speaks.
+    - `clock`: returns monotonic seconds. It paces the silence that is fed while the model speaks.
     """
 
     def __init__(
@@ -237,17 +238,17 @@ class NativeTurns:
         self._is_closed = False
         self._unit_clock = UnitClock(model.profile.unit_s)
         self._turn: NativeResponse | None = None
-        # Set by an interruption: the output of the current step is discarded.
+        # `_discards_step` is set by an interruption, after which the output of the current step is discarded.
         self._discards_step = self._reports_listening = False
         self._due: DueResponse | None = None
-        # Task group that reports requested turns which will not be spoken; None until `run`.
+        # The task group in which requested answers that will not be spoken are reported. None before `run`.
         self._group: anyio.abc.TaskGroup | None = None
         self._text = ""
-        # Whether a turn has begun whose response waits for the previous one to be closed.
+        # Whether a turn has begun whose response waits until the previous response is closed.
         self.is_waiting = False
 
     async def open(self, config: ConversationConfig) -> None:
-        """Open the model's stream and decode the first 30 s of the reference voice. Waits for both.
+        """Open the model's stream, and decode the first 30 s of the reference voice. Returns after both are done.
 
         Raises Refused if the model has no room for another conversation, and ModelError if it fails or if the reference
         voice cannot be decoded.
@@ -283,7 +284,7 @@ class NativeTurns:
         are queued, so that a slow model slows the client down. The array is kept, not copied.
         """
         if self._due and self._due.request is None:
-            # The user continues to speak: the model hears real audio, and decides by itself again.
+            # The user continues to speak, so the model decides by itself again when to answer.
             self._due = None
         elif self._due:
             self._due.is_paced = True
@@ -294,7 +295,7 @@ class NativeTurns:
 
     def append_frames(self, frames: tuple[bytes, ...]) -> None:
         """Queue encoded images, which go with the unit of the audio that arrives next. Does not wait. If a unit has
-        more of them than the model's profile allows, the newest are used. A model without vision ignores them.
+        more images than the model's profile allows, only the newest are used. A model without vision ignores images.
         """
         self._units.append_frames(frames)
 
@@ -302,8 +303,8 @@ class NativeTurns:
         """Queue the text of an item, typed or transcribed, which goes with the next units. Does not wait.
 
         Raises RemoteProtocolError: `string_above_max_length` if more than MAX_WAITING_CHARS would wait, and
-        `unsupported_content_type` for an image or for audio without a transcript, as the model hears only its own
-        audio.
+        `unsupported_content_type` for an image or for audio without a transcript, because the model can only hear the
+        audio of `append_audio`.
         """
         given = [p for p in item.parts if p.kind in ("input_text", "input_audio", "input_image")]
         if unheard := next(
@@ -321,16 +322,17 @@ class NativeTurns:
             raise RemoteProtocolError("string_above_max_length", message, param)
 
     def commit(self, *, answers: bool) -> None:
-        """End the user's turn: the open unit is padded with silence. Does not wait.
+        """End the user's turn, and have the open unit padded with silence. Does not wait.
 
-        `answers`: silence is fed until the model speaks, unless more audio arrives.
+        With `answers`, silence is fed until the model speaks, unless more audio arrives.
         """
         if self._due is None:
             self._due = DueResponse(answers=answers)
             self._changed.notify()
 
     def ask(self, request: CreateResponse) -> None:
-        """Have the model speak. Does not wait. A request joins the answer to the last committed turn, if one is due.
+        """Have the model speak. Does not wait. If an answer to the last committed turn is due, it becomes the answer to
+        this request.
 
         Raises RemoteProtocolError: `response_create_unsupported` for a response out of band or with its own items,
         `conversation_already_has_active_response`, `response_create_without_input`, `string_above_max_length`.
@@ -353,14 +355,14 @@ class NativeTurns:
         self._changed.notify()
 
     def withdraw(self) -> bool:
-        """Drop the answer that is due, if the model has not begun it. Reports a requested answer as cancelled. Returns
-        whether there was one.
+        """Drop the answer that is due, if the model has not begun it. A requested answer is reported as cancelled.
+        Returns whether an answer was dropped.
         """
         return self._drop_due("client_cancelled") is not None and self._turn is None
 
     def _drop_due(self, reason: str, failure: str = "") -> DueResponse | None:
-        """Clear the answer that is due and return it. If it was requested, its response ends, cancelled for `reason` or
-        with `failure`, unless the model already speaks that response.
+        """Clear the answer that is due and return it. If it was requested, its response ends as cancelled with `reason`
+        or as failed with `failure`, unless the model already speaks that response.
         """
         due, self._due = self._due, None
         if due and due.request and self._group and not (self._turn and self._turn.due is due):
@@ -373,9 +375,9 @@ class NativeTurns:
         return due
 
     def interrupt(self) -> None:
-        """Give the user the floor: the current turn ends, the output of the current step is discarded, and the next
-        step listens. No answer is due then. Returns at once. Called before `open`, it takes effect when the stream is
-        opened.
+        """Give the user the floor: end the current turn, discard the output of the current step, listen in the next
+        step, and drop any due answer. Returns at once. If it is called before `open`, it takes effect when the stream
+        is opened.
         """
         self._discards_step = True
         self._drop_due("turn_detected")
@@ -387,8 +389,8 @@ class NativeTurns:
             self._stream.interrupt()
 
     def close(self) -> None:
-        """Take no more audio, and let `run` return after the current step. Does not wait. A turn that is still being
-        spoken is cut there.
+        """Accept no more audio, and let `run` return after the current step, which also ends a turn that is being
+        spoken. Does not wait.
         """
         self._is_closed = True
         self._changed.notify()
@@ -428,8 +430,8 @@ class NativeTurns:
                 self._drop_due("", failure="the model said nothing")
 
     async def _next_unit(self) -> Pcm | None:
-        """Return the next unit's audio, None once closed. A unit that is due while the model speaks, or while an answer
-        is due, is padded with silence.
+        """Return the next unit's audio, or None after `close`. A unit that is due while the model speaks, or while an
+        answer is due, is padded with silence.
         """
         while not self._units.has_unit and not self._is_closed:
             due = self._due
@@ -450,7 +452,7 @@ class NativeTurns:
         return pcm
 
     def _count_down(self) -> None:
-        """Count the unit about to be taken against the answer that is due, once all waiting audio is heard."""
+        """Count the next unit as one of the silent units of the due answer, unless the unit has audio."""
         due = self._due
         if due is None or self._turn or (self._units.has_unit and not due.is_paced):
             return
@@ -485,7 +487,7 @@ class NativeTurns:
                     await turn.put(TextDelta(text))
                 if len(pcm):
                     length_s = len(pcm) / self._model.profile.sample_rate_hz
-                    # The model gives no word times: the words are spread over the unit's audio by their length.
+                    # The model gives no word times, so the words are spread over the unit's audio by their length.
                     await turn.put(ResponseAudio(pcm, tuple(spread_words(text.split(), turn.audio_s, length_s))))
                     turn.audio_s += length_s
                 if end_of_turn:

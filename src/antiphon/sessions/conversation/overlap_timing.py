@@ -1,4 +1,6 @@
-"""Holds back speech over a response until it is decided: by its words, by its voice, or by a timeout."""
+"""Holds back the events of speech over a response until its words, its voice, or a timeout decide whether it takes the
+floor.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,25 @@ from antiphon.events.transcription import (
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.overlap import DECISION_S, MAX_BACKCHANNEL_S, OverlapDecider
 
-# Interval at which an undecided overlap is checked again for whether the user still speaks, in seconds.
+# Interval in seconds at which an undecided overlap is checked for whether the user still speaks.
 POLL_S = 0.05
 
-# Seconds of audio for which a client's dismissal of speech holds. A client repeats it while the speech lasts.
+# Seconds of audio for which a client's dismissal of speech is valid. A client repeats it while the speech lasts.
 DISMISSAL_S = 0.6
 
 Apply = Callable[[list[TranscriptionEvent]], Awaitable[None]]
 
 
 class OverlapHolder:
-    """Passes the events of a conversation's transcription through an OverlapDecider, and runs its timers.
+    """Passes the events of a conversation's transcription through an OverlapDecider, and runs the decider's timers.
 
-    `apply` is awaited with the events that may be reported, in order. `decider` takes the client's decisions.
+    `apply` is awaited with the events that may be reported, in order. The client's decisions go to `decider`.
     """
 
     def __init__(self, apply: Apply) -> None:
         self.decider = OverlapDecider()
         self._apply = apply
-        # Events are applied in the order of their decisions, whichever task decided.
+        # The lock keeps events in the order of the decisions, whichever task decided.
         self._order = anyio.Lock()
         self._timing: set[anyio.CancelScope] = set()
 
@@ -48,12 +50,14 @@ class OverlapHolder:
         overlaps: bool,
         duplex: DuplexConfig | None,
     ) -> None:
-        """Handle one event. `overlaps`: see `OverlapDecider.feed`. A task in `group` decides an overlap that begins."""
+        """Handle one event. If it begins an overlap, a task in `group` will decide it. `overlaps`: see
+        `OverlapDecider.feed`.
+        """
         async with self._order:
             before = self.decider.undecided_turn
             if before is not None and isinstance(event, TranscriptPartial | TranscriptGuessed):
                 if listener.speakers.is_looked_at(before):
-                    # The speaker of these words is still unknown. The next partial has the words too.
+                    # It is still unknown who said these words. The next partial has them too.
                     return
             elif isinstance(event, TranscriptDone) and event.turn == before and event.speaker == "other":
                 await self._apply(self.decider.dismiss("other_speaker"))
@@ -68,20 +72,20 @@ class OverlapHolder:
             await self._apply(decision())
 
     async def other_voice(self, turn: int) -> None:
-        """Dismiss the overlap with this turn: the voice is not the user's, so the speech does not take the floor."""
+        """Dismiss the overlap with this turn, because its voice is not the user's."""
         if self.decider.undecided_turn == turn:
             await self.decide(lambda: self.decider.dismiss("other_speaker"))
 
     def close(self) -> None:
-        """Cancel all timers: no overlap is decided by a timeout any longer."""
+        """Cancel all timers, after which no timeout decides an overlap."""
         for scope in self._timing:
             scope.cancel()
 
     async def _decide(self, turn: int, listener: TranscriptionSession, duplex: DuplexConfig | None) -> None:
-        """Wait until the overlap with this turn is decided, and decide it by time if its words do not.
+        """Wait until the overlap with this turn is decided. If its words do not decide it, decide it by its length.
 
-        Speech longer than MAX_BACKCHANNEL_S takes the floor. With `duplex`, its `short_ack_ms` and `barge_in_ms` apply
-        instead, with a first decision after DECISION_S.
+        Speech longer than MAX_BACKCHANNEL_S takes the floor. With `duplex`, `short_ack_ms` and `barge_in_ms` of that
+        configuration apply instead, and a first decision is made after DECISION_S.
         """
         overlap = self.decider
         with anyio.CancelScope() as scope:

@@ -1,4 +1,4 @@
-"""The progress of a conversation: what was heard, transcribed and answered, and what is still under way. Read-only."""
+"""Reports the progress of a conversation: how much was heard, transcribed and answered, and what is still under way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from antiphon.turns.floor import Floor, TurnStage
 
 
 class ConversationProgress:
-    """The progress of one conversation. Changes nothing. May be read at any time, also before the session runs."""
+    """The progress of one conversation. Read-only, at any time, even before the session runs."""
 
     def __init__(
         self, listener: TranscriptionSession, floor: Floor, queue: ResponseQueue, heard: HeardResponses
@@ -27,8 +27,8 @@ class ConversationProgress:
 
     @property
     def settled_ms(self) -> float:
-        """The millisecond of audio before which all speech is in the history. With a native model that is all the audio
-        it was given.
+        """The millisecond of audio before which all speech is in the history. With a native model, this is the end of
+        the audio that the model has received.
         """
         return self.audio_s * 1000 if self._queue.native else self._listener.settled_ms
 
@@ -39,7 +39,7 @@ class ConversationProgress:
 
     @property
     def owed_responses(self) -> list[CreateResponse]:
-        """The responses under way, due to the user's turns, or waiting, in order. Empty for a native model."""
+        """The responses that are under way, due to the user's turns, or waiting, in order. Empty for a native model."""
         return self._queue.owed
 
     @property
@@ -49,13 +49,14 @@ class ConversationProgress:
 
     @property
     def is_responding(self) -> bool:
-        """Whether a response of the conversation is being produced. Excludes out-of-band ones and mere playback."""
+        """Whether a response of the conversation is being produced. Out-of-band responses and playback do not count."""
         return self._queue.responder.active is not None
 
     @property
     def can_cancel(self) -> bool:
-        """Whether a response of the conversation is being produced that was not cancelled yet. Only then is a
-        CancelResponse handled at once. Otherwise it may target a response that a command in the inbox will begin.
+        """Whether a response of the conversation is being produced and was not cancelled yet. Only then is a
+        CancelResponse handled at once. Otherwise it waits in the inbox, because it may be for a response that an
+        earlier command in the inbox will begin.
         """
         active = self._queue.responder.active
         return active is not None and not active.cancelled
@@ -67,6 +68,6 @@ class ConversationProgress:
 
     @property
     def is_silent(self) -> bool:
-        """Whether neither side speaks, and nothing waits to be transcribed or answered."""
+        """True if neither side speaks, and nothing waits to be transcribed or answered."""
         is_owed = self.user_speaks or self.unread_items or self.owed_responses
         return self._listener.is_silent and not (is_owed or self.is_responding or self.is_heard)

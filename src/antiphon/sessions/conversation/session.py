@@ -1,8 +1,9 @@
 """One live conversation: a listener turns audio into turns and transcripts, and a responder answers them.
 
-The listener is a transcription session with its own tasks. It passes its events to `handle_transcription` and the
-client's other commands to `handle`, in their order among the audio. Only a cancel overtakes them, on the reader's task.
-A response is one task, which barge-in cancels. However it ends, its part and item close, and `ResponseDone` is last.
+The listener is a transcription session with its own tasks. It passes its events to `handle_transcription`, and the
+client's other commands to `handle`, in the order in which they arrived among the audio. Only a cancel may overtake
+them: the task that reads the client's messages handles it. Each response is one task, which barge-in cancels. However
+the response ends, its open part and item are closed, and `ResponseDone` is its last event.
 """
 
 from __future__ import annotations
@@ -64,13 +65,15 @@ from antiphon.turns.floor import Floor
 
 
 class ConversationSession:
-    """One client's conversation. Run `run()` as a task. Audio and commits go into `inbox`; closing the inbox ends it.
+    """One client's conversation. Run `run()` as a task. Put audio and commits into `inbox`. Closing it ends the
+    session.
 
     - `context`: the models and the other dependencies of a conversation.
-    - `emit`: awaited with every event, in order; it may hold the session back.
-    - `playback`: tracks how much of a response was heard; None: the client truncates items itself.
-    - `handle_other`: gets the commands from the inbox instead of `handle`, and has to call `handle`.
-    - `left_s`: returns the seconds of sent audio still to be played, if a better source than the clock exists.
+    - `emit`: awaited with every event, in order. The session waits until it returns.
+    - `playback`: tracks how much of a response was heard. If None, the client truncates items itself.
+    - `handle_other`: gets the commands from the inbox instead of `handle`, and has to call `handle` itself.
+    - `left_s`: returns the seconds of sent audio that are still to be played. Pass it if a better source than the clock
+      exists.
 
     `config` is the current configuration, `history` has the items, and `progress` reports the session's progress.
     Everything runs in one event loop.
@@ -118,7 +121,7 @@ class ConversationSession:
         self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)
 
     async def run(self) -> None:
-        """Run until the inbox is closed and its audio is transcribed. Responses still under way are cancelled then.
+        """Run until the inbox is closed and its audio is transcribed. Then cancels the responses under way.
 
         Failures of a response or a transcript are events. Raises Refused if the model has no room for another
         conversation, and ModelError or EngineError if a native model fails.
@@ -133,31 +136,33 @@ class ConversationSession:
             await self._queue.close()
 
     def leave_open_turn(self) -> None:
-        """Do not end the open turn when the inbox ends: another host will hear its audio again."""
+        """Leave the open turn open when the inbox is closed, because another host will get its audio again."""
         self._listener.leave_open_turn()
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the response with `reason`, and those that wait if the client cancels; truncate to what was heard."""
+        """Cancel the response with `reason`, and truncate it to the part that was heard. If the client cancels, the
+        waiting responses are cancelled too.
+        """
         await self._queue.interrupt(reason)
 
     async def truncate_to_heard(self, items: list[tuple[ContentPosition, int]]) -> None:
-        """Truncate each item to the milliseconds of it that were heard, once its response is closed."""
+        """Truncate each item to the milliseconds that were heard, after its response is closed."""
         await self._heard.truncate(items)
 
     async def decide_overlap(self, *, takes_floor: bool, reason: str) -> None:
-        """Apply the client's decision whether the speech over a response takes the floor. A decision against it also
-        covers speech in the next DISMISSAL_S of audio.
+        """Apply the client's decision on whether the speech over a response takes the floor. If it does not, the
+        decision also applies to speech in the next DISMISSAL_S of audio.
         """
         self._floor.dismiss(0.0 if takes_floor else self._listener.audio_s + DISMISSAL_S)
         if takes_floor and self._native and (self._native.is_waiting or not self.progress.is_responding):
-            # Drops a turn that the model is about to speak. A response under way is ended like any other.
+            # Drops a turn that the model is about to speak. A response under way ends in the same way as any other.
             self._native.interrupt()
         decider = self._overlaps.decider
         decision = decider.take_floor if takes_floor else decider.dismiss
         await self._overlaps.decide(lambda: decision(reason))
 
     async def _commit(self, turn: int) -> None:
-        """Handle the client's commit of a turn. It counts as a turn even if it was said over a response."""
+        """Handle the client's commit of a turn, which counts as a turn even if it was said over a response."""
         if self._native:
             is_due = self.config.create_response and self.config.transcription.vad is not None
             is_skipped = self._floor.take_skip()
@@ -166,19 +171,21 @@ class ConversationSession:
 
     @property
     def _answers_detected_turns(self) -> bool:
-        """Whether a turn that the server detected is answered once it has words. False for a native model, which takes
-        turns by itself.
+        """Whether the server answers a turn that it has detected, if the turn has words. False for a native model,
+        which takes turns by itself.
         """
         return self.config.create_response and self._native is None and self.config.transcription.vad is not None
 
     @property
     def interruptible(self) -> bool:
-        """Whether speech that begins now ends a response, by the configuration and the client's last decision."""
+        """Whether speech that begins now ends a response, according to the configuration and the client's last
+        decision.
+        """
         return self.config.interrupt_response and not self._floor.is_dismissed(self._listener.audio_s)
 
     async def handle(self, command: ConversationCommand) -> None:
-        """Handle one command, only while `run` runs. Waits for `emit`, not for a response that the command begins.
-        Raises nothing for a command that cannot be carried out: the client gets a CommandRejected.
+        """Handle one command. Call it only while `run` runs. Waits for `emit`, but not for a response that the command
+        begins. If a command cannot be carried out, the client gets a CommandRejected, and nothing is raised.
         """
         try:
             await self._carry_out(command)
@@ -220,8 +227,8 @@ class ConversationSession:
                 raise RemoteProtocolError("unknown_event", f"{type(command).__name__} is for a duplex session.")
 
     async def handle_transcription(self, event: TranscriptionEvent) -> None:
-        """Apply one event of the transcription session: emit it, and begin or end responses for it. Returns after its
-        consequences were emitted; a task decides an overlap later. Only while `run` runs.
+        """Apply one event of the transcription session: emit it, and begin or end responses. Returns after the
+        resulting events were emitted, except that a task decides an overlap later. Call it only while `run` runs.
         """
         if isinstance(event, TurnCommitted) and not self._native and self._floor.take_skip():
             self._floor.skip(event.turn)
@@ -229,7 +236,7 @@ class ConversationSession:
         config = self.config
         is_held = config.allows_backchannels or self._listener.speakers.is_on
         decides = bool(config.transcription.vad) and is_held and self.interruptible
-        # Speech that begins now is an overlap to be decided, as a response will still be heard for a while.
+        # Speech that begins now is an overlap to be decided, because a response will still be heard for a while.
         overlaps = decides and (self._heard.goes_on or self.progress.is_responding)
         await self._overlaps.feed(event, self._listener, self._group, overlaps=overlaps, duplex=config.duplex)
 
@@ -238,7 +245,7 @@ class ConversationSession:
             await self._apply(event)
 
     async def _apply(self, event: TranscriptionEvent) -> None:
-        """Apply an event to the conversation, and pass it on to the client."""
+        """Apply an event to the conversation, and emit it."""
         if self._turn_audio:
             self._turn_audio.follow(event)
         match event:
@@ -263,7 +270,7 @@ class ConversationSession:
                 await self._emit(event)
             case TranscriptFailed(turn):
                 if turn in self._floor.turns:
-                    # A model that hears the audio can answer without a transcript.
+                    # A model that gets the audio can answer without a transcript.
                     hears = self._turn_audio is not None
                     self._floor.transcribed(turn, owes_response=hears and self._answers_detected_turns)
                     self._listener.settle_turn(turn)
@@ -319,7 +326,8 @@ class ConversationSession:
         item.parts[0].text, item.speaker = text, event.speaker
         if event.speaker == "other":
             self._floor.skip(turn)
-        # Before the event is emitted: a snapshot taken then holds the turn as transcribed, with its response due.
+        # This comes before the event is emitted, so that a snapshot taken at the event has the turn as transcribed, and
+        # its response as due.
         done = self._floor.transcribed(turn, owes_response=has_words and self._answers_detected_turns)
         self._listener.settle_turn(turn)
         if not has_words and self.config.transcription.vad:
@@ -333,7 +341,7 @@ class ConversationSession:
             self._queue.go_on_idle()
 
     async def _item_of(self, turn: int) -> Item:
-        """Return the item that a turn will become. Its id is the first thing about it that the client gets."""
+        """Return the item that a turn will become. The client gets the item's id before anything else about it."""
         known = self._floor.turns.get(turn)
         if known is None:
             known = self._floor.open_turn(turn, Item(self._new_id("item_"), parts=[ContentPart("input_audio")]))
@@ -354,7 +362,9 @@ class ConversationSession:
         return not (busy or (turn is not None and self._listener.speakers.seems_other(turn)))
 
     async def _keep_audio(self, pcm: Pcm) -> None:
-        """Pass audio to a native model, or keep it and prefill the model with the turn so far, window by window."""
+        """Pass audio to a native model. For other models that hear audio, keep it, and prefill the turn so far, window
+        by window.
+        """
         if self._native:
             await self._native.append_audio(pcm)
             return

@@ -21,18 +21,19 @@ from antiphon.events.transcription import (
 )
 from antiphon.sessions.conversation.history import IMAGE_GONE, ConversationHistory
 
-# Seconds kept of a turn, its last ones, and milliseconds kept after its last speech.
+# The last MAX_TURN_S seconds of a turn are kept, and TAIL_MS milliseconds after its last speech.
 MAX_TURN_S, TAIL_MS = 120, 100
-# Limits of a conversation's audio, in seconds, and of its images. Above the first number, the oldest are dropped until
-# the second number is left; their text stays.
+# Limits of a conversation's audio, in seconds, and of its images. If there is more than the first number, the oldest
+# are dropped until the second number is left. Their text stays.
 MAX_AUDIO_S, KEPT_AUDIO_S = 600, 300
 MAX_IMAGES, KEPT_IMAGES = 64, 32
 
 
 @dataclass(slots=True)
 class _Turn:
-    """`began_ms`: where its speech began. `part`: its audio up to the pause that began at `speech_end_ms`. `source`:
-    the `AudioPart.turn` of its parts. `num_windows`: the number of its windows that `growing_turn` has returned.
+    """One turn of the user. `began_ms` is the onset of its speech. `part` is its audio up to the pause that began at
+    `speech_end_ms`. `source` is the `AudioPart.turn` of its parts. `num_windows` counts the windows that `growing_turn`
+    has returned.
     """
 
     began_ms: int
@@ -45,10 +46,10 @@ class _Turn:
 class TurnAudio:
     """Keeps the last 120 s of the user's audio, as int16, and cuts turns out of it.
 
-    `append_audio` must get the audio before the transcription session does, and `follow` every event of that session.
-    All times are milliseconds from the start of the session's audio. `paused_turn` and `ended_turn` return the same
-    `AudioPart` object for the same pause, so that a preemptive response begun at the pause is recognized as the
-    requested one.
+    Pass all audio to `append_audio` before the transcription session gets it, and all events of that session to
+    `follow`. All times are milliseconds from the start of the session's audio. `paused_turn` and `ended_turn` return
+    the same `AudioPart` object for the same pause. By this object, a preemptive response that began at the pause is
+    recognized as the requested response.
 
     `window_ms`: see `ConversationProfile.audio_window_ms`.
     """
@@ -56,23 +57,24 @@ class TurnAudio:
     def __init__(self, window_ms: int = 0) -> None:
         self._window_ms = window_ms
         self._held: deque[npt.NDArray[np.int16]] = deque()
-        # Samples received, and the number of them that is kept.
+        # The number of samples received, and the number of samples kept.
         self._num_received = self._num_held = 0
-        # The turns by number, until they have a transcript.
+        # The turns without a transcript, by number.
         self._turns: dict[int, _Turn] = {}
-        # End of the previous turn, the audio since then as a turn, and the turn whose speech began last.
+        # The end of the previous turn in milliseconds, the audio since then as a turn, and the turn whose speech began
+        # last.
         self._ended_ms = 0
         self._since = _Turn(0)
         self._speaking: _Turn | None = None
 
     @property
     def open_turns(self) -> set[int]:
-        """Numbers of the turns whose bounds are kept because their transcript has neither arrived nor failed."""
+        """Numbers of the turns whose transcript has neither arrived nor failed. Their bounds are kept until then."""
         return set(self._turns)
 
     async def append_audio(self, pcm: Pcm) -> None:
-        """Keep audio: float32 [num_samples] in [-1, 1], mono, 16 kHz; it is copied and clipped. Never waits. It is a
-        coroutine because the transcription session's tap is one.
+        """Keep audio: float32 [num_samples] in [-1, 1], mono, 16 kHz. It is copied and clipped. Never waits: this is a
+        coroutine only because the `tap` of a transcription session has to be one.
         """
         self._held.append(np.rint(np.clip(pcm, -1, 1) * 32767).astype(np.int16))
         self._num_received += len(pcm)
@@ -81,8 +83,8 @@ class TurnAudio:
             self._num_held -= len(self._held.popleft())
 
     def follow(self, event: TranscriptionEvent) -> None:
-        """Follow the transcription session's events to learn where turns begin and end. A turn is forgotten after its
-        transcript. A cleared turn's audio is not part of the next one.
+        """Learn from an event of the transcription session where turns begin and end. A turn is forgotten after its
+        transcript. The audio of a cleared turn is not part of the next turn.
         """
         match event:
             case SpeechStarted(turn, at_ms):
@@ -101,16 +103,16 @@ class TurnAudio:
         self._ended_ms, self._since, self._speaking = at_ms, _Turn(at_ms), None
 
     def growing_turn(self, *, detected: bool) -> AudioPart | None:
-        """Return the audio so far of the current turn, once for each window of `window_ms` since its beginning: a part
-        that grows. Otherwise returns None, also for a turn of more than 120 s, whose beginning is no longer kept.
+        """Return the audio of the current turn so far, as a part that grows, if another window of `window_ms` is
+        complete. Otherwise returns None, also for a turn of more than 120 s, whose beginning is no longer kept.
 
-        `detected`: turns begin where the server found speech, not where the previous turn ended.
+        `detected`: whether turns begin where the server found speech, and not where the previous turn ended.
         """
         turn = self._speaking if detected else self._since
         if turn is None or not self._window_ms:
             return None
         now_ms = self._num_received * 1000 // SAMPLE_RATE_HZ
-        # With TAIL_MS of audio after its end, a window's result does not depend on what follows.
+        # If TAIL_MS of audio follow a window, its result does not depend on later audio.
         num_windows = (now_ms - turn.began_ms - TAIL_MS) // self._window_ms
         if num_windows <= turn.num_windows or now_ms - turn.began_ms > MAX_TURN_S * 1000:
             return None
@@ -118,14 +120,14 @@ class TurnAudio:
         return AudioPart(self._cut(turn.began_ms, now_ms), turn.source, grows=True)
 
     def paused_turn(self, turn: int, speech_end_ms: int) -> AudioPart:
-        """Return the audio of an open turn that has paused since `speech_end_ms`: from the onset of its speech to
-        100 ms after `speech_end_ms`, as far as it is still kept. Equal calls return the same object.
+        """Return the audio of an open turn that is in a pause since `speech_end_ms`: from the onset of its speech to
+        100 ms after `speech_end_ms`, as far as it is still kept. Calls with the same arguments return the same object.
         """
         return self._part(turn, self._ended_ms, speech_end_ms)
 
     def ended_turn(self, turn: TurnCommitted) -> AudioPart:
-        """Return the audio of a turn that has ended: float32, 16 kHz, up to 100 ms after its last speech and at most
-        its last 120 s. It is the object that `paused_turn` returned for the same pause.
+        """Return the audio of a turn that has ended: float32, 16 kHz, up to 100 ms after its last speech, and at most
+        its last 120 s. If `paused_turn` was called for the same pause, returns the same object.
         """
         speech_end_ms = turn.end_ms if turn.speech_end_ms is None else turn.speech_end_ms
         return self._part(turn.turn, turn.start_ms, speech_end_ms)
@@ -150,9 +152,10 @@ class TurnAudio:
 
 
 def drop_old_media(history: ConversationHistory, added: Item) -> None:
-    """Drop the media of the oldest items if a conversation keeps too much: above 600 s of audio until at most 300 s are
-    left, above 64 images until 32 are. Audio leaves its transcript, an image its text or a note that it was shown.
-    Changes the items in place. A no-op if `added`, the newest item, has no media.
+    """Drop the media of the oldest items if a conversation keeps too much. Above 600 s of audio, audio is dropped until
+    at most 300 s are left. Above 64 images, images are dropped until 32 are left. The transcript of the audio stays,
+    and so does the text of an image, or a note that an image was shown. Changes the items in place. A no-op if `added`,
+    the newest item, has no media.
     """
     if not any(p.image or p.media for p in added.parts):
         return

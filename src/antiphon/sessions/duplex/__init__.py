@@ -1,1 +1,1 @@
-"""Full-duplex sessions: a conversation with acknowledged playback, epochs and decisions about overlaps."""
+"""Full-duplex sessions: conversations with acknowledged playback, epochs and decisions about overlaps."""

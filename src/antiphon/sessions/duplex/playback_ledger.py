@@ -1,9 +1,8 @@
-"""The playback ledger: how much of each response was heard, by the client's acknowledgements, or by the clock if the
-client sends none. It has no tasks or sockets, and the clock is a parameter.
+"""The playback ledger, which records how much of each response was heard. The client's acknowledgements decide, or the
+clock if the client sends none. The ledger has no tasks or sockets, and the clock is a parameter.
 
-A response's audio is open until the user's next turn is committed. While it is open, an acknowledgement may still
-correct how much of it was heard, even after the response was cut off. After that the response is history, and an
-acknowledgement of it is refused as too late.
+The audio of a response is open until the user's next turn is committed. While it is open, an acknowledgement may still
+correct how much of it was heard, even after the response was cut off. Later acknowledgements are refused.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from antiphon.events.conversation import ContentPartDone, ContentPosition, Conve
 from antiphon.events.duplex import AcknowledgePlayback, PlaybackAcknowledged, PlaybackCursors
 
 NO_CURSORS = PlaybackCursors()
-# An item counts as heard to its end when at most this much is unacknowledged, because clients round to whole chunks
-# and whole milliseconds.
+# An item counts as heard to its end if at most SLACK_MS are unacknowledged, because clients round to whole chunks and
+# whole milliseconds.
 SLACK_MS = 50
 # Maximum number of items kept. An acknowledgement of an older one raises playback_item_not_found.
 MAX_ITEMS = 64
@@ -26,11 +25,11 @@ MAX_ITEMS = 64
 
 @dataclass(slots=True)
 class _ItemAudio:
-    """The audio of one item. Times are by the ledger's clock, which stops during a hold."""
+    """The audio of one item. Its times are readings of the ledger's clock, which stops during a hold."""
 
     # The position of the audio in its response.
     at: ContentPosition
-    # When its first chunk was sent.
+    # The time at which its first chunk was sent.
     begun_s: float
     # Seconds of audio generated so far.
     generated_s: float = 0.0
@@ -38,11 +37,11 @@ class _ItemAudio:
     cursors: PlaybackCursors = NO_CURSORS
     # Whether all of its audio was generated.
     complete: bool = False
-    # Milliseconds that were heard when it was cut off; None: it was not cut off.
+    # Milliseconds that had been heard when it was cut off. None if it was not cut off.
     cut_ms: int | None = None
-    # When the last acknowledgement arrived; None: none did.
+    # The time at which the last acknowledgement arrived, or None if none has arrived.
     acked_s: float | None = None
-    # No later turn of the user has been committed, so acknowledgements still count.
+    # Whether acknowledgements still count, because no later turn of the user has been committed.
     open: bool = True
 
     @property
@@ -51,8 +50,8 @@ class _ItemAudio:
 
 
 class PlaybackLedger:
-    """Records what was generated, sent, played and heard of the last 64 items with audio. A PlaybackTracker for clients
-    that play responses themselves. For one event loop; no method waits.
+    """Records how much was generated, sent, played and heard of the last 64 items with audio. A PlaybackTracker for
+    clients that play responses themselves. For one event loop. No method waits.
 
     - `clock`: returns monotonic seconds.
     - `acks_only`: only acknowledged audio counts as heard. Otherwise a client that has never acknowledged anything is
@@ -62,7 +61,7 @@ class PlaybackLedger:
     def __init__(self, clock: Callable[[], float], *, acks_only: bool = False) -> None:
         self.acks_only = acks_only
         self._clock = PlaybackClock(clock)
-        # By item id, oldest first. Bound: MAX_ITEMS.
+        # The audio of each item, by item id, oldest first. Bound: MAX_ITEMS.
         self._items: dict[str, _ItemAudio] = {}
         # Whether the client has ever sent an acknowledgement. From then on the clock no longer decides what was heard.
         self._acknowledges = False
@@ -76,20 +75,20 @@ class PlaybackLedger:
 
     @property
     def left_s(self) -> float:
-        """The playout: the estimated seconds of sent audio that are still to be played. After an acknowledgement,
-        playback is assumed to continue in real time. While playback is on hold, the value stays the same.
+        """The playout: the estimated seconds of sent audio that are still to be played. The estimate assumes that
+        playback has continued in real time since the last acknowledgement. It stays the same during a hold.
         """
         playing = (s for s in self._items.values() if s.open and s.cut_ms is None)
         return max((s.generated_ms - self._played_ms(s) for s in playing), default=0) / 1000
 
     def hold(self, held: bool) -> None:
-        """Stop the playback clock (`held`) because the client ducks the response, or let it continue from where it
-        stopped. A no-op if the state does not change.
+        """Stop the playback clock (`held`) because the client ducks the response, or let the clock continue from the
+        time at which it stopped. A no-op if the state does not change.
         """
         self._clock.hold(held)
 
     def cursors(self, item_id: str) -> PlaybackCursors:
-        """Return an item's cursors, in milliseconds. Audio counts as sent once it was generated. All cursors are 0 for
+        """Return an item's cursors, in milliseconds. Audio counts as sent when it was generated. All cursors are 0 for
         an item that had no audio or is no longer kept.
         """
         audio = self._items.get(item_id)
@@ -100,8 +99,8 @@ class PlaybackLedger:
         )
 
     def follow(self, event: ConversationEvent) -> None:
-        """Record an event for the client. Call it for every event of a response, in the order of sending. Ignores all
-        but audio deltas and ends of content parts.
+        """Record an event for the client. Call it for every event of a response, in the order of sending. Only audio
+        deltas and ends of content parts matter.
         """
         match event:
             case ResponseAudioDelta(at, pcm, rate_hz):
@@ -118,8 +117,8 @@ class PlaybackLedger:
     def acknowledge(self, ack: AcknowledgePlayback) -> tuple[PlaybackAcknowledged, tuple[ContentPosition, int] | None]:
         """Move an item's cursors, which never go back and never exceed the generated audio.
 
-        Returns the event for the client. If the item was cut off before at another place, also returns its position and
-        the milliseconds of it that count as heard now; the history has to be truncated to them again.
+        Returns the event for the client. If the item had been cut off at another place, also returns its position and
+        the milliseconds of it that now count as heard. The caller then has to truncate the history to them again.
 
         Raises RemoteProtocolError with the code playback_item_not_found, playback_item_mismatch (the two ids do not
         belong together) or playback_ack_too_late (a later turn of the user has been committed).
@@ -143,8 +142,8 @@ class PlaybackLedger:
         return acknowledged, truncation
 
     def cut(self, item_id: str, heard_ms: int) -> None:
-        """Record that the client itself truncated an item to `heard_ms`. Both of its playback cursors move there,
-        forwards or back. Ignores an item without audio.
+        """Record that the client itself truncated an item to `heard_ms`. Both playback cursors of the item move to that
+        position, forwards or back. Ignores an item without audio.
         """
         if audio := self._items.get(item_id):
             audio.cut_ms = heard_ms
@@ -164,10 +163,10 @@ class PlaybackLedger:
         return cut
 
     def settle(self) -> list[tuple[ContentPosition, int]]:
-        """Close the complete items, which are history now that a turn of the user was committed.
+        """Close the complete items, because a turn of the user was committed.
 
-        With `acks_only`, returns the items that were not acknowledged to their end and the milliseconds that were, so
-        that the history is truncated to them. Otherwise returns an empty list.
+        With `acks_only`, returns each item that was not acknowledged to its end, with its acknowledged milliseconds, so
+        that the history can be truncated to them. Otherwise returns an empty list.
         """
         cut = []
         for audio in self._items.values():
@@ -188,8 +187,8 @@ class PlaybackLedger:
         return self._by_clock_ms(audio)
 
     def _played_ms(self, audio: _ItemAudio) -> int:
-        """Milliseconds played by now if playback continued in real time since the last acknowledgement, or since the
-        first chunk.
+        """Milliseconds played by now if playback has continued in real time since the last acknowledgement. Without an
+        acknowledgement, since the first chunk.
         """
         if audio.acked_s is None:
             return self._by_clock_ms(audio)

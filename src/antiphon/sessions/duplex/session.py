@@ -1,9 +1,10 @@
 """A full-duplex session: a conversation, with epochs, reports about overlaps and turn states, and a playback ledger.
 It works with every conversation model that a ConversationSession can hold.
 
-Every command and event of the conversation passes through it. Cutting off a response raises the epoch first, so that no
-event of that response can follow. When the user speaks during a response, the client is asked to duck it, and then
-gets the decision. The ledger records how much of each response was heard, and the history is truncated to that.
+Every command and event of the conversation passes through it. Before a response is cut off, the epoch is raised, so
+that no further event of that response can be sent. When the user speaks during a response, the client is asked to duck
+it, and then gets the decision. The ledger records how much of each response was heard, and the history is truncated to
+that part.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ from antiphon.state_machine import transition
 class ConversationFactory(Protocol):
     """Makes the conversation inside a DuplexSession, before it runs.
 
-    - `emit`: gets every event of the conversation, and may hold the conversation back.
-    - `playback`: the ledger, which knows how much of a response was heard.
-    - `handle_other`: gets the commands that arrive between the audio, in order.
+    - `emit`: awaited with every event of the conversation, which waits until it returns.
+    - `playback`: the ledger, which records how much of a response was heard.
+    - `handle_other`: gets all commands except audio, in order.
     - `left_s`: returns the playout, the seconds of sent audio that are still to be played.
     """
 
@@ -81,10 +82,10 @@ class ConversationFactory(Protocol):
 class DuplexSession:
     """A conversation with full-duplex commands and events. Run `run()` as a task, as for a ConversationSession.
 
-    Every ConfigureConversation needs `config.duplex`. `emit` is awaited for every event and may hold the session back.
-    `epoch` is the initial epoch, and `clock` returns monotonic seconds. Everything runs in one event loop. The
-    attributes `epoch` and `state` are for reading; the client gets each change of either. `history` and `progress` are
-    those of the inner conversation.
+    The `config.duplex` of every ConfigureConversation must be set. `emit` is awaited for every event, and the session
+    waits until it returns. `epoch` is the initial epoch, and `clock` returns monotonic seconds. Everything runs in one
+    event loop. The attributes `epoch` and `state` are read-only, and the client gets each change of either. `history`
+    and `progress` are those of the inner conversation.
     """
 
     def __init__(
@@ -109,28 +110,28 @@ class DuplexSession:
         self._epochs: dict[str, int] = {}
         self._begun_responses: set[str] = set()
         self._ducked = False
-        # Number of cancelled inputs whose audio is still to be cleared, each by a ClearAudio that follows.
+        # Number of cancelled inputs whose audio is not cleared yet. A ClearAudio follows for each.
         self._num_to_clear = 0
 
     def leave_open_turn(self) -> None:
-        """Do not end the open turn when the inbox ends, see `ConversationSession.leave_open_turn`."""
+        """Leave the open turn open when the inbox is closed, see `ConversationSession.leave_open_turn`."""
         self._session.leave_open_turn()
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the response and truncate it to what was heard, see `ConversationSession.interrupt`."""
+        """Cancel the response and truncate it to the part that was heard, see `ConversationSession.interrupt`."""
         await self._session.interrupt(reason)
 
     async def run(self) -> None:
-        """Run the conversation until its inbox is closed and all speech was answered, or its response cancelled.
-        Cancelling the task ends it at once.
+        """Run the conversation until its inbox is closed and, for all speech, the response was sent or cancelled.
+        Cancelling the task ends the conversation at once.
         """
         await self._session.run()
 
     # --- from the client ----------------------------------------------------------------------------------------------
 
     async def handle(self, command: ConversationCommand) -> None:
-        """Handle one command of the client. Raises nothing for a command that cannot be carried out: the client gets a
-        CommandRejected. Waits for `emit`, not for a response that the command begins.
+        """Handle one command of the client. Waits for `emit`, but not for a response that the command begins. If a
+        command cannot be carried out, the client gets a CommandRejected, and nothing is raised.
         """
         try:
             await self._carry_out(command)
@@ -236,7 +237,7 @@ class DuplexSession:
                     await self._signal_nothing_said()
             case TurnCleared():
                 if self._num_to_clear:
-                    # The audio of a cancelled input. CancelInput has done everything else already.
+                    # This clears the audio of a cancelled input. CancelInput has done everything else already.
                     self._num_to_clear -= 1
                     await self._emit(event)
                     return
@@ -268,7 +269,7 @@ class DuplexSession:
         await self._unduck()
 
     async def _barge_in(self, reason: str) -> None:
-        """Give the user the floor: no event of the current response is sent after this."""
+        """Give the user the floor. After this call, no event of the current response is sent."""
         self._ducked = False
         await self._raise_epoch()
         await self._emit(OverlapReported(self._duplex.policy, "barge_in", reason))
@@ -285,12 +286,12 @@ class DuplexSession:
         await self._emit(EpochRaised(self.epoch))
 
     async def _signal(self, signal: TurnSignal) -> None:
-        """Report an event and the turn state that it leads to."""
+        """Report the turn state that a signal leads to."""
         self.state = transition(TURN_STATES, self.state, signal)
         await self._emit(TurnStateChanged(signal, self.state))
 
     async def _signal_nothing_said(self) -> None:
-        """Report that a turn had no words, unless a newer state has replaced it, such as new speech."""
+        """Report that a turn had no words, unless the state has changed since, for example because of new speech."""
         if "nothing_said" in TURN_STATES[self.state]:
             await self._signal("nothing_said")
 

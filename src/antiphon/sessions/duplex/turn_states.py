@@ -1,4 +1,4 @@
-"""The turn states that full-duplex clients get, as a table. Pure.
+"""The table of the turn states that full-duplex clients get. Pure.
 
     python -m antiphon.sessions.duplex.turn_states     prints the table of docs/wire/duplex.md
 
@@ -65,7 +65,7 @@ _MEANINGS: Mapping[TurnSignal, str] = MappingProxyType(
 
 
 def as_markdown() -> str:
-    """Return the table as Markdown: each signal, its meaning, the states it may occur in, and the state it leads to."""
+    """Return the table as Markdown: each signal, its meaning, the states in which it may occur, and the next state."""
     lines = ["| `event` | what it says | from | `turn_state` |", "|---|---|---|---|"]
     for signal in get_args(TurnSignal):
         sources = [state for state, row in TURN_STATES.items() if signal in row]

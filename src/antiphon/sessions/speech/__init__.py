@@ -1,1 +1,1 @@
-"""Speech synthesis: text arrives while it is written, and the audio of its sentences is returned."""
+"""Speech synthesis: text arrives while it is being written, and the audio of its sentences is returned."""

@@ -1,4 +1,6 @@
-"""Renders one text as audio in one format: synthesis, change of tempo, encoding. Knows no session and no protocol."""
+"""Renders one text as audio in one format: synthesizes it, changes its tempo and encodes it. Independent of sessions
+and protocols.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ from antiphon.shares.threads import in_thread
 if TYPE_CHECKING:
     from antiphon.audio.stretch import Stretch
 
-# Maximum length of a text's audio that is sent as one file, which is held in memory until it is complete.
+# Maximum length, in seconds, of audio that is sent as one file. A file is kept in memory until it is complete.
 MAX_FILE_S = 1200.0
-# Length of the silence that stands for a text without words, so that its file is valid in every format.
+# Length, in seconds, of the silence that stands for a text without words. It makes the file valid in every format.
 SILENCE_S = 0.08
-# With less unplayed audio than URGENT_S, the next chunk is urgent; with less than SOON_DUE_S, it is due soon. Seconds.
+# The next chunk is urgent if fewer than URGENT_S seconds of audio are unplayed, and due soon if fewer than SOON_DUE_S.
 URGENT_S, SOON_DUE_S = 0.3, 2.0
 
 
@@ -35,20 +37,20 @@ URGENT_S, SOON_DUE_S = 0.3, 2.0
 class EncodedSpeech:
     """A part of a text's audio in its format."""
 
-    # Encoded audio from `start_s` to `end_s`. Empty while an encoder has not filled a frame yet, and for a file until
+    # Encoded audio from `start_s` to `end_s`. Empty if the encoder has not filled a frame yet. For a file, empty until
     # the audio is complete.
     data: bytes
-    # Seconds from the start of the text.
+    # The start of this part, in seconds from the start of the text.
     start_s: float
-    # Seconds from the start of the text.
+    # The end of this part, in seconds from the start of the text.
     end_s: float
     # Words with their times at the requested tempo, see `SpeechChunk`.
     words: tuple[Word, ...] = ()
-    # See `SpeechChunk`.
+    # Characters of the text that the voice cannot speak.
     skipped: str = ""
-    # See `SpeechChunk`.
+    # The amount of text that the model read, in its own units, see `SpeechChunk`.
     num_symbols: int = 0
-    # See `SpeechChunk`.
+    # The amount of audio that the model generated, in its own units, see `SpeechChunk`.
     num_frames: int = 0
 
 
@@ -66,15 +68,15 @@ async def speak(
     config: SpeechConfig,
     listener: PlaybackClock | None = None,
 ) -> AsyncGenerator[EncodedSpeech, None]:
-    """Speak a text in the format of `config`. Yields parts as they are made.
+    """Speak a text in the format of `config`. Yields each part when it is made.
 
-    `text` may be an iterator over a text that is still being written, if the synthesizer `streams_text`. `listener`
-    determines how urgent the next chunk is; texts that are played one after another share it. A speed that the voice
-    does not support is reached by stretching. A text without words becomes a short silence. Slow encoders, which take
-    milliseconds, run in a thread.
+    `text` may be an iterator over a text that is still being written, if the synthesizer's profile has `streams_text`.
+    `listener` determines how urgent the next chunk is. Texts that are played one after another share it. If the voice
+    does not support a speed, its audio is stretched. A text without words becomes a short silence. Slow encoders, which
+    take milliseconds, run in a thread.
 
     Closing the generator ends the synthesis within a chunk. Raises RemoteProtocolError if no part of the text can be
-    spoken, or for a file longer than MAX_FILE_S; also Refused and ModelError.
+    spoken, or if a file would be longer than MAX_FILE_S. Also raises Refused and ModelError.
     """
     profile = synthesizer.profile
     listener = listener or PlaybackClock(time.monotonic)
@@ -115,7 +117,7 @@ async def speak(
 
 
 def _stretch(rate_hz: int, tempo: float) -> Stretch:
-    """Make a Stretch. The import loads FFmpeg on first use."""
+    """Return a new Stretch. Its import loads FFmpeg at the first call."""
     from antiphon.audio.stretch import Stretch
 
     return Stretch(rate_hz, tempo)

@@ -1,7 +1,8 @@
-"""One live speech session: text arrives while it is written, and the audio of its sentences is returned in order.
+"""One live speech session: text arrives while it is being written, and the audio of its sentences is returned in order.
 
-The session has one task, which puts audio into a queue that is bounded in bytes. The next sentence is made while one is
-sent, and synthesis waits if the reader is slow. Cancelling empties the queue and ends the synthesis within a chunk.
+The session has one task, which puts audio into a queue that is bounded in bytes. It synthesizes the next sentence while
+the current one is sent, and waits if the reader is slow. Cancelling empties the queue and ends the synthesis within one
+chunk.
 """
 
 from __future__ import annotations
@@ -42,26 +43,27 @@ from antiphon.text.sentences import SentenceSplitter
 
 log = logging.getLogger(__name__)
 
-# Bound: bytes of events that wait for a slow reader, 40 s of PCM. When it is reached, synthesis waits.
+# Maximum bytes of events that wait for a slow reader, 40 s of PCM. When it is reached, synthesis waits.
 MAX_WAITING_BYTES = 2 << 20
-# Bound: characters of text that wait to be spoken, about ten hours. When it is reached, text is refused.
+# Maximum characters of text that wait to be spoken, about ten hours of speech. When it is reached, text is refused.
 MAX_WAITING_CHARS = 1 << 19
-# Bound: flushed utterances that wait to be spoken. When it is reached, text is refused.
+# Maximum number of flushed utterances that wait to be spoken. When it is reached, text is refused.
 MAX_WAITING_UTTERANCES = 1000
 # Bytes that an event counts as, in addition to its audio.
 EVENT_BYTES = 200
 
 
 class _LiveText:
-    """The text of an utterance that a synthesizer speaks while it is written. Iterating waits for more text.
+    """The text of an utterance that a synthesizer speaks while the text is being written. Iterating waits for more
+    text.
 
     `on_read` is called with the number of characters that the synthesizer has read, or that will no longer be read.
-    `text`: all the text so far. `starved`: the synthesizer waits for text.
+    `text` is all the text so far, and `starved` is true while the synthesizer waits for text.
     """
 
     def __init__(self, on_read: Callable[[int], None]) -> None:
         self._on_read = on_read
-        # Bound: the session's MAX_WAITING_CHARS.
+        # The pieces of unread text. Bound: the session's MAX_WAITING_CHARS.
         self._unread: deque[str] = deque()
         self._is_complete = self._is_abandoned = False
         self._changed = Signal()
@@ -69,7 +71,7 @@ class _LiveText:
         self.text, self.starved = "", False
 
     def feed(self, text: str) -> None:
-        """Append text, which may end at any character."""
+        """Append text, which may end in the middle of a word."""
         if self._is_abandoned:
             self._on_read(len(text))
             return
@@ -79,13 +81,13 @@ class _LiveText:
         self._changed.notify()
 
     def abandon(self) -> None:
-        """Drop the unread text and all that follows: its audio has ended."""
+        """Drop the unread text and all text that follows, because the audio has ended."""
         self._is_abandoned = True
         self._on_read(sum(map(len, self._unread)))
         self._unread.clear()
 
     def complete(self) -> None:
-        """End the text: the synthesizer finishes once it has read it."""
+        """End the text. The synthesizer finishes after it has read the rest."""
         self._is_complete = True
         self._changed.notify()
 
@@ -106,9 +108,9 @@ class _LiveText:
 
 @dataclass(slots=True)
 class _Utterance:
-    """The text between two flushes: its sentences in order, and whether it is complete."""
+    """The text between two flushes."""
 
-    # Counted from 0 over the session.
+    # The number of the utterance, counted from 0 over the session.
     index: int
     # The session's configuration when the utterance began.
     config: SpeechConfig
@@ -116,47 +118,48 @@ class _Utterance:
     splitter: SentenceSplitter
     # Removes markup from the text.
     markup: MarkupReader = field(default_factory=MarkupReader)
-    # Characters that are not part of a sentence yet.
+    # Number of characters that are not part of a sentence yet.
     num_pending: int = 0
-    # Text has arrived, with or without words.
+    # Whether text has arrived, with or without words.
     has_text: bool = False
     # Sentences that wait to be spoken.
     sentences: deque[str] = field(default_factory=deque)
-    # The client has flushed it: no more text follows.
+    # Whether the client has flushed it, so that no more text follows.
     is_complete: bool = False
-    # No event of it is emitted any more.
+    # Whether it was cancelled, after which none of its events is emitted.
     is_cancelled: bool = False
-    # Sentences that synthesis has begun.
+    # Number of sentences whose synthesis has begun.
     num_started: int = 0
-    # The whole text, if it is spoken while it is written.
+    # The whole text, if it is spoken while it is being written, else None.
     live: _LiveText | None = None
 
     @property
     def says_nothing(self) -> bool:
-        """Whether text has arrived of which no part was or will be spoken."""
+        """Whether text has arrived, but no part of it was or will be spoken."""
         speaks_live = self.live is not None and (self.live.has_words or self.num_started > 0)
         return self.has_text and not self.sentences and not self.num_started and not speaks_live
 
     @property
     def live_to_start(self) -> _LiveText | None:
-        """The live text, if it has a word and is not being spoken yet."""
+        """The live text, if it has a word and its synthesis has not begun, else None."""
         return self.live if self.live and self.live.has_words and not self.num_started else None
 
     @property
     def is_due(self) -> bool:
-        """Whether text waits to be spoken, or the utterance's end to be reported."""
+        """Whether text waits to be spoken, or the end of the utterance waits to be reported."""
         speaks_live = self.live is not None and self.live.has_words and not self.num_started
         return bool(self.sentences) or self.is_complete or speaks_live
 
 
 class SpeechSession:
-    """The utterances of one client. `handle` takes its commands and never waits; `next_event` returns the events.
+    """The utterances of one client. `handle` takes its commands and never waits. `next_event` returns the events.
 
-    `run` has to run concurrently, in the same event loop. `synthesizer` and `aligner` belong to the caller. `measure`
-    is called with "first_sound" and the seconds from the start of a sentence to its first audio. `aligner` finds the
-    words of a voice that gives no word times; None: such a voice's sentences have none.
+    `run` has to run concurrently, in the same event loop. The caller owns `synthesizer` and `aligner`. `measure` is
+    called with "first_sound" and the seconds from the start of a sentence to its first audio. If the voice gives no
+    word times, `aligner` finds the words in its audio. Without an `aligner`, sentences of such a voice have no word
+    times.
 
-    `audio_s`: seconds of audio made so far.
+    `audio_s` is the number of seconds of audio made so far.
     """
 
     def __init__(
@@ -169,7 +172,7 @@ class SpeechSession:
         self._aligner = aligner
         self._measure = measure
         self._config = SpeechConfig()
-        # Unfinished utterances, in order; the last of them may be open.
+        # Unfinished utterances, in order. The last of them may still get text.
         self._utterances: deque[_Utterance] = deque()
         self._open: _Utterance | None = None
         self._num_utterances = 0
@@ -180,7 +183,7 @@ class SpeechSession:
         # Bound: MAX_WAITING_BYTES. When it is reached, `_emit` waits for the reader.
         self._events: deque[SpeechEvent] = deque()
         self._num_bytes = 0
-        # Characters received that are not spoken yet.
+        # Number of received characters that are not spoken yet.
         self._num_chars = 0
         self.audio_s = 0.0
 
@@ -191,7 +194,7 @@ class SpeechSession:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is spoken or waits to be spoken, and all events were read.
+        """True if nothing is being spoken or waits to be spoken, and all events were read.
 
         An utterance whose text is incomplete counts as idle while it waits for the client to continue.
         """
@@ -208,8 +211,8 @@ class SpeechSession:
     def handle(self, command: SpeechCommand) -> None:
         """Apply one command, without waiting.
 
-        Raises RemoteProtocolError, and changes nothing, for a configuration inside an utterance and for text beyond
-        MAX_WAITING_CHARS or MAX_WAITING_UTTERANCES.
+        Raises RemoteProtocolError, and changes nothing, for a configuration in the middle of an utterance, and for text
+        that would exceed MAX_WAITING_CHARS or MAX_WAITING_UTTERANCES.
         """
         match command:
             case ConfigureSpeech(config):
@@ -234,9 +237,9 @@ class SpeechSession:
         self._changed.notify()
 
     def close(self) -> None:
-        """End the input: `run` returns once all complete text is spoken.
+        """End the input. `run` then speaks all complete text and returns.
 
-        Of an utterance that was not flushed, the complete sentences are spoken, or the live text received so far.
+        If an utterance was not flushed, its complete sentences are spoken, or the live text received so far.
         """
         self._is_closed = True
         if self._open and self._open.live:
@@ -246,7 +249,7 @@ class SpeechSession:
     async def run(self) -> None:
         """Speak until the session is closed and all text is spoken. Waits while the event queue is full.
 
-        A sentence that fails is reported by its SentenceDone, and the next one follows.
+        If a sentence fails, its SentenceDone reports the failure, and the next sentence follows.
         """
         while utterance := await self._next_due():
             with anyio.CancelScope() as self._speaking:
@@ -259,14 +262,16 @@ class SpeechSession:
                 elif await self._emit(utterance, UtteranceDone(utterance.index, utterance.num_started)):
                     self._utterances.popleft()
                     if utterance.live:
-                        # A text without words was never read.
+                        # The synthesizer has never read a text without words.
                         utterance.live.abandon()
             self._speaking = None
         self._has_ended = True
         self._changed.notify()
 
     async def next_event(self) -> SpeechEvent | None:
-        """Remove and return the next event. Waits for one. Returns None once `run` has returned and all were read."""
+        """Wait for the next event, remove it and return it. Returns None if `run` has returned and all events were
+        read.
+        """
         while not self._events:
             if self._has_ended:
                 return None
@@ -288,7 +293,7 @@ class SpeechSession:
         self._add(utterance, utterance.markup.feed(text))
 
     def _add(self, utterance: _Utterance, text: str, *, is_last: bool = False) -> None:
-        """Append text without markup. `is_last`: the utterance ends with it."""
+        """Append text without markup. `is_last`: whether the utterance ends with this text."""
         if utterance.live:
             self._num_chars += len(text)
             utterance.live.feed(text)
@@ -308,7 +313,7 @@ class SpeechSession:
             )
         splitter = SentenceSplitter(self._config.granularity)
         utterance = self._open = _Utterance(self._num_utterances, self._config, splitter)
-        # A model that needs the whole text before it speaks waits for its end.
+        # A model that needs the whole text waits until the text is complete.
         reads_on = self._synthesizer.profile.streams_text and not self._config.whole_text
         if self._config.granularity == "none" and reads_on:
             utterance.live = _LiveText(self._on_read)
@@ -317,14 +322,14 @@ class SpeechSession:
         return utterance
 
     def _on_read(self, num_chars: int) -> None:
-        # `_cancel` sets the count to zero before the cancelled texts are abandoned.
+        # The count may be zero already: `_cancel` resets it before it abandons the cancelled texts.
         self._num_chars = max(0, self._num_chars - num_chars)
 
     def _cancel(self) -> None:
-        """End every utterance. Events that were already read stay valid; no other events of the utterances follow."""
+        """End every utterance. Events that were already read stay valid. No other events of these utterances follow."""
         if self._speaking:
             self._speaking.cancel()
-        # An utterance whose only waiting event is its end was spoken in full.
+        # If the only waiting event of an utterance is its end, it was spoken in full.
         cut = {event.utterance for event in self._events if not isinstance(event, UtteranceDone)}
         ends = [event for event in self._events if isinstance(event, UtteranceDone)]
         self._events = deque(replace(end, cancelled=end.utterance in cut or end.cancelled) for end in ends)
@@ -340,7 +345,7 @@ class SpeechSession:
     # --- audio --------------------------------------------------------------------------------------------------------
 
     async def _next_due(self) -> _Utterance | None:
-        """Wait for something to speak. Returns None if the session is closed and nothing is left."""
+        """Wait for an utterance that is due, and return it. None means that the session is closed and all is spoken."""
         while True:
             first = self._utterances[0] if self._utterances else None
             if first and first.is_due:
@@ -350,7 +355,7 @@ class SpeechSession:
             await self._changed.wait()
 
     async def _speak(self, utterance: _Utterance, text: str | _LiveText) -> None:
-        """Speak one sentence of an utterance, or its live text as one sentence, and report it."""
+        """Speak one sentence of an utterance, or its live text as if it were one sentence, and emit the events."""
         index, config, profile = utterance.num_started, utterance.config, self._synthesizer.profile
         utterance.num_started += 1
         known_text = text if isinstance(text, str) else text.text
@@ -388,7 +393,7 @@ class SpeechSession:
         await self._emit(utterance, SentenceDone(utterance.index, index, word_times, skipped, error))
 
     async def _aligned(self, text: str, data: bytes, rate_hz: int) -> tuple[Word, ...]:
-        """Find the words of a text in its audio, which is PCM16 at `rate_hz`: other formats have no word times."""
+        """Find the words of a text in its audio, which is PCM16 at `rate_hz`. Other formats have no word times."""
         profile = self._synthesizer.profile
         if self._aligner is None:
             return ()
@@ -401,9 +406,10 @@ class SpeechSession:
             return ()
 
     async def _emit(self, utterance: _Utterance, event: SpeechEvent) -> bool:
-        """Queue an event, and return whether it was queued: after a cancel no event of an utterance follows.
+        """Queue an event, unless its utterance was cancelled. Returns whether the event was queued.
 
-        A cancel may arrive after the awaited operation has finished, when the scope no longer stops the task.
+        The check is needed because a cancel may arrive after the awaited operation has finished, when the scope no
+        longer stops the task.
         """
         while self._num_bytes >= MAX_WAITING_BYTES and not utterance.is_cancelled:
             await self._changed.wait()

@@ -1,3 +1,1 @@
-"""Transcription sessions: turns are detected while audio arrives, windows are decoded, and words are sent once they are
-stable.
-"""
+"""Transcription sessions, which detect turns while audio arrives, decode windows, and send words that are stable."""

@@ -1,11 +1,12 @@
-"""Decoding of one session's audio: which window is decoded next, and when.
+"""Decodes the audio of one session, and decides which window is decoded next, and when.
 
-Inputs: the open window, as a value, each time it has changed (`update_window`); windows and turns that have ended
-(`add`); a changed configuration, and audio that the client clears. Outputs: events, through `emit`, and commands to the
-listening task, through `command`. Only the listening task cuts audio into windows.
+The inputs are the open window, passed as a value after each change (`update_window`), windows and turns that have ended
+(`add`), changes of the configuration (`configure`), and turns that the client clears (`clear`). The outputs are events,
+through `emit`, and commands to the listening task, through `command`. Only the listening task cuts audio into windows.
 
-Priorities: finals, then cuts of windows that have grown too long, then preflight transcripts (guesses: finals decoded
-during a pause, in case it ends the turn), then partials. It is one task, with one decode at a time.
+Finals have the highest priority, followed by cuts of windows that are too long, preflight transcripts, and partials. A
+preflight transcript, or guess, is a final that is decoded during a pause, in case the pause ends the turn. One task
+does all of this, one decode at a time.
 """
 
 from __future__ import annotations
@@ -37,26 +38,29 @@ from antiphon.turns.segmenter import SpeechWindow, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
 
-# Maximum lead of listening over decoding; beyond it no audio is read. A file arrives faster than it is decoded.
+# Maximum number of ended windows that wait to be decoded. Beyond it no audio is read, because a file arrives faster
+# than it can be decoded.
 MAX_WAITING_WINDOWS = 2
 WINDOW_OVERRUN_S = 4.0
-# A pause may end the turn once it has lasted for four frames. With 60 to 300 ms of silence after the last word, the
-# word error rates of finals lie between 8.9 and 10.5 % (97 clips), without a trend. A shorter wait decodes more pauses
-# inside turns in vain.
+# Seconds of pause (four frames) after which a guess is decoded. With 60 to 300 ms of silence after the last word, the
+# word error rates of finals lie between 8.9 and 10.5 % (97 clips), without a trend. With a shorter wait, more guesses
+# are decoded in vain, during pauses that do not end the turn.
 GUESS_AFTER_S = 0.128
-# Maximum wait after a refusal, whatever the lane suggests, so that a final is retried soon.
+# Maximum seconds before a refused final is retried, even if the lane suggests a longer wait.
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
 BUSY_STEPS = 3
-# Deadlines of decodes, in seconds: a final's after the end of its turn, a partial's after it became due. Finals and
-# first words share a queue: a final waits only for first words that have waited 0.7 s longer (docs/design/partials.md).
+# Deadlines of decodes, in seconds: of a final, counted from the end of its turn, and of partials (for first words and
+# for later words), counted from the time at which they became due.
+# Finals and first words share a queue, in which a final waits only for first words that became due 0.7 s or more before
+# the end of its turn (docs/design/partials.md).
 FINAL_DUE_S, FIRST_DUE_S, PARTIAL_DUE_S = 0.3, 1.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Restart the open window `window` (its id) at `sample`: the final of all audio before it is known. The new window
-    is passed to `update_window` before the command returns.
+    """Restart the open window with the id `window` at `sample`, because the final of all audio before `sample` is
+    known. The new window is passed to `update_window` before the command returns.
     """
 
     window: int
@@ -65,8 +69,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """End the settling window now: a turn ended with the pause that began at the sample `pause`, and its words are
-    known. The window and its turns are passed to `add` before the command returns.
+    """End the settling window now, because the words of its last turn are known. That turn ended with the pause that
+    began at the sample `pause`. The window and its turns are passed to `add` before the command returns.
     """
 
     pause: int
@@ -89,8 +93,8 @@ Measure = Callable[[str, float], None]
 
 @dataclass(slots=True)
 class _Ended:
-    """A window or turn that has ended, and when the listening task found that (monotonic seconds). The words of a
-    `dropped` window are discarded.
+    """A window or turn that has ended, with the time at which the listening task found its end, in monotonic seconds.
+    The words of a `dropped` window are discarded.
     """
 
     step: WindowEnded | TurnEnded
@@ -100,8 +104,8 @@ class _Ended:
 
 @dataclass(slots=True)
 class _Guess:
-    """A final decoded during a pause of `turn`, used if the window ends with that pause. `reported`: a
-    TranscriptGuessed was emitted and is still valid.
+    """A final that was decoded during a pause of `turn`. It is used if the window ends with that pause. `reported` is
+    true while an emitted TranscriptGuessed is still valid.
     """
 
     window: int
@@ -116,14 +120,14 @@ class _Guess:
 
 
 class Decoding:
-    """The decoding task of a session. Run `run()`; `end()` lets it finish its input and return.
+    """The decoding task of a session. Run `run()` as a task. `end()` lets it finish its input and return.
 
     It opens the transcriber's stream. `profile` is the transcriber's profile with the session's tuning.
 
-    - `emit`: awaited for every event; it may hold decoding back.
-    - `command`: called for every command, which it applies before it returns. Does nothing and returns False if the
-      window or pause of the command is over; a changed window is then about to be passed.
-    - `measure`: gets the seconds of each "partial", and of each "final" from the end of its turn.
+    - `emit`: awaited for every event. Decoding waits until it returns.
+    - `command`: applies a command before it returns. If the window or pause of the command is over, it does nothing and
+      returns False, and `update_window` is called shortly with the changed window.
+    - `measure`: gets the seconds that each "partial" took, and the seconds from the end of a turn to its "final".
     - `clock`: returns monotonic seconds.
     """
 
@@ -146,7 +150,7 @@ class Decoding:
         self._clock = clock
         self._transcripts = Transcripts(self.profile, word_times=config.word_times)
         self._language = SpokenLanguage(config.language, config.languages)
-        # The open window as the listening task last passed it, and whether it waits for the silence that settles it.
+        # The open window, as the listening task last passed it, and whether this window is settling.
         self._window: SpeechWindow | None = None
         self._settling = False
         # Bound: MAX_WAITING_WINDOWS. When it is reached, listening waits.
@@ -163,8 +167,9 @@ class Decoding:
     # --- inputs -------------------------------------------------------------------------------------------------------
 
     def update_window(self, window: SpeechWindow | None, *, settling: bool) -> None:
-        """Set the current open window, after everything that ended before it was added. `settling`: its turns have
-        ended, which was emitted, and it waits for the silence that ends it. Wakes the task; does not wait for it.
+        """Set the current open window and wake the task, without waiting for it. Call `add` first for everything that
+        ended before this window. `settling`: the ends of all its turns were emitted, and the window waits for the
+        silence that ends it.
         """
         self._window, self._settling = window, settling
         self._renew_partial()
@@ -196,19 +201,21 @@ class Decoding:
                 ended.dropped = True
 
     async def retract_guess(self) -> None:
-        """Emit GuessDropped if the pause of an emitted preflight transcript has ended. Call it after each audio."""
+        """Emit GuessDropped if the pause of an emitted preflight transcript has ended. Call it after each piece of
+        audio.
+        """
         guess = self._guess
         if guess and guess.reported and self._window and not guess.is_of(self._window):
             guess.reported = False
             await self._emit(GuessDropped(guess.turn))
 
     def end(self) -> None:
-        """Let `run` return once all its input is decoded. Does not wait for that itself."""
+        """Let `run` return after all its input is decoded. Returns at once."""
         self._ending = True
         self._changed.notify()
 
     def _renew_partial(self) -> None:
-        """Have a partial that waits in the lane include the audio that has arrived since."""
+        """Extend a partial that waits in the lane by the audio that has arrived since it was queued."""
         waiting, window = self._partial_window, self._window
         if waiting is None or window is None or waiting.id != window.id or window.quiet_since is not None:
             return
@@ -224,7 +231,9 @@ class Decoding:
 
     @property
     def behind(self) -> bool:
-        """Whether the listening task has to wait: two windows or turns wait, or the open window is 4 s too long."""
+        """Whether the listening task has to wait, because two windows or turns wait for decoding, or because the open
+        window is 4 s longer than allowed.
+        """
         overrun = self._window and self._window.length_s > self.profile.max_window_s + WINDOW_OVERRUN_S
         return bool(overrun) or len(self._ended) >= MAX_WAITING_WINDOWS
 
@@ -235,18 +244,20 @@ class Decoding:
 
     @property
     def num_held(self) -> int:
-        """Number of turns and ended windows it holds. Bounded for sessions of any length."""
+        """Number of turns and ended windows in memory. Bounded for sessions of any length."""
         return self._transcripts.num_turns + len(self._ended)
 
     async def changed(self) -> None:
-        """Wait for the next decode or the next window, after which `behind` may differ. Check it in a loop."""
+        """Wait for the next decode or the next window, after which `behind` may have changed. Call it in a loop that
+        checks `behind`.
+        """
         await self._changed.wait()
 
     # --- what to decode next ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Decode until `end` was called and all input is decoded, then close the transcriber's stream. A failed decode
-        raises nothing: its turns end with TranscriptFailed.
+        """Decode until `end` was called and all input is decoded, then close the transcriber's stream. Does not raise
+        if a decode fails: the turns of its window then end with TranscriptFailed.
         """
         try:
             while self._ended or not self._ending:
@@ -295,7 +306,7 @@ class Decoding:
             return False
         step_s = self.profile.first_step_s if self._transcripts.is_eager(window) else self.profile.step_s
         if self._transcriber.busy():
-            # Other sessions wait: partials are less frequent, so that finals stay on time.
+            # If other sessions wait, partials are less frequent, so that finals stay on time.
             step_s *= BUSY_STEPS
         window_id, sample = self._partial_at
         since = sample if window_id == window.id else window.spans[0].start
@@ -325,7 +336,9 @@ class Decoding:
     async def _decode_final_patiently(
         self, window: SpeechWindow, *, word_times: bool = False, due_s: float | None = None
     ) -> Hypothesis | None:
-        """Decode all words of a window; retry a full lane, FINAL_ATTEMPTS attempts in total. None: it failed."""
+        """Decode all words of a window. If the lane is full, tries again, up to FINAL_ATTEMPTS times in total. Returns
+        None if the decode failed.
+        """
         try:
             for _ in range(FINAL_ATTEMPTS - 1):
                 try:
@@ -344,7 +357,7 @@ class Decoding:
         """Decode all words of a window, without a retry."""
         text = self._transcripts.window_text
         word_times = word_times or len(window.spans) > 1 or self._config.word_times
-        # If words need times, the sent words need them too, so they are decoded again.
+        # With word times, the final has to decode the words that were sent again, to get their times too.
         keeps_sent = self.profile.final_keeps_prefix and not word_times
         prefix = text.prefix if keeps_sent else text.base_tokens
         sent = tuple(p for _, p in text.sent) if keeps_sent else ()
@@ -374,7 +387,7 @@ class Decoding:
         )
 
     async def _note_language(self, window: SpeechWindow, heard: Hypothesis) -> None:
-        """Learn the session's language from a hypothesis of the window, and report it if it is new."""
+        """Update the session's language from a hypothesis of the window, and report a new language."""
         if not heard.is_speech:
             return
         is_new = self._language.offer(window.id, window.speech_s, heard.language, heard.language_probability)
@@ -401,7 +414,7 @@ class Decoding:
         num_sent = len(self._transcripts.window_text.sent)
         keep = words_before_cut(final, num_sent, window.length_s) if final else 0
         sample = self._end_of_word(window, final, keep) if final and keep else window.end
-        # Cut before emitting: a turn that ends while the events are emitted then ends the new window.
+        # The cut comes before the events, so that a turn that ends while they are emitted ends the new window.
         if not self._command(Cut(window.id, sample)):
             self._window = None
         elif final and keep:
@@ -418,12 +431,12 @@ class Decoding:
         return window.start + int(cut_s * SAMPLE_RATE_HZ)
 
     async def _guess_final(self, window: SpeechWindow) -> None:
-        """Decode the final of a window that is in a pause, and report it if a response may begin with it."""
+        """Decode the final of a window that is in a pause, and report it if a preemptive response may begin from it."""
         assert window.quiet_since is not None
         try:
             final = await self._decode_final(window)
         except (ModelError, Refused) as error:
-            # Nothing is lost: the final is decoded when the turn has ended.
+            # Nothing is lost, because the final is decoded again when the turn has ended.
             log.info("a final was not decoded ahead: %s", error)
             return
         turn = window.spans[-1].turn
@@ -457,7 +470,7 @@ class Decoding:
         return replace(request, urgent=urgent, deadline_s=due_s)
 
     async def _decode_partial(self, window: SpeechWindow) -> Hypothesis | None:
-        """Decode the window quickly. Returns None if that failed, or if a final became due meanwhile."""
+        """Decode a partial of the window. Returns None if that failed, or if a final became due meanwhile."""
         request = self._partial_request(window)
         with anyio.CancelScope() as self._partial_scope:
             try:

@@ -1,7 +1,7 @@
-"""Files: finds the speech that is transcribed, and divides segments so that none contains a pause.
+"""Transcription of files: finds the speech in a file, and divides the transcriber's segments at pauses.
 
-The transcriber gets the audio that a live session would pass to it. Without speech detection it answers noise with
-words, in 17 of 27 recordings of noise (docs/design/hearing.md).
+The transcriber gets the audio that a live session would pass to it. Without speech detection it made up words for 17 of
+27 recordings of noise (docs/design/hearing.md).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from antiphon.events.transcription import ServerVad
 from antiphon.events.words import Word
 from antiphon.turns.speech_stretches import SpeechStretches, SpeechTimeline
 
-# A pause longer than the silence and the padding is shortened to these, so that words keep their context across it. A
-# file can have more padding than a live turn: speech that begins in rain is detected 0.4 s late.
+# A pause longer than the silence and the padding together is shortened to their length, so that words keep their
+# context across it. A file has more padding than a live turn, because speech that begins in rain is detected 0.4 s
+# late.
 FILE_VAD = ServerVad(threshold=0.5, prefix_padding_ms=600, silence_duration_ms=1000)
 # Stretches of speech further apart than this are transcribed separately, so that no segment spans the silence.
 MAX_JOINED_GAP_S = 10.0
-# Samples per call of the detector. It serves live sessions in the same batch, which must not wait for a whole slab.
+# Samples per call of the detector. Live sessions share its batches and must not wait for a whole slab of a file.
 FEED_SAMPLES = SAMPLE_RATE_HZ // 2
 # A subtitle does not span a pause of MAX_PAUSE_S.
 MAX_PAUSE_S = 1.5
@@ -38,11 +39,12 @@ async def transcribe_speech(
     options: FileOptions,
     vad: ServerVad = FILE_VAD,
 ) -> AsyncIterator[FileInfo | TranscriptSegment]:
-    """Transcribe the speech of a file of any length, like `Transcriber.transcribe`, but without the audio between.
+    """Transcribe a file of any length, like `Transcriber.transcribe`, but without the audio between stretches of
+    speech.
 
-    Times are those of the file, and so is its length. If the file has no speech at all, the transcriber is not called,
-    and the language is that of the options, or "en". `slabs` are read as they are needed. Raises the errors of
-    `Transcriber.transcribe`, and Refused if the detector's lane is full.
+    The times and the length in the results are those of the whole file. If the file has no speech, the transcriber is
+    not called, and the language is that of the options, or "en". `slabs` are read as they are needed. Raises the errors
+    of `Transcriber.transcribe`, and Refused if the detector's lane is full.
     """
     speech, number, language = _Speech(slabs, detector, vad), 0, options.language
     async with aclosing(speech):
@@ -69,11 +71,11 @@ class _Speech:
         self._stream = detector.open()
         self._stretches = SpeechStretches(vad, detector.frame_samples)
         self._pieces = self._read()
-        # The next piece, not yielded yet.
+        # The next piece of speech, which was read but not yielded yet.
         self._next: tuple[int, Pcm] | None = None
 
     async def more(self) -> bool:
-        """Return whether another passage follows. Reads on until speech is found."""
+        """Return whether another passage follows. Reads the file up to the next speech."""
         if self._next is None:
             self._next = await anext(self._pieces, None)
         return self._next is not None
@@ -91,7 +93,7 @@ class _Speech:
             yield pcm
 
     async def _read(self) -> AsyncGenerator[tuple[int, Pcm], None]:
-        """Yield the stretches of speech. Adjacent ones of a slab are joined."""
+        """Yield the stretches of speech. Adjacent stretches of one slab are joined."""
         async for slab in self._slabs:
             kept: list[tuple[int, Pcm]] = []
             for at in range(0, len(slab), FEED_SAMPLES):
@@ -155,12 +157,11 @@ async def segments_by_words(
 
 
 def by_words(segment: TranscriptSegment) -> list[TranscriptSegment]:
-    """Divide a segment at pauses of MAX_PAUSE_S and more. Each part lasts from its first word's start to its last
-    word's end.
+    """Divide a segment at pauses of MAX_PAUSE_S and more. Each part lasts from the start of its first word to the end
+    of its last word. Whisper's own times begin a segment up to 3 s before its speech if a pause precedes it.
 
-    The texts of the parts add up to the segment's. A segment without words stays as it is: Whisper's own times begin a
-    segment up to 3 s before its speech if a pause precedes it. The parts of a divided segment have the tokens of their
-    words, without Whisper's timestamps.
+    The texts of the parts add up to the segment's text. A segment without words stays as it is. The parts of a divided
+    segment have the tokens of their words, without Whisper's timestamps.
     """
     words = segment.words
     if not words:
@@ -182,7 +183,7 @@ def by_words(segment: TranscriptSegment) -> list[TranscriptSegment]:
 
 
 def _offsets(text: str, words: Sequence[Word]) -> list[int | None]:
-    """Return each word's offset in the text, including the spaces before it; None for a word that is not found."""
+    """Return the offset of each word in the text, with the spaces before it, or None for a word that is not found."""
     offsets: list[int | None] = []
     at = 0
     for word in words:

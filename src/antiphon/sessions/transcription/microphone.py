@@ -1,4 +1,4 @@
-"""The state of a client's microphone apart from its audio: when audio arrives, and what in it is the server's own echo.
+"""Facts about a client's microphone: when its audio arrives, and which part of the audio is the server's own echo.
 
 Pure: times are parameters, in monotonic seconds. All positions are samples at 16 kHz.
 """
@@ -16,22 +16,25 @@ from antiphon.turns.echo import EchoGuard, MicrophoneClock
 # Audio is live if over LIVE_PERIOD_S it arrived no faster than real time, except for a burst of LIVE_BURST_S after a
 # stall of the network.
 LIVE_PERIOD_S, LIVE_BURST_S = 2.0, 0.5
-# A client that mutes itself, or that has sent its file, sends no silence. So that turns end, missing audio counts as
-# silence after STALLED_S and after STALLED_PIECES times the length of the last piece of audio.
+# A client that mutes itself, or that has sent all of its file, sends no silence. To end turns all the same, missing
+# audio counts as silence after both STALLED_S and STALLED_PIECES times the length of the last piece of audio have
+# passed.
 STALLED_S, STALLED_PIECES = 0.6, 1.5
-# A client that has sent no audio for MUTED_S has muted itself, and not during the first sound of a word.
+# A client that has sent no audio for MUTED_S has muted itself. A shorter gap may be the network's, and may fall into
+# the first sound of a word.
 MUTED_S = 2.0
-# Time window, in seconds, in which a client's normal gaps between pieces of audio are measured.
+# Length in seconds of the sliding window in which a client's usual gaps between pieces of audio are measured.
 USUAL_S = 10.0
 
 
 class Arrivals:
-    """When the audio of one client arrives, and how long none has arrived."""
+    """Records when the audio of one client arrives, and for how long none has arrived."""
 
     def __init__(self) -> None:
-        # When audio was last processed, and when it last arrived.
+        # The times at which audio was last processed and at which it last arrived.
         self._heard_at_s = self._came_at_s = -math.inf
-        # Seconds without audio since the last arrival in which some could have arrived, and length of its last piece.
+        # Seconds without audio since the last arrival, not counting time in which none could arrive, and the length of
+        # the last piece in seconds.
         self.stalled_s = self._piece_s = 0.0
         # (time, gap in seconds before it) of each arrival, over the last USUAL_S.
         self._gaps: deque[tuple[float, float]] = deque()
@@ -55,7 +58,7 @@ class Arrivals:
         return now_s - self._heard_at_s >= MUTED_S
 
     def is_live(self, now_s: float, num_heard: int) -> bool:
-        """Return whether audio arrives in real time. Faster audio was not recorded next to a loudspeaker.
+        """Return whether audio arrives in real time. Audio that arrives faster is from a file and has no echo.
         `num_heard`: number of samples processed by now.
         """
         self._received.append((now_s, num_heard))
@@ -66,8 +69,8 @@ class Arrivals:
 
     @property
     def stall_limit_s(self) -> float:
-        """Seconds after which missing audio counts as silence, in a pause that was heard. Longer for a client that
-        sends large pieces, or after long gaps.
+        """Seconds after which missing audio counts as silence, if a pause has already begun. The value is larger for a
+        client that sends large pieces, or that has had long gaps between its pieces.
         """
         gap_s = max((gap_s for _, gap_s in self._gaps), default=0.0)
         return min(MUTED_S, max(STALLED_S, STALLED_PIECES * max(self._piece_s, gap_s)))
@@ -76,8 +79,8 @@ class Arrivals:
 class EchoFilter:
     """Removes the echo of the server's output from the speech probabilities of a client's audio.
 
-    `frame_samples`: samples per frame of the voice activity detector. `guard`: None: no echo is expected.
-    `num_received`: samples that the client has sent, including those that wait in the inbox.
+    `frame_samples` is the number of samples per frame of the voice activity detector. Without a `guard`, no echo is
+    expected. The methods' `num_received` counts the samples that the client has sent, including those in the inbox.
     """
 
     def __init__(self, guard: EchoGuard | None, frame_samples: int) -> None:
@@ -92,20 +95,21 @@ class EchoFilter:
         return self._clock.now(now_s, num_received)
 
     def expect(self, pcm: Pcm, now_s: float, num_received: int) -> None:
-        """Expect the echo of audio that is about to be sent, after the audio sent before."""
+        """Expect the echo of audio that is about to be sent and that plays after all audio sent before."""
         if self._guard:
             self._guard.add_reference(pcm, self._clock.now(now_s, num_received))
 
     def expect_silence(self, now_s: float, num_received: int) -> None:
-        """Expect no more echo: audio that was not played by now never will be."""
+        """Expect no more echo, because audio that was not played by now never will be."""
         if self._guard:
             self._guard.cut_reference(self._clock.now(now_s, num_received))
 
     def judge(
         self, pcm: Pcm, probabilities: list[float], at: int, now_s: float, num_received: int, *, is_live: bool
     ) -> tuple[list[float], int | None]:
-        """Return the probabilities of audio that begins at the sample `at`, without those of an echo. If it becomes
-        known now that the guard took speech for echo, also returns since which sample. Only live audio has an echo.
+        """Return the speech probabilities of audio that begins at the sample `at`, with 0 for frames that are an echo.
+        Only live audio has an echo. Also returns the first sample of earlier speech if the guard finds now that it took
+        that speech for an echo, else None.
         """
         if self._guard is None:
             return probabilities, None

@@ -1,4 +1,4 @@
-"""Decides during a pause after which silence it ends the turn, by the turn's sound and by its words."""
+"""Decides, during a pause, how long the pause has to last to end the turn. The turn's sound and its words count."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ JUDGE_AFTER = MIN_SILENCE_MS * SAMPLE_RATE_HZ // 1000
 
 
 class PauseJudge:
-    """Sets the segmenter's limit for each pause, and updates it with each new piece of evidence.
+    """Sets the segmenter's limit for each pause, and updates the limit with each new piece of evidence.
 
-    `detector`: judges the sound of a turn; None: only the words and the silence count. For one event loop. Evidence
-    about a pause counts for that pause only.
+    `detector` judges the sound of a turn. Without a detector, only the words and the silence count. For one event loop.
+    Evidence about a pause counts for that pause only.
     """
 
     def __init__(self, detector: TurnDetector | None, segmenter: Segmenter) -> None:
         self._detector = detector
         self._segmenter = segmenter
         self._model: EndOfTurn | None = None
-        # The first sample of the pause that the evidence belongs to, and of the one last passed to the detector.
+        # The first samples of the pause that the evidence is about and of the pause last passed to the detector.
         self._pause: int | None = None
         self._asked: int | None = None
         self._evidence = PauseEvidence()
-        # The last pause whose words are known, and the last one that the detector has judged, or failed to judge.
+        # The last pause whose words are known, and the last pause that the detector has judged or failed to judge.
         self._heard: int | None = None
         self._judged: int | None = None
         self._changed = Signal()
@@ -48,12 +48,12 @@ class PauseJudge:
 
     @property
     def is_on(self) -> bool:
-        """Whether pauses are judged: an eagerness is configured."""
+        """Whether pauses are judged, which they are if an eagerness is configured."""
         return self._model is not None
 
     @property
     def undecided(self) -> bool:
-        """Whether a pause is going on whose sound or words are not judged yet."""
+        """Whether the user is in a pause whose sound or words are not judged yet."""
         if self._model is None or not self._segmenter.in_turn:
             return False
         quiet = self._segmenter.quiet_since
@@ -65,8 +65,8 @@ class PauseJudge:
             await self._changed.wait()
 
     def follow(self, group: anyio.abc.TaskGroup, waited: int = 0) -> None:
-        """Check the current pause, after audio was added, or after `waited` samples of time without audio. The detector
-        judges it in a task of `group`.
+        """Check the current pause. Call it after audio was added, or after `waited` samples of time without audio. The
+        detector judges the pause in a task of `group`.
         """
         if self._model is None:
             return
@@ -84,7 +84,9 @@ class PauseJudge:
             self._judged = quiet
 
     def heard(self, pause: int, text: str, language: str | None) -> bool:
-        """Take the words of the turn up to the pause that began at this sample. Returns False if that pause is over."""
+        """Use the words of the turn, `text`, up to the pause that began at the sample `pause`. Returns False if that
+        pause is over.
+        """
         self._heard = max(pause, self._heard or 0)
         self._changed.notify()
         return self._learn(pause, text=text, language=language)

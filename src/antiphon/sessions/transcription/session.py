@@ -1,9 +1,10 @@
-"""A transcription session: commands in, events out. It owns its tasks, and knows no sockets, wire or model names.
+"""A transcription session, which takes commands and emits events. It owns its tasks, and knows no sockets, wire formats
+or model names.
 
-It has two tasks in one task group. *Listening*, here, reads the inbox, runs the VAD and owns the segmenter, which cuts
-the audio into turns and windows. It waits for the transcriber only if too much audio is not decoded yet. *Decoding*
-(decoding.py) turns the windows, which it gets as values, into text. It never touches the segmenter: it returns commands
-instead.
+It has two tasks in one task group. *Listening*, in this module, reads the inbox, runs the VAD and owns the segmenter,
+which cuts the audio into turns and windows. It waits for the transcriber only if too much audio is not decoded yet.
+*Decoding* (decoding.py) gets the windows as values and turns them into text. It never touches the segmenter, but sends
+commands to the listening task.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ from antiphon.turns.echo import EchoGuard
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 from antiphon.turns.voices.primary_speaker import TurnSpeaker
 
-# Seconds between two checks whether audio has stalled.
+# Interval in seconds at which the session checks whether audio has stalled.
 STALL_POLL_S = 0.12
-# A pause of which HEARD_PAUSE samples arrived is a pause, whatever follows.
+# After HEARD_PAUSE samples of silence have arrived, missing audio counts as more of the same pause.
 HEARD_PAUSE = SAMPLE_RATE_HZ // 5
-# If pauses are judged, longer audio is processed in pieces of JUDGED_PIECE samples: 200 ms.
+# Samples (200 ms) of the pieces in which audio is processed if pauses are judged.
 JUDGED_PIECE = SAMPLE_RATE_HZ // 5
 # Speech onset is detected up to ONSET_MS late.
 ONSET_MS = 500
@@ -71,20 +72,20 @@ def _unmeasured(kind: str, seconds: float) -> None:
 
 
 class TranscriptionSession:
-    """One client's transcription. Run `run()` as a task. Commands go into `inbox`; closing the inbox lets it finish.
+    """One client's transcription. Run `run()` as a task. Put commands into `inbox`. Closing it lets the session finish.
 
-    - `emit`: awaited for every event; it may hold the session back.
+    - `emit`: awaited for every event. The session waits until it returns.
     - `min_commit_ms`: a commit with less new audio than this is refused with CommitRefused.
-    - `measure`: gets a kind and seconds: "vad" and "partial" for each run, "final" from the end of a turn to its
-      transcript.
-    - `handle_other`: gets the commands that are not about audio, in their order among the audio.
-    - `turn_detector`: the turn detector for `semantic_vad`; without one the words and the silence decide.
-    - `guards_echo`: responses that the microphone picks up are not taken for speech; `expect_echo` has to get the audio
+    - `measure`: gets a kind and seconds: "vad" and "partial" with the time that each run took, and "final" with the
+      time from the end of a turn to its transcript.
+    - `handle_other`: gets the commands that are not about audio, at their place in the order of all commands.
+    - `turn_detector`: the turn detector for `semantic_vad`. Without it, the words and the silence decide.
+    - `guards_echo`: whether to ignore responses that the microphone picks up. `expect_echo` then has to get the audio
       that is sent.
-    - `tap`: gets all audio before it is analysed, and may hold it back.
-    - `on_commit`: awaited after each accepted commit of the client, with the turn that it has ended.
-    - `speaker_model`: tells voices apart, for `primary_speaker`. `on_other_voice`: awaited with an open turn once its
-      voice is found not to be the user's.
+    - `tap`: awaited with all audio before it is analysed.
+    - `on_commit`: awaited after each accepted commit of the client, with the number of the turn that the commit ended.
+    - `speaker_model`: tells voices apart, for `primary_speaker`.
+    - `on_other_voice`: awaited with the number of an open turn if its voice turns out not to be the user's.
     - `clock`: returns monotonic seconds.
 
     `audio_s` counts the seconds of audio processed. Everything runs in one event loop.
@@ -121,7 +122,7 @@ class TranscriptionSession:
         self._guards_echo = guards_echo
         self._echo = EchoFilter(EchoGuard() if guards_echo else None, detector.frame_samples)
         self._arrivals = Arrivals()
-        # The sample from which the idle timeout counts, if the user has not spoken since.
+        # The sample from which the idle timeout counts, unless the user has spoken after it.
         self._idle_from = 0
         # Start in milliseconds of each turn that has no transcript yet.
         self._unread_from_ms: dict[int, int] = {}
@@ -136,32 +137,32 @@ class TranscriptionSession:
 
     @property
     def now(self) -> int:
-        """The current sample of the client's microphone, counted from the session's start. It includes the time for
-        which a muted client sends nothing, and audio that still waits in the inbox, where each other command counts as
-        10 ms or more.
+        """The current sample of the client's microphone, counted from the session's start. It includes the time in
+        which a muted client sends nothing, and the commands that wait in the inbox: audio counts by its length, any
+        other command as 10 ms or more.
         """
         return self._echo.now(self._clock(), self._num_received())
 
     def expect_echo(self, pcm: Pcm) -> None:
-        """Expect the echo of audio that is about to be sent: float32 [num_samples], 16 kHz, after the audio sent
-        before.
+        """Expect the echo of audio that is about to be sent: float32 [num_samples], 16 kHz. It plays after the audio
+        sent before.
         """
         self._echo.expect(pcm, self._clock(), self._num_received())
 
     def expect_silence(self) -> None:
-        """Expect no more echo: audio that was not played by now never will be."""
+        """Expect no more echo, because audio that was not played by now never will be."""
         self._echo.expect_silence(self._clock(), self._num_received())
 
     @property
     def settled_ms(self) -> float:
         """The millisecond of the session's audio before which all speech has its transcript. It lags behind the
-        microphone by up to ONSET_MS, as the onset of speech may be detected late.
+        microphone by up to ONSET_MS, because the onset of speech may be detected late.
         """
         return max(0.0, min((self._open_from_ms, *self._unread_from_ms.values())))
 
     @property
     def _open_from_ms(self) -> float:
-        """The millisecond before which the open turn, or the next one, cannot begin."""
+        """The earliest millisecond at which the open turn may have begun, or at which the next turn may begin."""
         now_ms = self._segmenter.now * 1000 / SAMPLE_RATE_HZ
         from_ms = now_ms - self._segmenter.uncommitted_ms
         if not self.config.vad:
@@ -173,33 +174,35 @@ class TranscriptionSession:
 
     @property
     def progress(self) -> TranscriptionSession:
-        """The session's progress: `audio_s` and `is_silent`. A conversation has more properties here."""
+        """The session's progress: `audio_s` and `is_silent`. A conversation's `progress` has more properties."""
         return self
 
     @property
     def num_held(self) -> int:
-        """Amount of state: samples of audio, plus turns and windows to decode. Bounded for sessions of any length."""
+        """Size of the session's state: the samples of audio, plus the turns and windows to decode. Bounded for sessions
+        of any length.
+        """
         return self._segmenter.num_held + self._decoding.num_held
 
     @property
     def speaking(self) -> bool:
-        """Whether the user is speaking: a turn is open and not in a pause. It lags by the audio that waits in the inbox
-        and by the VAD's detection delay.
+        """Whether the user is speaking: a turn is open and not in a pause. The value is late by the audio that waits in
+        the inbox and by the VAD's detection delay.
         """
         return self._segmenter.window is not None and self._segmenter.quiet_since is None
 
     @property
     def is_silent(self) -> bool:
-        """Whether all received audio was processed, the user does not speak, and all speech has its transcript. If the
-        client ends the turns, words that it has not committed count as untranscribed.
+        """True if all received audio was processed, the user does not speak, and all speech has its transcript. If the
+        client ends the turns, speech that it has not committed yet counts as speech without a transcript.
         """
         is_read = not self._unread_from_ms and self._decoding.idle
         return self.inbox.is_worked_off and self._segmenter.window is None and is_read
 
     @property
     def spoken_ms(self) -> int:
-        """Milliseconds from the start of the open window to its newest speech, without the current pause; 0 if no
-        window is open. The length of an overlap.
+        """Milliseconds from the start of the open window to its newest speech, without the current pause. 0 if no
+        window is open. During an overlap, this is its length.
         """
         window, quiet = self._segmenter.window, self._segmenter.quiet_since
         end = self._segmenter.now if quiet is None else quiet
@@ -207,8 +210,8 @@ class TranscriptionSession:
 
     async def run(self) -> None:
         """Run both tasks until the inbox is closed and all audio in it is transcribed. An open turn is then committed,
-        unless `leave_open_turn` was called. Failed decodes raise nothing. Errors of `emit`, `handle_other` and the VAD
-        end the session.
+        unless `leave_open_turn` was called. Does not raise if a decode fails. Errors of `emit`, `handle_other` and the
+        VAD end the session.
         """
         async with anyio.create_task_group() as group:
             self._group = group
@@ -218,19 +221,19 @@ class TranscriptionSession:
             if self._leaves_open_turn:
                 await self._leave()
             elif self._segmenter.window or not self._decoding.idle:
-                # The inbox was closed inside a turn: its audio so far still gets a transcript.
+                # The inbox was closed inside a turn, whose audio so far still gets a transcript.
                 await self._apply_steps(self._segmenter.commit())
             self._decoding.end()
 
     def leave_open_turn(self) -> None:
-        """Do not commit the open turn when the inbox ends; it stays unsettled. The client sends its audio again, to the
+        """Leave the open turn uncommitted when the inbox is closed. The client sends the turn's audio again, to the
         host that continues the session.
         """
         self._leaves_open_turn = True
 
     def settle_turn(self, turn: int) -> None:
-        """Count a turn as settled, whose transcript or failure was emitted. A consumer that stores events may call it
-        earlier, as soon as the turn is stored.
+        """Count a turn as settled after its transcript or failure was emitted. A consumer that stores events may call
+        this earlier, as soon as the turn is stored.
         """
         self._unread_from_ms.pop(turn, None)
 
@@ -269,19 +272,19 @@ class TranscriptionSession:
                     await self._handle_other(other)
 
     async def _pace(self, num_heard: int, num_left: int) -> None:
-        """While the end of a pause is undecided, process audio in real time at most. A pause in a file, which arrives
-        at once, then ends a turn where it would have in live audio. `num_heard`: samples just processed; `num_left`:
-        samples of the same command that follow.
+        """Slow processing down to real time while it is undecided whether a pause ends the turn. A file arrives faster,
+        but its turns then end at the same pauses as in live audio. `num_heard`: samples just processed. `num_left`:
+        samples of the same command that are not processed yet.
         """
         if self._pauses.undecided and (num_left > 0 or self.inbox.backlog_s):
             with anyio.move_on_after(num_heard / SAMPLE_RATE_HZ):
                 await self._pauses.decided()
 
     async def _stall(self) -> None:
-        """Count STALL_POLL_S without audio. After a limit it counts as silence, which ends turns and their windows; in
-        the middle of speech the limit is MUTED_S. While no client is connected, only windows end.
+        """Count STALL_POLL_S without audio. After a limit, missing audio counts as silence, which ends turns and their
+        windows. In the middle of speech the limit is MUTED_S. While no client is connected, only windows end.
         """
-        # Not measured by the clock: a stalled server has not read the audio that arrived meanwhile.
+        # The clock would be wrong here: a stalled server has not read the audio that arrived meanwhile.
         arrivals, segmenter = self._arrivals, self._segmenter
         arrivals.stalled_s += STALL_POLL_S
         if segmenter.settling:
@@ -291,7 +294,7 @@ class TranscriptionSession:
         if not self.inbox.is_fed():
             arrivals.stalled_s = 0.0
             return
-        # A short pause that was heard may be caused by the network.
+        # A very short pause before the gap may itself be caused by the network.
         quiet = segmenter.quiet_since
         is_pause = quiet is not None and segmenter.now - quiet >= HEARD_PAUSE
         if arrivals.stalled_s >= (arrivals.stall_limit_s if is_pause else MUTED_S):
@@ -337,7 +340,9 @@ class TranscriptionSession:
         return self._segmenter.now + int(self.inbox.backlog_s * SAMPLE_RATE_HZ)
 
     def _without_echo(self, pcm: Pcm, probabilities: list[float]) -> tuple[list[float], int | None]:
-        """Return the probabilities without those of an echo, and the sample since which speech was taken for one."""
+        """Return the probabilities with 0 for frames that are an echo, and the first sample of earlier speech that was
+        taken for an echo, else None.
+        """
         now, num_received = self._segmenter.now, self._num_received() + len(pcm)
         is_live = self._arrivals.is_live(self._clock(), now)
         return self._echo.judge(pcm, probabilities, now, self._clock(), num_received, is_live=is_live)
@@ -368,8 +373,8 @@ class TranscriptionSession:
         await self._apply_steps(self._segmenter.clear())
 
     async def configure(self, config: TranscriptionConfig) -> None:
-        """Apply a changed configuration at once, and emit the turn that it ends, if any. Call it only from the
-        listening task, that is from `handle_other`. Other callers put a ConfigureTranscription.
+        """Apply a changed configuration at once, and emit the end of a turn that the change ends. Call it only from
+        `handle_other`, which runs in the listening task. Other callers put a ConfigureTranscription into the inbox.
         """
         if config.idle_timeout_ms != self.config.idle_timeout_ms:
             self._idle_from = self._segmenter.now
@@ -382,8 +387,8 @@ class TranscriptionSession:
     # --- handing over to decoding -------------------------------------------------------------------------------------
 
     async def _apply_steps(self, steps: Sequence[SegmenterEvent]) -> None:
-        """Emit events and pass ended windows and turns on, in order. The open window is passed last, so that decoding
-        cannot report a turn's transcript before the turn's end was emitted.
+        """Emit events, and pass ended windows and turns to decoding, in order. The open window is passed last, so that
+        decoding cannot report a turn's transcript before the turn's end was emitted.
         """
         for step in steps:
             match step:
@@ -403,7 +408,7 @@ class TranscriptionSession:
         self._decoding.update_window(self._segmenter.window, settling=self._segmenter.settling)
 
     async def _emit_decoded(self, event: TranscriptionEvent) -> None:
-        """Emit an event of decoding. A transcript gets its turn's speaker."""
+        """Emit an event of decoding, after adding the turn's speaker to a transcript."""
         if isinstance(event, TranscriptFailed):
             self.speakers.forget(event.turn)
         elif isinstance(event, TranscriptDone) and self.speakers.is_on:
@@ -422,7 +427,7 @@ class TranscriptionSession:
                 if window is None or window.id != window_id:
                     return False
                 self._segmenter.cut(sample)
-                # The end of its turns may not be emitted yet; `_apply_steps` sets `settling` once it is.
+                # The end of its turns may not be emitted yet. `_apply_steps` sets `settling` after that.
                 self._decoding.update_window(self._segmenter.window, settling=False)
             case Settle(pause):
                 if self._segmenter.quiet_since != pause or not self._segmenter.settling:

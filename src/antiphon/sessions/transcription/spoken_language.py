@@ -1,32 +1,38 @@
-"""The language of a session whose client has not named one. Pure: detected languages in, the language to decode in out.
+"""Chooses the language of a session whose client has not named one. Pure: gets the languages that the transcriber
+detects, and returns the language in which to decode.
 
-It is decided from the first second of clear speech and then passed to every decode, so that a short or unclear window
-is not transcribed in another language. It changes only if the speech of one window is clearly in another language, at
-most once a window. That corrects a misleading first second, and follows a speaker who changes to another language.
+The language is decided from the first second of clear speech and then passed to every decode, so that a short or
+unclear window is not transcribed in another language. It changes only if the speech of one window is clearly in another
+language, at most once per window. That corrects a misleading first second, and follows a speaker who changes to another
+language.
 
-Measured with Whisper's base model on the first seconds of 43 recordings in seven other languages and of 40 in English,
-15 of these by learners. After 1 s the best language was wrong for 10 of the 46 with a probability of 0.5 or more, and
-for 4 of the 33 with 0.7 or more, all four learners; after 3 s for 4 of 66 with 0.5 or more. With 0.9 or more it was
-wrong for none of 36 after 2 s.
+This was measured with Whisper's base model on the first seconds of 43 recordings in seven other languages and 40 in
+English, 15 of them by learners. After 1 s, 46 recordings had a language with a probability of 0.5 or more, and for 10
+of them it was wrong. With 0.7 or more it was wrong for 4 of 33, all four by learners. After 3 s, 0.5 or more was wrong
+for 4 of 66. After 2 s, 0.9 or more was wrong for none of 36.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A language with a smaller probability is too uncertain, before one is decided, for words that cannot be taken back.
+# Before the session's language is decided, words of a language with a smaller probability are not sent, because sent
+# words cannot be taken back.
 MIN_LANGUAGE_PROBABILITY = 0.7
-# The language is decided from DECIDE_S of speech with that probability, or from DECIDE_LATE_S with a smaller one.
+# Seconds of speech from which the language is decided, with at least MIN_LANGUAGE_PROBABILITY. After DECIDE_LATE_S,
+# DECIDE_LATE_PROBABILITY is enough.
 DECIDE_S = 1.0
 DECIDE_LATE_S, DECIDE_LATE_PROBABILITY = 3.0, 0.5
-# Seconds of speech in a window from which another language can be recognized. The transcriber decides how clear the
+# Seconds of speech that a window needs to change the session's language. The transcriber decides how clear the other
 # language has to be.
 CHANGE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageRequest:
-    """The languages of a decode, as the fields of `contracts.Window` with the same names."""
+    """The language settings of a decode. For the meaning of the fields, see those of the same name in
+    `contracts.Window`.
+    """
 
     language: str | None = None
     languages: tuple[str, ...] = ()
@@ -36,8 +42,8 @@ class LanguageRequest:
 class SpokenLanguage:
     """Decides the language of one session's windows.
 
-    `named`: the client's language, ISO-639-1, which holds for every window; None: the language is detected, among
-    `languages` if that is not empty.
+    `named` is the language that the client has named (ISO 639-1), which is used for every window. If it is None, the
+    language is detected. A `languages` that is not empty limits the choice.
     """
 
     def __init__(self, named: str | None, languages: tuple[str, ...]) -> None:
@@ -63,8 +69,8 @@ class SpokenLanguage:
         return LanguageRequest(self._decided)
 
     def offer(self, window: int, speech_s: float, language: str, probability: float) -> bool:
-        """Take the language of a hypothesis that was decoded as `request` said. Returns whether the session's language
-        changed. Call it only for hypotheses with speech.
+        """Use the detected language of a hypothesis that was decoded with `request`'s answer. Returns whether the
+        session's language changed. Call it only for hypotheses with speech.
         """
         if self._named or not language or language == self._decided:
             return False

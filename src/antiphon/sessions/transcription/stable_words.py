@@ -1,17 +1,18 @@
-"""Which words of a growing hypothesis may be sent. Pure: hypotheses in, deltas out; no delta is ever taken back.
+"""Decides which words of a growing hypothesis may be sent. Pure: gets hypotheses, returns words, and never takes a word
+back.
 
-A window is decoded repeatedly as it grows, with the words that were sent as its forced prefix. A word is sent once it
-is likely, has `rollback_tokens` tokens after it, and has stood in the same place, after the same words, while
-`agreement_s` of audio arrived. The final of a window is not bound to the words that were sent; its words after those
-are the last delta.
+A window is decoded repeatedly as it grows. The words that were sent are a forced prefix of each decode. A word is sent
+if it is likely, has `rollback_tokens` tokens after it, and has stayed in the same place, after the same words, while
+`agreement_s` of audio arrived. The final of a window is decoded without that prefix. Its words that follow the sent
+ones are the last delta.
 
-Why a word has to stand for a while: with hypotheses every 0.3 s over 38 clips of read English, a likely word (over 0.9)
-that had been seen once was wrong in the final text about one time in four, and one that had stood for 0.9 s about one
-time in thirty.
+A word has to stay for some time, because a new word is often wrong. With hypotheses every 0.3 s over 38 clips of read
+English, a likely word (over 0.9) that had been seen once was wrong in the final text about one time in four. A word
+that had stayed for 0.9 s was wrong about one time in thirty.
 
-A turn's first word may be sent sooner (`first_probability`). Decoded every 0.1 s, over 116 clips, a first word of at
-least 0.4 that was seen twice, or followed by a word of at least 0.5, was wrong in 4 %. Sent by the rule for the other
-first words, it was 0.2 s later and wrong in 7 %.
+A turn's first word may be sent sooner (`first_probability`). With a decode every 0.1 s over 116 clips, a first word
+with a probability of at least 0.4 was wrong in 4 % if it was seen twice, or if a word with at least 0.5 followed it.
+Under the rule for other words, the first word was sent 0.2 s later, and it was wrong in 7 %.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.words import bare_word
 from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABILITY
 
-# Minimum probability of the second word for a turn's first word to be sent when it is seen for the first time.
+# A turn's first word may be sent the first time it is seen if the second word has at least this probability.
 FOLLOWING_PROBABILITY = 0.5
-# A word of a hypothesis with the number of its turn.
+# The number of a turn, and a word of it from a hypothesis.
 TurnPiece = tuple[int, HypothesisWord]
 
 
@@ -38,14 +39,14 @@ class _Candidate:
 
 
 class WindowText:
-    """The text of one window. Turns that share the window each get their own words, by the words' positions.
+    """The text of one window. If turns share the window, each gets the words at its positions.
 
-    - `base`: the words of the previous window, whose audio this window begins with as context.
-    - `base_tokens`: the token ids that the final has to begin with: only those of the base, so that the final may
-      differ from the words that were sent.
+    - `base`: the words of the previous window whose audio is the context at the beginning of this one.
+    - `base_tokens`: the token ids that the final has to begin with. They are only those of the base, so that the final
+      may differ from the words that were sent.
     - `sent`: the words that were sent, each with the number of its turn, in order.
-    - `prefix`: the token ids that the next partial has to begin with, so that it cannot contradict the words that were
-      sent: the tokens of the base, then of all words sent.
+    - `prefix`: the token ids that the next partial has to begin with: the tokens of the base, then those of all words
+      sent. So a partial cannot contradict the words that were sent.
     """
 
     def __init__(self, profile: TranscriberProfile, base: tuple[HypothesisWord, ...] = ()) -> None:
@@ -58,20 +59,18 @@ class WindowText:
         self._num_offers = 0
 
     def untouched(self, turn: int) -> bool:
-        """Whether no word of the turn was sent from this window. Words of the turn sent from an earlier window do not
-        count.
-        """
+        """True if no word of the turn was sent from this window. Words sent from an earlier window do not count."""
         return turn not in self._turns_sent
 
     def offer(self, hypothesis: Hypothesis, audio_s: float, turns: Sequence[int], eager: bool) -> list[TurnPiece]:
-        """Compare a partial with the previous ones, and return its words that became stable, in order, often none. The
-        returned words count as sent.
+        """Compare a partial with the previous partials, and return the words that are now stable, in order. Often there
+        are none. The returned words count as sent.
 
-        - `hypothesis`: its pieces follow `prefix`. One without speech, or of an uncertain language, restarts the
-          comparison.
-        - `audio_s`: where the decoded audio ended, in seconds since the session's start.
+        - `hypothesis`: the partial. Its pieces follow `prefix`. A hypothesis without speech, or of an uncertain
+          language, restarts the comparison.
+        - `audio_s`: the end of the decoded audio, in seconds since the session's start.
         - `turns`: the number of each piece's turn.
-        - `eager`: no word of the turn was sent yet, so a word needs to stand for a shorter time.
+        - `eager`: whether no word of the turn was sent yet. A word then needs to stay for a shorter time.
         """
         self._num_offers += 1
         if not hypothesis.is_speech or hypothesis.language_probability < MIN_LANGUAGE_PROBABILITY:
@@ -86,10 +85,10 @@ class WindowText:
         return self._send(list(zip(turns[:stable], pieces[:stable], strict=True)))
 
     def finish(self, final: Hypothesis, turns: Sequence[int]) -> tuple[list[TurnPiece], list[TurnPiece]]:
-        """Complete the window with its final, which need not begin with the words that were sent. `turns` has the
+        """Complete the window with its final. The final may differ from the words that were sent. `turns` has the
         number of each piece's turn.
 
-        Returns the words to send now, and all words of the final. Both are in order; without speech both are empty.
+        Returns the words to send now, and all words of the final, both in order. Without speech, both are empty.
         """
         pieces = list(zip(turns, final.pieces, strict=True)) if final.is_speech else []
         tail: list[TurnPiece] = []
@@ -121,7 +120,7 @@ class WindowText:
                 break
             stood_s = audio_s - candidate.since_s
             is_first = eager and k == 0 and self._profile.first_probability is not None
-            # A word seen once has not stood at all, however short the required agreement.
+            # A word that was seen only once has not stayed for any time, even if no time is required.
             has_stood = stood_s > 0 and stood_s >= self._needed_s(tokens_behind, eager and not is_first) - 1e-6
             if not has_stood and not (is_first and self._first_is_likely(pieces, stood_s)):
                 break
@@ -129,22 +128,23 @@ class WindowText:
         return stable
 
     def _first_is_likely(self, pieces: Sequence[HypothesisWord], stood_s: float) -> bool:
-        """Whether a turn's first word, which has stood for `stood_s`, is likely enough to be sent early."""
+        """Whether a turn's first word, which has stayed for `stood_s` seconds, is likely enough to be sent early."""
         enough = self._profile.first_probability
         if enough is None or pieces[0].probability < enough:
             return False
         return stood_s > 0 or (len(pieces) > 1 and pieces[1].probability >= FOLLOWING_PROBABILITY)
 
     def _needed_s(self, tokens_behind: int, eager: bool) -> float:
-        """Return the seconds for which a word with `tokens_behind` tokens after it must have stood."""
+        """Return the seconds for which a word with `tokens_behind` tokens after it has to stay before it is sent."""
         if tokens_behind < self._profile.rollback_tokens:
             return math.inf
         return self._profile.first_agreement_s if eager else self._profile.agreement_s
 
 
 def end_of(sent: Sequence[HypothesisWord], final: Sequence[HypothesisWord]) -> int:
-    """Return the index in `final` of the first word after those in `sent`. `final` is another reading of the same audio
-    and of the audio that follows, so the words are aligned by similarity, ignoring case and punctuation.
+    """Return the index in `final` of the first word that follows the words in `sent`. `final` is a new decode of the
+    same audio and of the audio after it, so its words may differ. They are aligned by similarity, ignoring case and
+    punctuation.
     """
     sent_words, final_words = [bare_word(p.text) for p in sent], [bare_word(p.text) for p in final]
     if sent_words == final_words[: len(sent_words)]:
@@ -161,17 +161,17 @@ def end_of(sent: Sequence[HypothesisWord], final: Sequence[HypothesisWord]) -> i
 
 
 def shortened(final: Hypothesis, keep: int) -> Hypothesis:
-    """Return the hypothesis cut to its first `keep` words, pieces and word times alike. Its token counts and language
-    stay those of the whole.
+    """Return the hypothesis with only its first `keep` words, in both its pieces and its word times. Token counts and
+    language stay those of the whole hypothesis.
     """
     return replace(final, pieces=final.pieces[:keep], words=final.words[:keep])
 
 
 def words_before_cut(final: Hypothesis, sent: int, length_s: float) -> int:
-    """Return the number of words of its final after which a window is cut: at the widest gap that lies after the first
-    `sent` words, after 60 % of the window and before its last second. Without such a gap it is the number of all words.
+    """Return the number of words of `final` that stay before the cut of its window. The cut is at the widest gap after
+    the first `sent` words, after 60 % of the window and before its last second. Without such a gap, all words stay.
 
-    `length_s` is the window's length in seconds; word times count from its start.
+    `length_s` is the window's length in seconds. Word times count from its start.
     """
     words = final.words
     best, widest = 0, -1.0

@@ -1,7 +1,9 @@
-"""The transcripts of a session's turns, assembled from the hypotheses of its windows. Pure: hypotheses in, events out.
+"""Assembles the transcripts of a session's turns from the hypotheses of its windows. Pure: gets hypotheses, returns
+events.
 
-A turn may lie in several windows and a window may hold several turns. A window is finished when its final, or the part
-of it before a cut, was divided among its turns. A transcript is complete when all windows of its turn are finished.
+A turn may lie in several windows, and a window may hold several turns. A window is finished when the words of its final
+have been divided among its turns. If the window is cut, only the words before the cut count. A transcript is complete
+when all windows of its turn are finished.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABI
 from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded
 
-# A model recognizes words in half a second of humming with a probability of 0.1, and in speech with 0.5 and more.
+# Minimum probability of a word in a `TranscriptPartial`. The words that a model makes up for half a second of humming
+# have a probability of 0.1, words in speech 0.5 and more.
 LIKELY_PROBABILITY = 0.4
 
 
@@ -42,14 +45,14 @@ class _TurnText:
     prompt_tokens: int = 0
     # Tokens that the finals generated.
     completion_tokens: int = 0
-    # Why a window of the turn has no words, "" if none failed.
+    # The error of a window that failed, "" if none did.
     failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _FinishedWindow:
-    """The window finished last: the context of one that follows soon after. `words` are all words of its audio from the
-    sample `start` on, `context` the text before that.
+    """The window that was finished last. It is the context of a window that follows shortly. `words` are all words of
+    its audio from the sample `start` on, and `context` is the text before them.
     """
 
     id: int
@@ -58,13 +61,13 @@ class _FinishedWindow:
     context: str
 
 
-# A phrase of up to LOOP_WORDS words that is repeated LOOP_REPEATS times in a row is kept once: a model whose context
-# holds a loop continues it.
+# A phrase of up to LOOP_WORDS words that is repeated LOOP_REPEATS times in a row is kept only once, because a model
+# continues a loop that it finds in its context.
 LOOP_WORDS, LOOP_REPEATS = 8, 4
 
 
 class SpokenContext:
-    """The newest words of finished windows, up to `max_tokens` tokens. Empty if that is 0."""
+    """The newest words of finished windows, up to `max_tokens` tokens. It stays empty if `max_tokens` is 0."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -73,7 +76,7 @@ class SpokenContext:
 
     @property
     def text(self) -> str:
-        """The words in the model's spelling."""
+        """The words as one text, as the model wrote them."""
         return "".join(w.text for w in self._words)
 
     def limit(self, max_tokens: int) -> None:
@@ -82,7 +85,7 @@ class SpokenContext:
         self._trim()
 
     def add(self, words: Iterable[HypothesisWord]) -> None:
-        """Append words that were said after the present ones."""
+        """Append words that were said after those already in the context."""
         for word in words:
             self._words.append(word)
             self._num_tokens += _size(word)
@@ -90,7 +93,7 @@ class SpokenContext:
         self._trim()
 
     def _fold_loop(self) -> None:
-        """Keep one of LOOP_REPEATS equal phrases at the end of the words."""
+        """If the words end with LOOP_REPEATS equal phrases, keep only one of them."""
         words = [bare_word(w.text) for w in self._words][-LOOP_WORDS * LOOP_REPEATS :]
         for size in range(1, len(words) // LOOP_REPEATS + 1):
             tail = words[-size * LOOP_REPEATS :]
@@ -111,8 +114,8 @@ def _size(word: HypothesisWord) -> int:
 class Transcripts:
     """The incomplete transcripts of one session, and the words of the window that is being decoded.
 
-    Call `enter` first for each window, and pass the window that it returns to the other methods. `word_times`: deltas
-    and complete transcripts have word times, so the hypotheses must have them too.
+    Call `enter` first for each window, and pass the window that it returns to the other methods. With `word_times`,
+    deltas and complete transcripts have word times, and the hypotheses must have them too.
     """
 
     def __init__(self, profile: TranscriberProfile, *, word_times: bool) -> None:
@@ -134,20 +137,22 @@ class Transcripts:
 
     @property
     def context(self) -> str:
-        """The text before the audio of the window that was entered last; empty for models without text context."""
+        """The text before the audio of the window that was entered last. Empty for a model that takes no text as
+        context.
+        """
         return self._context if self._profile.context_tokens else ""
 
     def configure(self, profile: TranscriberProfile, *, word_times: bool) -> None:
-        """Apply a changed profile. It holds for the text of windows that are not entered yet."""
+        """Apply a changed profile. The window that was entered last keeps the old one."""
         self._profile, self._word_times = profile, word_times
         self._said.limit(profile.context_tokens)
 
     def enter(self, window: SpeechWindow) -> SpeechWindow:
-        """Begin the text of a window if it is new, and return the part of the window to decode.
+        """Begin the text of a window if the window is new, and return the part of the window to decode.
 
-        That part leaves out audio of unknown words: if the final of the window's context failed, the context's words
-        would be transcribed again, as words of this window. It also leaves out the context if the context's words take
-        more than half of the prefix, so that the window is not cut as soon as it has words.
+        That part has no context in two cases. If the final of the context failed, its words are unknown and would be
+        transcribed again, as words of this window. If the words of the context take more than half of the prefix, the
+        window would be cut as soon as it has words of its own.
         """
         if self._window_id != window.id:
             self._window_id, self._window_start = window.id, window.start
@@ -162,18 +167,18 @@ class Transcripts:
         return window.from_sample(self._window_start)
 
     def is_eager(self, window: SpeechWindow) -> bool:
-        """Whether no word of the window's newest turn was sent yet, so that its first words are urgent."""
+        """Whether no word of the window's newest turn was sent yet, which makes its first words urgent."""
         return window.spans[-1].first and self.window_text.untouched(window.spans[-1].turn)
 
     def offer(self, window: SpeechWindow, partial: Hypothesis) -> list[TranscriptDelta]:
-        """Take a partial of the window, and return the words of it that may be sent now, often none."""
+        """Process a partial of the window, and return deltas of the words that may now be sent, if any."""
         turns, end_s = window.word_turns(partial), window.end / SAMPLE_RATE_HZ
         sent = self.window_text.offer(partial, end_s, turns, self.is_eager(window))
         return self._deltas(sent, self._placed(window, partial))
 
     def likely_text(self, window: SpeechWindow, partial: Hypothesis) -> TranscriptPartial | None:
-        """Return the likely text of the window's newest turn: its sent words, and the likely words of a partial that is
-        not offered yet. None if the partial has no speech or its language is uncertain.
+        """Return the likely text of the window's newest turn: its sent words, followed by the likely words of a partial
+        that was not passed to `offer` yet. None if the partial has no speech or if its language is uncertain.
         """
         if not partial.is_speech or partial.language_probability < MIN_LANGUAGE_PROBABILITY:
             return None
@@ -192,13 +197,13 @@ class Transcripts:
         return (known + "".join(p.text for t, p in turn_pieces if t == turn)).strip()
 
     def finish(self, window: SpeechWindow, final: Hypothesis) -> list[TranscriptDelta]:
-        """Divide a window's final among its turns, and return the last deltas. The words of a final that was decoded
-        before the client asked for word times have none.
+        """Divide a window's final among its turns, and return the last deltas. A final that was decoded before the
+        client asked for word times yields words without times.
         """
         text = self.window_text
         sent, pieces = text.finish(final, window.word_turns(final))
         words = self._placed(window, final)
-        # Counted for the window's last turn, because one decode cannot be divided.
+        # The tokens count for the window's last turn, because those of one decode cannot be divided.
         last = self._turn(window.spans[-1].turn)
         last.prompt_tokens += final.prompt_tokens
         last.completion_tokens += final.completion_tokens
@@ -214,13 +219,13 @@ class Transcripts:
         return self._deltas(sent, words)
 
     def fail(self, window: SpeechWindow, error: Exception) -> None:
-        """Note that a part of the window's turns has no words. Each of them ends with TranscriptFailed."""
+        """Record that a window failed. The transcript of each of its turns ends with TranscriptFailed."""
         for span in window.spans:
             self._turn(span.turn).failure = str(error)
 
     def complete(self, ended: TurnEnded) -> TranscriptDone | TranscriptFailed:
-        """Return and forget the transcript of a turn whose windows are all finished. It is empty for a turn without a
-        window.
+        """Remove and return the transcript of a turn whose windows are all finished. The transcript of a turn without
+        windows is empty.
         """
         turn = self._turns.pop(ended.turn, _TurnText())
         if turn.failure:
@@ -238,19 +243,19 @@ class Transcripts:
         )
 
     def drop(self, turn: int) -> None:
-        """Forget the transcript of a turn, which the client has cleared."""
+        """Forget the transcript of a turn that the client has cleared."""
         self._turns.pop(turn, None)
 
     def _leaves_room(self, words: Sequence[HypothesisWord]) -> bool:
-        """Whether a window whose prefix begins with these words has room for as many more."""
+        """Whether these words take at most half of a window's prefix."""
         return 2 * sum(len(w.tokens) for w in words) <= self._profile.max_prefix_tokens
 
     def _turn(self, number: int) -> _TurnText:
         return self._turns.setdefault(number, _TurnText())
 
     def _placed(self, window: SpeechWindow, hypothesis: Hypothesis) -> dict[int, tuple[Word]]:
-        """Return the words of a hypothesis by the ids of its pieces, because equal pieces have different times. Times
-        are seconds of session audio. Empty if word times are off, or if the hypothesis has none.
+        """Return the timed words of a hypothesis, in a map whose key is the `id()` of each piece: equal pieces have
+        different times. Times are seconds of session audio. The map is empty without word times.
         """
         if not self._word_times or len(hypothesis.words) != len(hypothesis.pieces):
             return {}
@@ -261,7 +266,7 @@ class Transcripts:
         }
 
     def _deltas(self, sent: Sequence[TurnPiece], words: dict[int, tuple[Word]]) -> list[TranscriptDelta]:
-        """Return the deltas with these pieces, one for each of their turns, with the word times that are known."""
+        """Return the deltas for these pieces, one for each turn, with those word times that are known."""
         deltas = []
         for number, group in groupby(sent, key=itemgetter(0)):
             pieces = [piece for _, piece in group]

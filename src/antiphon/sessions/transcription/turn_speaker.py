@@ -1,4 +1,4 @@
-"""The speaker of each turn: the session's user, or another person near the microphone."""
+"""Finds out who speaks each turn: the session's user, or another person near the microphone."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from antiphon.turns.voices.primary_speaker import (
 
 log = logging.getLogger(__name__)
 
-# Seconds from the beginning of a turn that are judged.
+# Maximum seconds of a turn, from its beginning, that are judged.
 MAX_VOICE_S = 10.0
-# Bound: verdicts that were not fetched yet.
+# Maximum number of verdicts that are kept until they are fetched.
 MAX_VERDICTS = 64
 UNDECIDED = SpeakerVerdict(TurnSpeaker.UNDECIDED)
 
 
 class TurnSpeakers:
-    """Judges the turns of one session by their voices, in tasks concurrent with the listening.
+    """Judges the turns of one session by their voices, in tasks that run concurrently with the listening task.
 
-    - `model`: the speaker encoder; None: turns are not judged.
-    - `on_other`: awaited with an open turn, once its voice is found not to be the user's.
-    - `is_on`: whether turns are judged; for reading.
+    - `model`: the speaker encoder. If None, turns are not judged.
+    - `on_other`: awaited with the number of an open turn if its voice turns out not to be the user's.
+    - `is_on`: whether turns are judged. Read-only.
 
-    For one event loop. A failure of the encoder leaves a turn undecided, which counts as the user's.
+    For one event loop. If the encoder fails, the turn stays undecided, which counts as the user's voice.
     """
 
     def __init__(
@@ -50,17 +50,19 @@ class TurnSpeakers:
         self.is_on = False
         self._primary: PrimarySpeaker | None = None
         self._config: tuple[str, tuple[EnrolledVoice, ...]] = ("off", ())
-        # The open turn with its speech so far, and the number of early looks at it.
+        # The open turn with its speech so far, and the number of times that its voice was judged early.
         self._turn: tuple[int, Pcm] | None = None
         self._num_looks = 0
-        # The turn that an early look took for another voice, and the turn of each look in progress.
+        # The turn whose voice was judged early as another person's, and the turn of each early judgement in progress.
         self._other_turn: int | None = None
         self._looking: dict[object, int] = {}
         self._verdicts: dict[int, SpeakerVerdict] = {}
         self._pending: dict[int, anyio.Event] = {}
 
     def configure(self, config: TranscriptionConfig) -> None:
-        """Judge by this configuration. A learned voice is forgotten if the mode or the enrolled voices change."""
+        """Judge by this configuration from now on. A change of the mode or of the enrolled voices forgets a voice that
+        was learned.
+        """
         wanted = (config.primary_speaker, config.enrolled_voices)
         if self._model is None or wanted == self._config:
             return
@@ -70,7 +72,9 @@ class TurnSpeakers:
         self.is_on = self._primary is not None
 
     def follow(self, group: anyio.abc.TaskGroup) -> None:
-        """Look at the open turn, after audio was added. Early looks run in tasks of `group`."""
+        """Collect the speech of the open turn after audio was added, and judge its voice early if enough has arrived.
+        Early judgements run in tasks of `group`.
+        """
         if self._primary is None or self._model is None:
             return
         window = self._segmenter.window
@@ -91,7 +95,7 @@ class TurnSpeakers:
                 group.start_soon(self._look, self._primary, self._model, look, speech)
 
     def end_turn(self, turn: int, group: anyio.abc.TaskGroup) -> None:
-        """Judge a turn that has ended as a whole, in a task of `group`."""
+        """Judge the whole of a turn that has ended, in a task of `group`."""
         if self._primary is None or self._model is None or self._turn is None or self._turn[0] != turn:
             return
         _, speech = self._turn
@@ -100,30 +104,30 @@ class TurnSpeakers:
         group.start_soon(self._judge, self._primary, self._model, turn, speech[: int(MAX_VOICE_S * SAMPLE_RATE_HZ)])
 
     def is_looked_at(self, turn: int) -> bool:
-        """Whether an early look may still find that an open turn is another person's voice."""
+        """Whether an early judgement in progress may still find that this turn is another person's voice."""
         if turn in self._looking.values():
             return True
         known = self._primary is not None and self._primary.knows_user
         return known and self._turn is not None and self._turn[0] == turn and self._num_looks < len(EARLY_LOOKS_S)
 
     def seems_other(self, turn: int) -> bool:
-        """Whether an early look has taken a turn for another person's voice."""
+        """Whether an early judgement has taken this turn for another person's voice."""
         return turn == self._other_turn
 
     async def verdict(self, turn: int) -> SpeakerVerdict:
-        """Return whose voice an ended turn was. Waits for the judgement, and forgets it."""
+        """Remove and return the verdict on the voice of a turn that has ended. Waits for the judgement."""
         if pending := self._pending.get(turn):
             await pending.wait()
             self._pending.pop(turn, None)
         return self._verdicts.pop(turn, UNDECIDED)
 
     def forget(self, turn: int) -> None:
-        """Drop the verdict on a turn, which will not be fetched."""
+        """Drop the verdict on a turn. For a verdict that will not be fetched."""
         self._pending.pop(turn, None)
         self._verdicts.pop(turn, None)
 
     def clear(self) -> None:
-        """Drop the speech of the open turn. The next turn has the same number."""
+        """Drop the speech of the open turn. The next turn will have the same number."""
         self._turn, self._num_looks, self._other_turn = None, 0, None
         self._looking.clear()
 
@@ -134,7 +138,7 @@ class TurnSpeakers:
             log.info("a voice was not judged: %s", error)
             self._looking.pop(look, None)
             return
-        # None if the audio was cleared meanwhile.
+        # None if the client has cleared the audio meanwhile.
         turn = self._looking.pop(look, None)
         if turn is not None and primary.judge(vector, len(speech) / SAMPLE_RATE_HZ).is_other:
             self._other_turn = turn

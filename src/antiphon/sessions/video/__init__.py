@@ -1,1 +1,1 @@
-"""Video sessions: they take frames, audio and questions, and return answers."""
+"""Video sessions, which take frames, audio and questions, and return answers."""

@@ -1,8 +1,8 @@
 """One live video session: it takes frames, audio and questions, and returns answers.
 
-One task handles the commands in order. Frames go to the video model as they arrive. A question is answered from the
-frames kept at that time, and cuts off the previous answer. Each answer has its own task, so that frames are handled
-meanwhile.
+One task handles the commands in order. Frames go to the video model as they arrive. A question cuts off the previous
+answer, and is answered from the frames that are kept at that time. Each answer has its own task, so that frames are
+handled meanwhile.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ from antiphon.vision.images import MAX_FRAME_PIXELS, EncodedImage
 
 log = logging.getLogger(__name__)
 
-# Bounds: waiting commands, and their bytes. When one is reached, `put` waits and the socket is not read.
+# Maximum number of waiting commands, and of their bytes. When a maximum is reached, `put` waits, so that the socket is
+# not read.
 MAX_WAITING, MAX_WAITING_BYTES = 32, 16 << 20
-# Maximum of audio that may wait for a question: 4 MiB as PCM16, 131 s. More is an error, and drops all of it.
+# Maximum samples of audio that wait for a question: 4 MiB as PCM16, 131 s. More audio is an error and drops all of it.
 MAX_AUDIO_SAMPLES = (4 << 20) // 2
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
 EmitVideo = Callable[[VideoEvent], Awaitable[None]]
@@ -65,7 +66,7 @@ EmitVideo = Callable[[VideoEvent], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class KeptFrame:
-    """A frame that questions may be answered from.
+    """A frame that may be used to answer questions.
 
     - `number`: the frame's number for the video model, counted from 0 over the kept frames.
     - `at_s`: its time in seconds since the session's first frame.
@@ -80,7 +81,7 @@ class KeptFrame:
 
 
 class VideoTime:
-    """The time of one session in seconds, from its first frame on. `now_s` is the time of the latest frame.
+    """The time of one session, in seconds since its first frame. `now_s` is the time of the latest frame.
 
     `clock` returns monotonic seconds.
     """
@@ -94,8 +95,8 @@ class VideoTime:
         self.now_s = 0.0
 
     def frame(self, info: FrameInfo) -> float:
-        """Return the time of a frame that has just arrived: by the client's timestamps, else by its arrival. Advances
-        `now_s` to it, never back.
+        """Return the time of a frame that has just arrived: by the client's timestamp if it has one, else by its
+        arrival. Advances `now_s` to that time, never back.
         """
         self._frame_came_s = now_s = self._clock()
         if self._first_frame_s is None:
@@ -108,23 +109,23 @@ class VideoTime:
         return at_s
 
     def sound(self, num_samples: int) -> float:
-        """Return when audio that has just arrived began: now minus its length, but not before the newest frame.
+        """Return the start time of audio that has just arrived: now minus its length, but not before the newest frame.
 
-        So audio and frames of a file that are sent in the order of their times get the right times.
+        So the audio and the frames of a file get the right times if they are sent in the order of their times.
         """
         since_frame_s = 0.0 if self._first_frame_s is None else self._clock() - self._frame_came_s
         return self.now_s + max(0.0, since_frame_s - num_samples / SAMPLE_RATE_HZ)
 
 
 class QuestionSound:
-    """The audio since the last question. `num_samples`: its length; `at_s`: its start. Bound: MAX_AUDIO_SAMPLES."""
+    """The audio since the last question, at most MAX_AUDIO_SAMPLES. `num_samples` is its length, `at_s` its start."""
 
     def __init__(self) -> None:
         self._audio: list[Pcm] = []
         self.num_samples, self.at_s = 0, 0.0
 
     def append(self, pcm: Pcm, time: VideoTime) -> float:
-        """Append audio that has just arrived, and return its start. All but the first chunk follow the previous one."""
+        """Append audio that has just arrived, and return its start time. Each chunk continues the previous one."""
         if not self._audio:
             self.at_s = time.sound(len(pcm))
         at_s = self.at_s + self.num_samples / SAMPLE_RATE_HZ
@@ -133,19 +134,19 @@ class QuestionSound:
         return at_s
 
     def take(self) -> Pcm | None:
-        """Remove and return all of the audio, None if there is none."""
+        """Remove and return all of the audio, or None if there is none."""
         pcm = np.concatenate(self._audio) if self._audio else None
         self._audio, self.num_samples = [], 0
         return pcm
 
 
 class VideoSession:
-    """One client's video session: `put` gives it commands, `run` handles them until it ends.
+    """One client's video session. `put` queues its commands, and `run` handles them until the session ends.
 
-    `video_model` belongs to the caller. `emit` is awaited with every event, in order, and may hold the session back.
+    The caller owns `video_model`. `emit` is awaited with every event, in order, and the session waits until it returns.
     `new_id` makes an id with a prefix. `measure` is called with "first_video_text" and the seconds from a question to
-    its first text. `owner` is the owner of the session, see `VideoModel.open`. `clock` returns monotonic seconds.
-    Everything runs in one event loop.
+    the first text of its answer. `owner` is the owner of the session, see `VideoModel.open`. `clock` returns monotonic
+    seconds. Everything runs in one event loop.
 
     `num_frames` counts the frames that were handled, `num_kept` those that were kept.
     """
@@ -198,7 +199,7 @@ class VideoSession:
 
     async def settled(self) -> None:
         """Wait until all commands that were put are handled and the video model has processed the frames, for example
-        read the text on them; or until the session has ended. For files, which do not arrive in real time.
+        has read the text on them. Also returns if the session ends. For files, which do not arrive in real time.
         """
         async with anyio.create_task_group() as group:
             group.start_soon(self._settle, group.cancel_scope)
@@ -214,7 +215,7 @@ class VideoSession:
         done.cancel()
 
     def close(self) -> None:
-        """End the input: `run` handles the waiting commands and returns. An answer under way is cut off."""
+        """End the input. `run` then handles the waiting commands and returns. An answer under way is cut off."""
         self._send.close()
 
     @property
@@ -224,15 +225,13 @@ class VideoSession:
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is under way. A question that waits in the queue does not count, as its answer has not
-        begun.
-        """
+        """True if no answer is under way. The answer to a question that waits in the queue has not begun."""
         return self._answered.is_set()
 
     async def run(self) -> None:
-        """Handle commands until FinishVideo, which ends with VideoEnded, or until the session is closed.
+        """Handle commands until FinishVideo, after which VideoEnded is emitted, or until the session is closed.
 
-        Failures of a frame or an answer are events. Raises Refused if the video model has no room for a session.
+        If a frame or an answer fails, an event reports it. Raises Refused if the video model has no room for a session.
         """
         try:
             await self._run()
@@ -278,7 +277,7 @@ class VideoSession:
     # --- frames and audio ---------------------------------------------------------------------------------------------
 
     async def _append_frame(self, file: bytes, info: FrameInfo) -> None:
-        """Keep a frame, unless the filter drops it or it is not an image, and report the result."""
+        """Keep a frame, unless the filter drops it or it is not an image. Reports whether it was kept."""
         assert self._stream
         image = EncodedImage(file, MAX_FRAME_PIXELS)
         self.num_frames += 1
@@ -305,7 +304,7 @@ class VideoSession:
         await self._emit(FrameReceived(info, True, len(self._kept), None, dropped))
 
     def _forget(self) -> None:
-        """Drop frames older than `max_memory_s`, and have the model forget all that it saw before."""
+        """Drop frames older than `max_memory_s`, and have the model forget everything before that time."""
         assert self._stream
         if self._config.max_memory_s is not None:
             before_s = self._time.now_s - self._config.max_memory_s
@@ -325,7 +324,7 @@ class VideoSession:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _sampled(self) -> list[KeptFrame]:
-        """Return the frames for the answer to a question that is asked now."""
+        """Return the frames from which a question that is asked now would be answered."""
         kept = list(self._kept)
         return [kept[i] for i in sample_frames(len(kept), self._config.num_frames)]
 
@@ -336,7 +335,7 @@ class VideoSession:
         return VideoQuestion(text, self._time.now_s, numbers, self._sound.take(), self._sound.at_s), infos
 
     async def _interrupt(self) -> None:
-        """Cancel the answer under way, and wait until it has ended: none of its events follow."""
+        """Cancel the answer under way, and wait until it has ended. None of its events follow."""
         self._answering.cancel()
         await self._answered.wait()
 
@@ -375,7 +374,7 @@ class VideoSession:
                                 "completion_tokens": chunk.completion_tokens,
                             }
                         case _:
-                            # A tool call, although no tools were offered.
+                            # Ignores a tool call, because no tools were offered.
                             continue
         except FAILURES as error:
             log.error("a question about a video failed: %s", error)

@@ -1,1 +1,1 @@
-"""Speaker recognition: whose voice a turn is."""
+"""Speaker recognition, which finds out whose voice a turn is."""

@@ -1,5 +1,5 @@
-"""Extracts the speech from a user's enrolment recording, and makes noisy copies of it, so that the user's voice is also
-recognized in noise. Pure.
+"""Extracts the speech from a user's enrolment recording, and makes noisy copies of it, so that the user's voice is
+recognized in noise too. Pure.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
-# White, pink and brown noise: decrease per octave in dB, and level relative to the speech.
+# The decreases of white, pink and brown noise in dB per octave, and the noise's level in dB relative to the speech.
 SLOPES_DB, NOISE_DB = (0, 3, 6), -10.0
-# Noise has a flat spectrum below this.
+# Frequency below which the spectrum of the noise is flat.
 LOWEST_HZ = 50.0
 FRAME_SAMPLES = SAMPLE_RATE_HZ // 100
-# Less speech than MIN_SPEECH_S does not enrol a user; of more than MAX_SPEECH_S the beginning counts.
+# Seconds of speech in an enrolment. A recording with less than MIN_SPEECH_S is refused. Of a longer one, the first
+# MAX_SPEECH_S count.
 MIN_SPEECH_S, MAX_SPEECH_S = 3.0, 20.0
-# The minimum probability of a frame of speech. MARGIN_FRAMES around it are kept too, for the edges of words.
+# A frame with at least the probability SPEECH_FROM is speech. MARGIN_FRAMES frames before and after it are kept too,
+# for the edges of words.
 SPEECH_FROM, MARGIN_FRAMES = 0.5, 3
 
 
 def speech_of(pcm: Pcm, probabilities: Sequence[float], frame_samples: int) -> Pcm:
-    """Return the speech of a recording, without its pauses, at most MAX_SPEECH_S. `probabilities`: of speech, one for
-    each frame of `frame_samples`.
+    """Return the speech of a recording without its pauses, at most MAX_SPEECH_S. `probabilities` has the speech
+    probability of each frame of `frame_samples`.
     """
     found = np.asarray(probabilities) >= SPEECH_FROM
     near = np.convolve(found, np.ones(2 * MARGIN_FRAMES + 1), "same")[: len(found)] > 0 if len(found) else found
@@ -34,9 +36,10 @@ def speech_of(pcm: Pcm, probabilities: Sequence[float], frame_samples: int) -> P
 def enrolment_takes(pcm: Pcm) -> tuple[Pcm, ...]:
     """Return a recording of the user, and three copies with synthetic white, pink and brown noise.
 
-    A voice in noise is far from the same voice in quiet. With the vectors of all takes enrolled, noise costs far fewer
-    of the user's turns (docs/design/turns.md). pcm: float32 [num_samples], mono, 16 kHz: a few seconds of speech at
-    best. The same recording gives the same takes. For silence, returns only the recording.
+    The vector of a voice in noise is far from that of the same voice in quiet. If the vectors of all takes are
+    enrolled, noise makes the server lose far fewer of the user's turns (docs/design/turns.md). `pcm` is float32
+    [num_samples], mono, 16 kHz, and should be a few seconds of speech. The same recording gives the same takes. For
+    silence, returns only the recording.
     """
     level = _speech_rms(pcm) * 10 ** (NOISE_DB / 20)
     if not level:
@@ -46,7 +49,7 @@ def enrolment_takes(pcm: Pcm) -> tuple[Pcm, ...]:
 
 
 def _speech_rms(pcm: Pcm) -> float:
-    """Return the RMS level of the loud parts: those at most 20 dB below the loudest 10 ms. 0 for an empty recording."""
+    """Return the RMS level of the parts that are at most 20 dB below the loudest 10 ms. 0 for an empty recording."""
     frames = pcm[: len(pcm) // FRAME_SAMPLES * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
     power = (frames**2).mean(1)
     return float(np.sqrt(power[power >= power.max() / 100].mean())) if len(power) else 0.0

@@ -16,28 +16,28 @@ from antiphon.audio import Pcm
 from antiphon.contracts.speaker import SpeakerProfile
 from antiphon.events.transcription import EnrolledVoice, PrimarySpeakerMode
 
-# Seconds of speech after which an open turn may be judged, as an interruption has to be. The second look is the more
-# reliable one.
+# Seconds of speech after which an open turn is judged, because an interruption cannot wait for the end of its turn. The
+# second judgement is more reliable.
 EARLY_LOOKS_S = (0.6, 1.0)
-# A turn that is too short to be judged by itself is another speaker's if it follows another speaker's turn and is
-# nearer to that voice than to the user's by NEARER: a pause has cut it off. Turns shorter than SHORTEST_S have no
-# voice.
+# A turn that is too short to be judged alone is another speaker's if it follows another speaker's turn, and if its
+# similarity to that voice exceeds its similarity to the user's voice by NEARER. A pause has then cut it off from that
+# turn. Turns shorter than SHORTEST_S have no voice.
 NEARER, SHORTEST_S = 0.1, 0.2
-# Once the user is known, shorter turns are judged, but nothing is learned from them.
+# Seconds of speech below which nothing is learned from a turn once the user is known. It is judged all the same.
 MIN_LEARN_S = 1.0
-# A voice's past counts as at most MAX_MEMORY_S seconds, so that the voice of a long conversation is still followed.
+# The past of a voice counts as at most MAX_MEMORY_S seconds, so that its model still changes in a long conversation.
 MAX_MEMORY_S = 30.0
-# A turn counts as at most MAX_TURN_S seconds, so that no single one outweighs several.
+# A turn counts as at most MAX_TURN_S seconds, so that a single turn does not outweigh several.
 MAX_TURN_S = 5.0
-# A voice is accepted as the user's after SURE_TURNS turns. Until then no turn is ignored: the first one may have been a
-# television's, or a cough.
+# A voice is accepted as the user's after SURE_TURNS turns. Until then no turn is ignored, because the first turn may
+# have been a television or a cough.
 SURE_TURNS = 2
-# Until then, another voice with TAKEOVER_TURNS turns in a row replaces the first one.
+# Until then, another voice replaces the first one if it has TAKEOVER_TURNS turns in a row.
 TAKEOVER_TURNS = 3
 
 
 class TurnSpeaker(Enum):
-    """Who said a turn. UNDECIDED counts as the user: losing a user's turn costs more than answering one too many."""
+    """Who said a turn. UNDECIDED counts as the user, because ignoring the user is worse than answering someone else."""
 
     USER = "user"
     OTHER = "other"
@@ -46,7 +46,7 @@ class TurnSpeaker(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpeakerVerdict:
-    """Who said a turn, and the deciding similarity, in [-1, 1]; None if there was no voice to compare with."""
+    """Who said a turn, and the similarity that decided it, in [-1, 1], or None without a voice to compare with."""
 
     speaker: TurnSpeaker
     similarity: float | None = None
@@ -59,7 +59,7 @@ class SpeakerVerdict:
 
 @dataclass(slots=True)
 class _Voice:
-    """A voice as the mean of its turns' vectors, weighted by their seconds. `mean` float32 [size], length 1."""
+    """A voice: the mean of its turns' vectors, weighted by their seconds. `mean` is float32 [size], with length 1."""
 
     mean: Pcm
     heard_s: float
@@ -75,30 +75,30 @@ class _Voice:
     def learn(self, vector: Pcm, speech_s: float) -> None:
         """Move the mean towards a turn's vector, by the turn's share of the seconds."""
         mean = self.heard_s * self.mean + speech_s * vector
-        # Opposite vectors have no mean; the voice stays unchanged.
+        # Opposite vectors have no mean, so the voice stays unchanged.
         if (length := float(np.linalg.norm(mean))) > 0:
             self.mean = np.asarray(mean / length, np.float32)
         self.heard_s = min(MAX_MEMORY_S, self.heard_s + speech_s)
         self.num_turns += 1
 
 
-# Precedence of the verdicts of several enrolled voices.
+# If the verdicts of several enrolled voices differ, the first of them in this order counts.
 _ORDER = (TurnSpeaker.USER, TurnSpeaker.UNDECIDED, TurnSpeaker.OTHER)
 
 
 class PrimarySpeaker:
     """Tracks the user's voice in one conversation.
 
-    Call `judge` early within a turn that may interrupt, and `heard` once for each turn that is over. In the mode `off`
-    every verdict is UNDECIDED, and no vectors are needed.
+    Call `judge` early in a turn that may interrupt a response, and `heard` once for each turn that is over. In the mode
+    `off`, every verdict is UNDECIDED, and no vectors are needed.
     """
 
     def __init__(
         self, mode: PrimarySpeakerMode, profile: SpeakerProfile, enrolled: Sequence[EnrolledVoice] = ()
     ) -> None:
-        """`profile`: of the encoder that makes all vectors. `enrolled`: the user's voices, in the mode `enrolled`;
-        several may belong to one person, such as recordings in several rooms. Raises ValueError if that mode has none,
-        if another mode has some, or if one has another size.
+        """`profile` is that of the encoder that makes all vectors. `enrolled` are the user's voices in the mode
+        `enrolled`. Several may belong to one person, for example recordings in several rooms. Raises ValueError if this
+        mode has no enrolled voices, if another mode has some, or if a voice's vector has the wrong size.
         """
         if (mode == "enrolled") != bool(enrolled):
             raise ValueError("the mode `enrolled` needs a voice, and the others take none")
@@ -108,10 +108,10 @@ class PrimarySpeaker:
             )
         self.mode = mode
         self._profile = profile
-        # The user's voice, as heard and with noise added, or all enrolled voices.
+        # The user's voice, both as it was heard and with added noise, or all enrolled voices.
         self._users = [_Voice(voice.vector, voice.speech_s) for voice in enrolled]
         self._num_turns = SURE_TURNS if enrolled else 0
-        # The other voice heard last, while the first may still turn out to be the wrong one.
+        # The last voice that was not taken for the user's, while the user's voice is not certain yet.
         self._rival: _Voice | None = None
         # The vector of the previous turn, if that was another speaker's.
         self._other_before: Pcm | None = None
@@ -122,11 +122,12 @@ class PrimarySpeaker:
         return self._num_turns >= SURE_TURNS
 
     def judge(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
-        """Return whose voice a vector is, of a whole turn or of its beginning. Learns nothing.
+        """Return whose voice a vector is. It may be from a whole turn or from its beginning. Learns nothing.
 
-        `vector`: float32 [profile.size], length 1. `speech_s`: the seconds of speech that it was made from. Without a
-        voice to compare with, the verdict is UNDECIDED, and before `knows_user` it is never OTHER. With less than
-        `profile.least_s` of speech it is never USER, and OTHER only after a turn of another voice that it is nearer to.
+        `vector`: float32 [profile.size], length 1. `speech_s`: the seconds of speech from which it was made. Without a
+        voice to compare with, the verdict is UNDECIDED. While `knows_user` is false, it is never OTHER. With less than
+        `profile.least_s` of speech it is never USER, and it is OTHER only after a turn of another voice, if the vector
+        is nearer to that voice.
         """
         verdict = self._compared(vector, speech_s)
         if verdict.speaker is TurnSpeaker.OTHER and not self.knows_user:
@@ -136,13 +137,14 @@ class PrimarySpeaker:
     def heard(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm] = ()) -> SpeakerVerdict:
         """Judge a turn that is over, see `judge`, and in the mode `auto` learn from it.
 
-        `takes`: the vectors of the turn's `enrolment_takes` (`turns/voices/enrolment.py`) with synthetic noise, which
-        let the user be recognized if noise begins later. They are needed while `knows_user` is false; later ones are
-        used too.
+        `takes`: the vectors of the turn's `enrolment_takes` (`turns/voices/enrolment.py`) with synthetic noise. They
+        let the user be recognized if noise begins later. They are needed while `knows_user` is false, but used later
+        too.
 
-        The first turn is assumed to be the user's, and so are later turns that may have the same voice, until
-        SURE_TURNS have been heard. Until then another voice with TAKEOVER_TURNS turns in a row replaces it. From then
-        on, turns of MIN_LEARN_S that surely have the same voice move it, by less and less as more is heard.
+        The first turn is assumed to be the user's. Until SURE_TURNS turns of this voice were heard, a later turn that
+        may have the same voice counts as well, and another voice with TAKEOVER_TURNS turns in a row replaces the voice.
+        After that, a turn of MIN_LEARN_S that surely has the same voice moves the voice, by less the more was heard of
+        it.
         """
         verdict = self.judge(vector, speech_s)
         if not verdict.is_other:
@@ -168,7 +170,7 @@ class PrimarySpeaker:
             self._users, self._num_turns, self._rival, self._other_before = [], 0, None, None
 
     def _compared(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
-        """Return the best verdict over the user's voices, even if little is known of them."""
+        """Return the best verdict over the user's voices, even if little was heard of them."""
         if self.mode == "off" or not self._users:
             return SpeakerVerdict(TurnSpeaker.UNDECIDED)
         if speech_s < self._profile.least_s:
@@ -184,7 +186,9 @@ class PrimarySpeaker:
         return SpeakerVerdict(TurnSpeaker.OTHER if is_other else TurnSpeaker.UNDECIDED, similarity)
 
     def _learn(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm]) -> None:
-        """Move the nearest of the user's voices, and the noisy ones if `takes` has as many vectors."""
+        """Move the nearest of the user's voices towards the vector, and the noisy voices towards `takes`, if their
+        numbers match.
+        """
         max(self._users, key=lambda user: float(user.mean @ vector)).learn(vector, speech_s)
         if len(takes) == len(self._users) - 1:
             for user, take in zip(self._users[1:], takes, strict=True):
@@ -193,7 +197,7 @@ class PrimarySpeaker:
         self._rival = None
 
     def _challenge(self, vector: Pcm, speech_s: float) -> None:
-        """Count a turn of another voice than the first one. With TAKEOVER_TURNS turns it replaces the first one."""
+        """Count a turn of a voice other than the first. After TAKEOVER_TURNS turns it replaces the first voice."""
         if self._rival is None or self._rival.judge(vector, speech_s, self._profile).speaker is TurnSpeaker.OTHER:
             self._rival = _Voice(vector, speech_s)
             return

@@ -1,6 +1,7 @@
 """The generation of a response: the request to the model, and the chunks that the model returns.
 
-A response task reads from a `ResponseSource`: the answer to a request, or a native model that began to speak by itself.
+A response task reads from a `ResponseSource`, which is the answer to a request or a turn that a native model began by
+itself.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ ResponseRequest = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
 
 
 def wants_audio(config: ConversationConfig, profile: ConversationProfile, command: CreateResponse) -> bool:
-    """Return whether the response is to be spoken: the command, or else the configuration, asks for audio, and the
-    model has a voice.
+    """Return whether the response is to be spoken, which it is if the command asks for audio and the model has a voice.
+    If the command does not specify this, the configuration does.
     """
     return (config.audio_output if command.audio_output is None else command.audio_output) and bool(profile.voices)
 
@@ -51,9 +52,9 @@ def request_for(
 ) -> ResponseRequest:
     """Return the request to the model for one response. The configuration supplies the fields that `command` omits.
 
-    The messages come from the command's items, else from `items`, else from the history. `voice` is matched without
-    regard to case; an unknown name becomes the model's default voice. Raises RemoteProtocolError if the command refers
-    to an item that is not in the history.
+    The messages come from the command's items, else from `items`, else from the history. The case of `voice` does not
+    matter, and an unknown name selects the model's default voice. Raises RemoteProtocolError if the command refers to
+    an item that is not in the history.
     """
     if command.items is not None:
         items = [history.get(i) if isinstance(i, str) else i for i in command.items]
@@ -76,9 +77,9 @@ def request_for(
 
 
 class ResponseSource(Protocol):
-    """The source of a response's chunks: the answer to a request, or a native model that began to speak.
+    """The source of a response's chunks: the answer to a request, or a turn that a native model began by itself.
 
-    Its one reader calls `drop` when it has finished, however it finished.
+    It has one reader, which calls `drop` at the end, even after an error.
     """
 
     def stream(self) -> AsyncGenerator[ResponseChunk, None]:
@@ -88,8 +89,8 @@ class ResponseSource(Protocol):
         ...
 
     async def drop(self) -> None:
-        """Stop reading, and end the response if it has not ended. May be called after the stream is exhausted. Whether
-        it waits for the end depends on the source.
+        """Stop reading, and end the response if it has not ended. May be called after the stream is exhausted. Some
+        sources wait for the end of the response, others do not.
         """
         ...
 
@@ -97,8 +98,8 @@ class ResponseSource(Protocol):
 class ResponseGeneration:
     """The generation of one response by a conversation model, in its own task: run `run` in a task group.
 
-    It may begin before the response is requested. `request` keeps `messages`, `options` and `voice`, the arguments of
-    `ConversationStream.respond`, so that a later request can be compared with it. The model waits while 64 chunks are
+    It may begin before the response is requested. `request` consists of `messages`, `options` and `voice`, the
+    arguments of `ConversationStream.respond`, and is compared with a later request. The model waits while 64 chunks are
     unread.
     """
 
@@ -115,12 +116,12 @@ class ResponseGeneration:
         self._scope = anyio.CancelScope()
         self._failure: Exception | None = None
         self._ended = anyio.Event()
-        # Tokens so far: one for each piece of text; once the model has finished, its own count.
+        # Number of tokens so far: one for each piece of text, replaced by the model's own count when it has finished.
         self.num_tokens = 0
 
     async def run(self) -> None:
-        """Generate until the model has finished, or until `cancel`. Failures of the model are kept for `stream` to
-        raise, so that they do not end the session's task group.
+        """Generate until the model has finished, or until `cancel` is called. A failure of the model is kept and raised
+        by `stream`, so that it does not end the session's task group.
         """
         try:
             with self._scope:
@@ -138,7 +139,7 @@ class ResponseGeneration:
             self._ended.set()
 
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Yield the model's chunks in order, waiting for each; for one reader. Raises the model's error (Refused,
+        """Yield the model's chunks in order, waiting for each. For one reader. Raises the model's error (Refused,
         ModelError, EngineError or RemoteProtocolError) after its last chunk. Ends without an error if cancelled.
         """
         async for chunk in self._receive:
@@ -147,8 +148,8 @@ class ResponseGeneration:
             raise self._failure
 
     async def drop(self) -> None:
-        """Cancel the generation and wait for its end, also when the caller is cancelled. The model's stream is free for
-        another response afterwards. `run` must have been started.
+        """Cancel the generation and wait for its end, even if the caller is cancelled. After that, the model's stream
+        is free for another response. `run` must have been started.
         """
         self.cancel()
         with anyio.CancelScope(shield=True):
@@ -157,8 +158,8 @@ class ResponseGeneration:
 
     @property
     def cancelled(self) -> bool:
-        """Whether `cancel` or `drop` was called, after which the generation may be incomplete. True even if the
-        generation had finished before.
+        """Whether `cancel` or `drop` was called, so that the generation may be incomplete. True even if the generation
+        had finished before the call.
         """
         return self._scope.cancel_called
 

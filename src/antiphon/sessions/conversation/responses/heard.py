@@ -1,4 +1,4 @@
-"""Playback of a conversation's responses: how much is still to be played, and the history cut to the part heard."""
+"""Tracks the playback of a conversation's responses, and cuts the history to the part that was heard."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ class HearsEcho(Protocol):
     """A listener that does not take the expected echo of the responses for speech."""
 
     def expect_echo(self, pcm: Pcm) -> None:
-        """Expect float32 audio [num_samples] at 16 kHz, which is about to be sent, after the audio expected already."""
+        """Expect the echo of audio that is about to be sent: float32 [num_samples], 16 kHz. It plays after all audio
+        that was passed to this method before.
+        """
         ...
 
     def expect_silence(self) -> None:
-        """Expect no more echo: audio that was not played by now never will be."""
+        """Expect no more echo, because audio that was not played by now never will be."""
         ...
 
 
 class HeardResponses:
-    """Tracks one conversation's response audio from when it is sent, and cuts the history to the part that was heard.
+    """Tracks the audio of one conversation's responses after it is sent, and cuts the history to the part that was
+    heard.
 
-    - `playback`: plays the responses, or tracks their playback; None: nothing reports what was heard, and the client
-      truncates items itself.
-    - `left_s`: returns the seconds of sent audio still to be played, if a better source than the clock exists.
+    - `playback`: plays the responses, or tracks their playback. If None, it is unknown how much was heard, and the
+      client truncates items itself.
+    - `left_s`: returns the seconds of sent audio that are still to be played. Pass it if a better source than the clock
+      exists.
     """
 
     def __init__(
@@ -55,16 +59,16 @@ class HeardResponses:
         self._clock = PlaybackClock(context.clock)
         # Whether playback is paused because of speech over the response.
         self._is_held = False
-        # The item whose audio is being sent, and the resampler of its audio to the listener's rate.
+        # The id of the item whose audio is being sent, and the resampler that converts it to the listener's rate.
         self._said: tuple[str, Resampler] | None = None
-        # Ids of the responses under way, and truncations of their items (milliseconds heard), applied once they are
-        # closed.
+        # The ids of the responses under way, and the truncations of their items to the milliseconds heard. A truncation
+        # is applied when the response is closed.
         self._under_way: set[str] = set()
         self._truncations: list[tuple[ContentPosition, int]] = []
 
     @property
     def clock_left_s(self) -> float:
-        """Seconds of sent audio that, by the clock, are still to be played; 0 if none are."""
+        """Seconds of sent audio that are still to be played, by the clock. 0 if everything was played."""
         return self._clock.left_s
 
     @property
@@ -78,8 +82,8 @@ class HeardResponses:
         return self.left_s > RESPONSE_TAIL_S
 
     def add(self, audio: ResponseAudioDelta) -> None:
-        """Count audio that is about to be sent, which plays after all audio sent before it, and have the listener
-        expect its echo. A new item begins with a fresh resampler.
+        """Count audio that is about to be sent, and have the listener expect its echo. The audio plays after all audio
+        that was sent before it. A new item begins with a fresh resampler.
         """
         self._clock.add(len(audio.pcm) / audio.rate_hz)
         if self._said is None or self._said[0] != audio.at.item_id:
@@ -87,8 +91,9 @@ class HeardResponses:
         self._listener.expect_echo(self._said[1].feed(audio.pcm))
 
     async def hold(self, held: bool, *, reports: bool) -> None:
-        """Pause or resume the playback of responses, because of speech over them. `reports`: a client that plays by
-        itself gets a PlaybackHoldChanged. A no-op if the state does not change. `silence` ends a hold.
+        """Pause (`held`) or resume the playback of responses, because of speech over them. With `reports`, a client
+        that plays the audio itself gets a PlaybackHoldChanged. A no-op if the state does not change. `silence` ends a
+        hold.
         """
         if held == self._is_held:
             return
@@ -101,9 +106,9 @@ class HeardResponses:
             await self._emit(PlaybackHoldChanged(held))
 
     async def silence(self) -> None:
-        """Stop playback of all responses and report a `PlaybackCleared` for each that was cut off.
+        """Stop playback of all responses, and report a `PlaybackCleared` for each response that was cut off.
 
-        The history is cut to the part that was heard, see `truncate`. Without a `playback` nothing is cut.
+        The history is cut to the part that was heard, see `truncate`. Without a `playback`, nothing is cut.
         """
         self._clock.stop()
         self._listener.expect_silence()
@@ -114,7 +119,7 @@ class HeardResponses:
             await self.truncate([c for c in stopped if c[0].response_id == response_id])
 
     async def truncate_as_asked(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        """Truncate an item to the part that the client has played; the client plays nothing more. Raises the
+        """Truncate an item to the part that the client has played, after the client has stopped playback. Raises the
         RemoteProtocolError of `ConversationHistory.truncate`.
         """
         kept_ms = self._history.truncate(item_id, content_index, audio_end_ms)
@@ -123,8 +128,8 @@ class HeardResponses:
         await self._emit(ItemTruncated(item_id, content_index, kept_ms))
 
     async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
-        """Truncate each item to the milliseconds that were heard, and report an `ItemTruncated` for each. Items of a
-        response under way are truncated once it is closed. Items that were deleted meanwhile are skipped.
+        """Truncate each item to the milliseconds that were heard, and report an `ItemTruncated` for each. The items of
+        a response under way are truncated when it is closed. Items that were deleted meanwhile are skipped.
         """
         self._truncations += heard
         for response_id in dict.fromkeys(place.response_id for place, _ in heard):
@@ -132,11 +137,11 @@ class HeardResponses:
                 await self._truncate_pending(response_id)
 
     def response_began(self, response_id: str) -> None:
-        """Note that a response is under way: its items are not complete."""
+        """Record that a response is under way, so that its items are not complete."""
         self._under_way.add(response_id)
 
     async def response_closed(self, response_id: str) -> None:
-        """Note that a response's items are complete, and apply the truncations that waited for it."""
+        """Record that a response's items are complete, and apply the truncations that waited for that."""
         self._under_way.discard(response_id)
         await self._truncate_pending(response_id)
 

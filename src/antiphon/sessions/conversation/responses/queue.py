@@ -1,4 +1,4 @@
-"""When responses begin: those due to the user's turns, those that a client requests, and those to a long silence."""
+"""Decides when responses begin: responses to the user's turns, to a client's requests, and to a long silence."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.floor import BeginResponse, CancelActive, Floor, FloorCommand, RespondInstead, SilenceOutput
 
-# Limit of waiting requests: each keeps the items that it is to answer.
+# Maximum number of waiting requests. It is bounded because each keeps the items that it is to answer.
 MAX_WAITING = 16
 MINUTE = 60 * SAMPLE_RATE_HZ
-# The reason of a response that is cancelled because its session ends.
+# The reason that the client gets for a response that is cancelled because its session ends.
 SESSION_ENDED = "session_ended"
 
 
 class WaitingRequests:
-    """Requests in order of arrival, each of which waits for a transcript, for media or for a response."""
+    """Requests for responses, in order of arrival. Each waits for a transcript, for media or for another response."""
 
     def __init__(self) -> None:
         self._requests: list[CreateResponse] = []
-        # The waiting requests that were cancelled meanwhile. They still begin, so that the client gets their end.
+        # The waiting requests that were cancelled. Their responses still begin, so that their end can be reported.
         self._withdrawn: list[CreateResponse] = []
 
     def __bool__(self) -> bool:
@@ -51,7 +51,7 @@ class WaitingRequests:
 
     @property
     def stored(self) -> list[CreateResponse]:
-        """The conversation's own requests that wait and were not withdrawn, in order."""
+        """The waiting requests for responses of the conversation itself that were not withdrawn, in order."""
         return [r for r in self._requests if r.stored and not any(r is other for other in self._withdrawn)]
 
     def check(self) -> None:
@@ -62,16 +62,18 @@ class WaitingRequests:
             )
 
     def add(self, request: CreateResponse) -> None:
-        """Append a request. If it was to cut other responses, it has done so, and from now on only waits."""
+        """Append a request. Any interruption that it caused has already happened. From now on it only waits."""
         self._requests.append(replace(request, when_busy="wait") if request.when_busy == "cut" else request)
 
     def withdraw(self) -> bool:
-        """Cancel the conversation's own requests that wait now. Returns whether any did."""
+        """Cancel the waiting requests for the conversation's own responses. Returns whether any were waiting."""
         self._withdrawn = [request for request in self._requests if request.stored]
         return bool(self._withdrawn)
 
     def take(self, has_to_wait: Callable[[CreateResponse], bool]) -> tuple[CreateResponse, bool] | None:
-        """Remove and return the oldest request and whether it was withdrawn; None if it has to wait, or none exists."""
+        """Remove the oldest request, and return it and whether it was withdrawn. Returns None if it still has to wait,
+        or if no request waits.
+        """
         if not self._requests or has_to_wait(self._requests[0]):
             return None
         request = self._requests.pop(0)
@@ -81,14 +83,15 @@ class WaitingRequests:
 
 
 class ResponseQueue:
-    """Begins the responses of one conversation once nothing holds them up, and runs each in a task.
+    """Begins each response of one conversation when nothing delays it any more, and runs it in a task.
 
-    It owns `responder`, the responses under way; `native`, the turns of a native model, which also speaks the requested
-    responses (None for any other model); and `item_media`, which reads the images and audio of items. Call `open`
-    first, `end` once no more audio arrives, and `close` last.
+    It owns three parts. `responder` has the responses under way. `native` has the turns of a native model, which also
+    speaks the requested responses; it is None for any other model. `item_media` reads the images and audio of items.
+    Call `open` first, `end` when no more audio arrives, and `close` last.
 
-    - `floor`: decides when a response to the user's turns is due. `heard`: knows what is still to be played.
-    - `listener`: knows how much audio has arrived.
+    - `floor`: decides when a response to the user's turns is due.
+    - `heard`: reports how much audio is still to be played.
+    - `listener`: reports how much audio has arrived.
     - `emit`: awaited with the events for the client.
     """
 
@@ -115,17 +118,17 @@ class ResponseQueue:
         self._heard = heard
         self._emit = emit
         self._waiting = WaitingRequests()
-        # Times of the last preemptive responses, in samples of the microphone, and their maximum per minute; None: no
-        # limit.
+        # The maximum of preemptive responses per minute, None for no limit, and the times of the latest ones, in
+        # samples of the microphone.
         self._max_preemptive = model.profile.max_preemptive
         self._guessed: deque[int] = deque(maxlen=self._max_preemptive)
-        # The wait for the user to speak after a response, and whether speech that may turn out empty stopped it.
+        # The scope of the idle timeout, and whether it was stopped by speech that may turn out to have no words.
         self._idle: anyio.CancelScope | None = None
         self._idle_is_held = False
         self._group: anyio.abc.TaskGroup | None = None
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
-        """Open the model's stream; responses run as tasks of `group`. Raises Refused if the model has no room for
+        """Open the model's stream. Responses run as tasks of `group`. Raises Refused if the model has no room for
         another conversation, and ModelError if a native model fails.
         """
         await self.responder.open(group)
@@ -135,7 +138,7 @@ class ResponseQueue:
             group.start_soon(self.native.run)
 
     def end(self) -> None:
-        """Cancel all responses, since no more audio arrives. Waiting requests still begin, and are cancelled."""
+        """Cancel all responses, because no more audio arrives. The responses to waiting requests begin as cancelled."""
         self._floor.close()
         if self.native:
             self.native.close()
@@ -143,7 +146,7 @@ class ResponseQueue:
         self.responder.cancel_all(SESSION_ENDED)
 
     async def close(self) -> None:
-        """Close the model's stream. Call it once no response is under way, also if `open` failed."""
+        """Close the model's stream. Call it when no response is under way, and also if `open` failed."""
         await self.responder.close()
 
     @property
@@ -164,7 +167,7 @@ class ResponseQueue:
     # --- requests of the client ---------------------------------------------------------------------------------------
 
     def resolve(self, item: Item, command: CreateItem | CreateResponse) -> None:
-        """Begin to resolve the media of a command's item. Responses that need them wait."""
+        """Begin to resolve the media of a command's item. Responses that need the item wait until that is done."""
         assert self._group
         if self.item_media.begin(item):
             language = self.responder.config.transcription.language
@@ -175,8 +178,8 @@ class ResponseQueue:
         await self.go_on()
 
     async def ask(self, command: CreateResponse) -> None:
-        """Begin a response, or have it wait. If the conversation cannot have another one now, emits a rejection instead
-        of raising.
+        """Begin a response, or add it to the waiting ones. If it can do neither, it emits a rejection and does not
+        raise.
         """
         try:
             await self._ask(command)
@@ -201,27 +204,29 @@ class ResponseQueue:
             self._begin(command)
 
     def cancel(self, response_id: str | None) -> None:
-        """Cancel the response with this id; None: the conversation's own, and its waiting requests. Does not wait for
-        its end. Raises RemoteProtocolError if no such response exists.
+        """Cancel the response with this id. None means the conversation's own response and its waiting requests. Does
+        not wait for the end of the response. Raises RemoteProtocolError if no such response exists.
         """
         if response_id is None and self._withdraw() and self.responder.active is None:
             return
         self.responder.cancel(response_id)
 
     def _withdraw(self) -> bool:
-        """Cancel the conversation's own requests that wait now. Returns whether any did."""
+        """Cancel the waiting requests for the conversation's own responses. Returns whether any were waiting."""
         is_due = bool(self.native and self.native.withdraw())
         return self._waiting.withdraw() or is_due
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the response with `reason`, and those that wait if the client cancels; truncate to what was heard."""
+        """Cancel the response with `reason`, and truncate it to the part that was heard. If the client cancels, the
+        waiting responses are cancelled too.
+        """
         if reason == "client_cancelled":
             self._waiting.withdraw()
         await self.responder.interrupt(reason)
 
     def _has_to_wait(self, request: CreateResponse) -> bool:
-        """Whether a request has to wait: for a turn's transcript, for an item's media, or for a response. It waits for
-        any response if `when_busy` says so, and always for a cancelled one that is still being closed.
+        """Whether a request has to wait for a turn's transcript, for an item's media, or for another response. It waits
+        for a response that is being closed after it was cancelled, and for any other response if `when_busy` says so.
         """
         active = self.responder.active
         is_first = active is None or (request.when_busy == "refuse" and not (request.stored and active.cancelled))
@@ -230,8 +235,8 @@ class ResponseQueue:
     # --- due responses ------------------------------------------------------------------------------------------------
 
     async def go_on(self, *, interrupts: bool = True) -> None:
-        """Begin the response that is due, and those that had to wait. `interrupts`: the due response may end one that
-        is under way.
+        """Begin the response that is due, and the waiting responses. With `interrupts`, the due response may end a
+        response that is under way.
         """
         await self.respond_if_due(interrupts=interrupts)
         while taken := self._waiting.take(self._has_to_wait):
@@ -245,7 +250,7 @@ class ResponseQueue:
                 self.responder.cancel(None)
 
     async def respond_if_due(self, *, interrupts: bool = True) -> None:
-        """Begin the response that is due to the user's turns, if it may begin by now."""
+        """Begin the response that is due to the user's turns, if the floor allows it now."""
         active = self.responder.active
         may_cut = bool(active and not active.cancelled) and self.responder.config.interrupt_response and interrupts
         await self.obey(self._floor.go_on(is_resolved=not self.has_unresolved(), may_cut=may_cut))
@@ -266,8 +271,9 @@ class ResponseQueue:
                     await self.interrupt("turn_detected")
 
     def may_guess(self, turn: int) -> bool:
-        """Return whether a preemptive response to a turn may begin, and count it against the model's budget. It may if
-        no response is under way or waits, all earlier speech has its transcript, and the budget is not spent.
+        """Return whether a preemptive response to a turn may begin, and count it against the model's budget. It may
+        begin if no response is under way or waiting, all earlier speech has its transcript, and the budget is not
+        spent.
         """
         if self.responder.active or self._waiting or self._floor.has_untranscribed(turn) or self._max_preemptive == 0:
             return False
@@ -293,7 +299,7 @@ class ResponseQueue:
             self._group.start_soon(self._run, task)
 
     async def _run(self, task: ResponseTask) -> None:
-        """Run a response to its end, then begin one that is due, or the wait for the user's silence."""
+        """Run a response to its end. Then begin the next response that is due, or start the idle timeout."""
         await self.responder.run(task)
         if task.response.stored:
             self._begin_idle()
@@ -312,13 +318,15 @@ class ResponseQueue:
             self._group.start_soon(self._wait_for_silence, timeout_ms / 1000, self._idle)
 
     def stop_idle(self) -> None:
-        """Stop the idle timeout until a response has ended, or until `go_on_idle`."""
+        """Stop the idle timeout until a response has ended, or until `go_on_idle` is called."""
         if self._idle:
             self._idle.cancel()
             self._idle, self._idle_is_held = None, True
 
     def go_on_idle(self) -> None:
-        """Restart the idle timeout if `stop_idle` stopped it for speech that turned out to have no words."""
+        """Restart the idle timeout if `stop_idle` has stopped it. Call it after speech that turned out to have no
+        words.
+        """
         if self._idle_is_held and not self._is_busy():
             self._begin_idle()
 

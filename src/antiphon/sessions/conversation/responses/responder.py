@@ -1,7 +1,7 @@
-"""The responses of one conversation: the one under way, those out of band, and the preemptive one.
+"""The responses of one conversation: its own response under way, out-of-band responses, and a preemptive response.
 
-However a response ends, its audio stops with it. Once its items are closed, the history is cut to the part that was
-heard.
+When a response ends, for whatever reason, its audio stops. After its items are closed, the history is cut to the part
+that was heard.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from antiphon.turns.floor import Floor
 
 log = logging.getLogger(__name__)
 
-# Maximum of out-of-band responses under way per conversation: each holds KV and takes rows of the model's steps.
+# Maximum number of out-of-band responses under way per conversation. Each holds KV and takes rows of the model's steps.
 MAX_OUT_OF_BAND = 4
 
 
 class Responder:
     """Begins and ends the responses of one conversation. Call `open` before anything else, `close` at the end.
 
-    In addition to `active`, the one response of the conversation, clients may request responses out of band. These are
-    not stored in the history, run concurrently, and each have a separate model stream.
+    `active` is the one response of the conversation itself. In addition, clients may request responses out of band.
+    These are not stored in the history, run concurrently, and each have a separate model stream.
 
-    - `config`: replaced by the session; it applies to responses that begin afterwards.
+    - `config`: the configuration for responses that begin from now on. The session replaces it.
     - `context`: the model and the other dependencies of a conversation.
     - `heard`: gets the audio of the responses, and truncates their items.
     - `floor`: notified when a response of the conversation begins, and after its last event.
@@ -78,10 +78,10 @@ class Responder:
         self._stream: ConversationStream | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self.active: ResponseTask | None = None
-        # The response that no request has asked for yet, and the user's item that it answers.
+        # A response that was not requested, if one is under way, and the id of the user's item that it answers.
         self._unasked: tuple[ResponseTask, str | None] | None = None
         self._out_of_band: set[ResponseTask] = set()
-        # The response that is generated before it is requested. It answers any equal request.
+        # The response that is generated before it is requested. It will be used for a request that equals its own.
         self._preemptive: ResponseTask | None = None
         # Whether the model's stream holds audio of a turn that may still be dropped.
         self._holds_growing = False
@@ -94,31 +94,31 @@ class Responder:
         return bool(self.active or self._preemptive)
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
-        """Open the model's stream for the conversation; it generates in tasks of `group`. Raises Refused if the model
-        has no room for another conversation.
+        """Open the model's stream for the conversation. Responses are generated in tasks of `group`. Raises Refused if
+        the model has no room for another conversation.
         """
         self._stream = await self._context.model.open(self._context.owner)
         self._group = group
 
     async def close(self) -> None:
-        """End the preemptive response, wait for its end and close the model's stream. Call it once no response of the
-        conversation is under way, also if `open` failed.
+        """End the preemptive response, wait for its end and close the model's stream. Call it when no response of the
+        conversation is under way, and also if `open` failed.
         """
         await self.drop_preemptive()
         if self._stream:
             self._stream.close()
 
     def cancel_all(self, reason: str) -> None:
-        """Cancel all responses with `reason`, including the preemptive and out-of-band ones. Returns at once; their
-        tasks close them in order.
+        """Cancel all responses with `reason`, including the preemptive and out-of-band ones. Returns at once. The tasks
+        of the responses then close them in order.
         """
         self.cancel_preemptive()
         for task in self._all():
             task.cancel(reason)
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the conversation's response with `reason`, and the preemptive one, and stop playback. Does not wait
-        for their end.
+        """Cancel the conversation's response with `reason`, cancel the preemptive response, and stop playback. Does not
+        wait for the end of the responses.
         """
         self.cancel_preemptive()
         if self.active:
@@ -126,8 +126,8 @@ class Responder:
         await self._heard.silence()
 
     def cancel(self, response_id: str | None) -> None:
-        """Cancel the response with this id, out of band or not; None is the conversation's own. Does not wait for its
-        end. Raises RemoteProtocolError if no such response is under way.
+        """Cancel the response with this id, which may be out of band. None means the conversation's own response. Does
+        not wait for its end. Raises RemoteProtocolError if no such response is under way.
         """
         if response_id is None:
             found = self.active
@@ -143,13 +143,14 @@ class Responder:
     # --- a response ---------------------------------------------------------------------------------------------------
 
     def begin(self, command: CreateResponse, *, unasked: bool = False) -> ResponseTask | None:
-        """Begin a response and return it: the caller has to `run` it. A failure of the model becomes a failed response.
+        """Begin a response and return it. The caller has to `run` it. A failure of the model becomes a failed response.
 
-        `unasked`: the turn has ended, but the client has not requested a response. If it does so before the user says
-        something new, with a plain request, the response under way counts as the requested one, and None is returned.
+        `unasked`: the turn has ended, but the client has not requested a response. If the client then sends a plain
+        request before the user says something new, the response under way counts as the requested one, and None is
+        returned.
 
         Raises RemoteProtocolError if a stored response is requested while one is under way, or an out-of-band response
-        while MAX_OUT_OF_BAND of them are.
+        while MAX_OUT_OF_BAND of them are under way.
         """
         if not command.stored and len(self._out_of_band) >= MAX_OUT_OF_BAND:
             raise RemoteProtocolError(
@@ -165,7 +166,7 @@ class Responder:
                 "conversation_already_has_active_response",
                 f"Conversation already has an active response in progress: {self.active.response.id}.",
             )
-        # Copied now: changes made before the task runs apply to the next response.
+        # Copied now, because changes made before the task runs are for the next response.
         config, items = self.config, list(self._history.items)
         task = self._start(command, lambda response: self._make(response, command, config, items))
         if command.stored:
@@ -176,9 +177,9 @@ class Responder:
         return next((i.id for i in reversed(self._history.items) if i.role == "user"), None)
 
     async def begin_unasked(self, source: NativeResponse) -> ResponseTask | None:
-        """Begin a response from a native model's turn and return it: the caller has to `run` it. Waits until the
-        previous response is closed. If the turn was interrupted by then, `source` is dropped, unless the client
-        requested it: then the response begins and is reported as cancelled.
+        """Begin a response from a native model's turn and return it. The caller has to `run` it. Waits until the
+        previous response is closed. If the turn was interrupted by then, `source` is dropped and None is returned. If
+        the client has requested the turn, the response begins all the same, and is reported as cancelled.
         """
         while self.active:
             await self.active.ended.wait()
@@ -222,7 +223,7 @@ class Responder:
         return ResponseTask(self._context, self._history, self._emit_counted)
 
     def _take_preemptive(self, command: CreateResponse, response: Response) -> ResponseTask | None:
-        """Return the preemptive response if it was begun for the same request, else None."""
+        """Return the preemptive response if its request equals this one, else None."""
         task = self._preemptive
         if task is None or not response.stored:
             return None
@@ -233,7 +234,7 @@ class Responder:
         return None
 
     async def run(self, task: ResponseTask) -> None:
-        """Run a response that has begun to its last event, and truncate its items to what was heard."""
+        """Run a response from its beginning to its last event, and truncate its items to the part that was heard."""
         try:
             await task.run()
         finally:
@@ -251,8 +252,8 @@ class Responder:
     async def _make(
         self, response: Response, command: CreateResponse, config: ConversationConfig, items: list[Item]
     ) -> ResponseGeneration:
-        """Begin to generate a response. The conversation's own response waits for the end of a preemptive one, as the
-        model's stream produces one response at a time.
+        """Begin to generate a response. The conversation's own response waits for the end of a preemptive one, because
+        the model's stream produces one response at a time.
         """
         profile, voice, most = self._context.model.profile, response.voice, response.max_tokens
         request = request_for(config, self._history, profile, command, voice, most, items)
@@ -284,9 +285,9 @@ class Responder:
     async def begin_preemptive(self, text: str, own: Item | None, audio: AudioPart | None = None) -> None:
         """Begin the preemptive response to a turn that may have ended with the transcript `text`.
 
-        `own` is the turn's item, if the history has one already; `text` replaces it. `audio` is the turn's audio, for a
-        model that accepts media. It must be the object that the turn's item will hold, or the response is not
-        recognized as the requested one.
+        `own` is the turn's item, if the history has one already. `text` is used instead of its text. `audio` is the
+        turn's audio, for a model that accepts media. It must be the object that the turn's item will hold, or the
+        response is not recognized as the requested one.
         """
         assert self._stream
         assert self._group
@@ -309,31 +310,31 @@ class Responder:
             self._preemptive.cancel_preemptive()
 
     async def drop_preemptive(self) -> None:
-        """End the preemptive response and wait for its end, also when the caller is cancelled: the model's stream is
-        free afterwards. A no-op if no preemptive response exists.
+        """End the preemptive response and wait for its end, even if the caller is cancelled. After that, the model's
+        stream is free. A no-op if no preemptive response exists.
         """
         task, self._preemptive = self._preemptive, None
         if task:
             await task.drop()
 
     async def hear(self, turn: int, delta: str, *, prefills: bool) -> None:
-        """Add `delta` to a turn's transcript. With `prefills`, let the model prefill the transcript so far, so that its
-        response begins sooner. Does not wait for the computation. Failures are logged, not raised.
+        """Add `delta` to a turn's transcript. With `prefills`, have the model prefill the transcript so far, so that
+        the response begins sooner. Does not wait for the computation. Failures are logged, not raised.
         """
         self._partial = (turn, self._partial[1] + delta if self._partial[0] == turn else delta)
         if prefills:
             await self._prefill([Item("", parts=[ContentPart("input_audio", self._partial[1].strip())])])
 
     async def prefill_audio(self, audio: AudioPart) -> None:
-        """Let the model prefill the audio so far of a turn that continues. Waits for its encoder. Failures are logged,
-        not raised. `audio`: a part that grows.
+        """Have the model prefill the audio so far of a turn that continues. `audio` is a part that grows. Waits for the
+        model's encoder. Failures are logged, not raised.
         """
         self._holds_growing = True
         await self._prefill([Item("", parts=[ContentPart("input_audio", media=audio)])])
 
     async def drop_growing(self) -> None:
-        """Remove the audio of a dropped turn from the KV of the model's stream. A no-op if a response is under way:
-        its messages will not have that audio anyway.
+        """Remove the audio of a dropped turn from the KV of the model's stream. A no-op if a response is under way,
+        because its messages do not contain that audio anyway.
         """
         if self._holds_growing and not self.is_busy:
             await self._prefill([])
@@ -345,5 +346,5 @@ class Responder:
         try:
             await self._stream.prefill(messages, self.config.tools)
         except FAILURES as error:
-            # If the failure lasts, the response to the same messages will report it.
+            # If the failure persists, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)

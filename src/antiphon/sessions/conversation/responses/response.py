@@ -1,7 +1,7 @@
 """One response of a conversation, from its preemptive start to its last event.
 
-A response may be generated before it is requested, hidden from the client. Once it is requested, its chunks become
-items and events. However it ends, open items are closed in order.
+A response may be generated before it is requested, hidden from the client. When it is requested, its chunks become
+items and events. Whatever the reason for its end, its open items are closed in order.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ log = logging.getLogger(__name__)
 class ResponseStage(Enum):
     """The progress of a response.
 
-    - NEW: nothing has begun.
-    - PREEMPTIVE: the model generates it, no request asked for it, and the client does not know of it.
-    - UNDER_WAY: it was requested, and its events are sent.
+    - NEW: it has not begun.
+    - PREEMPTIVE: the model generates it before it is requested, and the client does not know of it.
+    - UNDER_WAY: it was requested, and its events are being sent.
     - CLOSED: its last event was sent, or it was dropped before it was requested.
     """
 
@@ -99,17 +99,17 @@ TRANSITIONS: Mapping[ResponseStage, Mapping[ResponseInput, ResponseStage]] = Map
 
 
 class ResponseTask:
-    """One response of a conversation. `history` gets its items if it is stored; `emit` is awaited with its events.
+    """One response of a conversation. `history` gets its items if it is stored, and `emit` is awaited with its events.
 
     Call `begin_preemptive` and then `ask` or `drop`, or `ask` alone. After `ask`, run `run` as a task.
 
-    - `response`: from `ask` on, its id and settings and, as it proceeds, its items, status and usage. Only this task
-      writes to it.
+    - `response`: set by `ask`. It has the response's id and settings, and gets its items, status and usage as they
+      become known. Only this task writes to it.
     - `stage`: the progress of the response.
     - `ended`: set when `ResponseDone` was emitted.
 
-    The context's `measure` gets `first_answer_sound`, the seconds from `ask` to the first audio; its `count` gets
-    the outcome of preemptive responses.
+    The context's `measure` gets `first_answer_sound`, the seconds from `ask` to the first audio. The context's `count`
+    gets the outcomes of preemptive responses.
     """
 
     response: Response
@@ -120,13 +120,13 @@ class ResponseTask:
         self._history = history
         self._emit = emit
         self._context = context
-        # The generation that began before the request.
+        # The generation that began before the request, if any.
         self._guess: ResponseGeneration | None = None
         self._make: Callable[[Response], Awaitable[ResponseSource]] | None = None
         self._scope = anyio.CancelScope()
         self._item: Item | None = None
         self._previous: str | None = None
-        # Events that close the open item and are not emitted yet.
+        # The events that close the open item, as far as they are not emitted yet.
         self._closing_events: list[ConversationEvent] = []
         self._has_audio = False
         self._asked_s = 0.0
@@ -144,8 +144,8 @@ class ResponseTask:
         group.start_soon(guess.run)
 
     def answers(self, request: ResponseRequest) -> bool:
-        """Whether this is a preemptive response to exactly this request, and was not cancelled. A response that began
-        on a wrong guess is never heard.
+        """Whether this is a preemptive response to exactly this request that was not cancelled. A response that began
+        from a wrong guess is never heard.
         """
         guess = self._guess if self.stage is ResponseStage.PREEMPTIVE else None
         return guess is not None and guess.request == request and not guess.cancelled
@@ -156,8 +156,8 @@ class ResponseTask:
         self._guess.cancel()
 
     async def drop(self) -> None:
-        """End a preemptive response, and wait for its end, also when the caller is cancelled: the model's stream is
-        free afterwards.
+        """End a preemptive response, and wait for its end, even if the caller is cancelled. After that, the model's
+        stream is free.
         """
         self._move(ResponseInput.DROPPED)
         assert self._guess
@@ -168,8 +168,8 @@ class ResponseTask:
     # --- after a request ----------------------------------------------------------------------------------------------
 
     def ask(self, response: Response, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
-        """Accept the request for it: `run` sends it as `response`. If no generation has begun, `make` returns the
-        source to read from; `make` may raise the errors of a model.
+        """Accept the request for the response, which `run` then sends as `response`. If no generation has begun, `make`
+        returns the source to read from. `make` may raise the errors of a model.
         """
         if self.stage is ResponseStage.PREEMPTIVE:
             self._context.count("preemptive_used", 1)
@@ -178,7 +178,7 @@ class ResponseTask:
         self._asked_s = time.monotonic()
 
     def cancel(self, reason: str) -> None:
-        """End the response within one step of the model, with `reason` unless it already has one. Returns at once.
+        """End the response within one step of the model, with `reason` unless it already has a reason. Returns at once.
         `run` still closes the open item and emits `ResponseDone`.
         """
         if not self.response.reason:
@@ -187,13 +187,13 @@ class ResponseTask:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the response was cancelled. It may still be closing its items; `ended` is set after that."""
+        """Whether the response was cancelled. It may still be closing its items, after which `ended` is set."""
         return self._scope.cancel_called
 
     async def run(self) -> None:
-        """Emit the response from `ResponseCreated` to `ResponseDone`, which is last however it ends.
+        """Emit the response from `ResponseCreated` to `ResponseDone`, which is always the last event.
 
-        A failure of the model, or a request that it refuses, is reported in the response's status, not raised.
+        If the model fails or refuses the request, the response's status reports that, and nothing is raised.
         """
         response, emit = self.response, self._emit
         await emit(ResponseCreated(response.snapshot()))
@@ -287,8 +287,8 @@ class ResponseTask:
             await self._emit(ItemAdded(item.snapshot(), self._previous))
 
     async def _close(self) -> None:
-        """Close the open part and item, however they ended. After a cancellation, a second call continues where the
-        first stopped.
+        """Close the open part and item, even if they are incomplete. If a call was cancelled, the next one continues
+        where it stopped.
         """
         item = self._item
         if item and not self._closing_events:
@@ -307,7 +307,7 @@ class ResponseTask:
         while self._closing_events:
             await self._emit(self._closing_events.pop(0))
         if item and self.response.status == "cancelled" and item.kind == "message" and self.response.audio_output:
-            # Text that never became audio was not said: the model must not find it in the next turn's history.
+            # Text that never became audio was not said, so the model must not find it in the history at the next turn.
             part, made = item.parts[0], item.parts[0].produced()
             said = cut_to(made.text, [w.text for w in made.words], len(made.words))
             if part.whole:
