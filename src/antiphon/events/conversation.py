@@ -73,12 +73,12 @@ class Item:
 
     id: str  # The item's id on the wire.
     kind: ItemKind = "message"  # A message, a function call, or a call's result.
-    role: ItemRole = "user"  # Of a message: who it is from.
+    role: ItemRole = "user"  # For a message: who it is from.
     status: ItemStatus = "completed"  # Whether the item is complete.
-    parts: list[ContentPart] = field(default_factory=list)  # Of a message: its content parts in order.
+    parts: list[ContentPart] = field(default_factory=list)  # For a message: its content parts in order.
     call_id: str = ""  # Of a function call and of its result: the id that links them.
-    name: str = ""  # Of a function call: the function.
-    arguments: str = ""  # Of a function call: JSON text.
+    name: str = ""  # For a function call: the function.
+    arguments: str = ""  # For a function call: JSON text.
     output: str = ""  # Of a call's result: what the function returned.
     # Of a user's turn: "other" if it was another person's voice. Such a turn is not answered, and the model does not
     # see it.

@@ -20,7 +20,7 @@ class AnswerSampling:
     temperature: float | None = None
     # The share of probability that may be sampled, from 0 to 1.
     top_p: float | None = None
-    # The number of likeliest tokens that may be sampled; 0: all.
+    # Number of most likely tokens to sample from; 0: all.
     top_k: int | None = None
     # Above 1, tokens that already occurred are less likely.
     repetition_penalty: float | None = None

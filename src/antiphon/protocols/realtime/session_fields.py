@@ -74,11 +74,11 @@ class OwnFields(msgspec.Struct):
     instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
     tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
     tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
-    max_output_tokens: int | Text | UnsetType | None = UNSET  # Largest number of tokens of a response, or "inf".
-    truncation: Text | Truncation | UnsetType | None = UNSET  # Policy for a history that exceeds the context.
-    tracing: Echoed = UNSET  # Only null and `auto` are accepted; there are no traces.
-    prompt: Echoed = UNSET  # Only null is accepted; prompts are not stored here.
-    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts, of INCLUDABLE.
+    max_output_tokens: int | Text | UnsetType | None = UNSET  # Maximum number of tokens in a response, or "inf".
+    truncation: Text | Truncation | UnsetType | None = UNSET  # How to shorten a history that exceeds the context.
+    tracing: Echoed = UNSET  # Only null and `auto` are accepted, because the server makes no traces.
+    prompt: Echoed = UNSET  # Only null is accepted, because the server stores no prompts.
+    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts: values of INCLUDABLE.
     reasoning: Echoed = UNSET  # Only null is accepted.
     parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls; null for true.
 
@@ -87,10 +87,10 @@ class GaFields(OwnFields, forbid_unknown_fields=True):
     """A `session` in the GA names. Fields that identify the session cannot be changed."""
 
     type: Text = "realtime"  # Has to be `realtime`.
-    object: Echoed = UNSET  # Accepted, without effect.
-    id: Echoed = UNSET  # Accepted, without effect.
-    model: Echoed = UNSET  # Accepted, without effect.
-    expires_at: Echoed = UNSET  # Accepted, without effect.
+    object: Echoed = UNSET  # Accepted, but has no effect.
+    id: Echoed = UNSET  # Accepted, but has no effect.
+    model: Echoed = UNSET  # Accepted, but has no effect.
+    expires_at: Echoed = UNSET  # Accepted, but has no effect.
     audio: AudioFields | None = None  # Input and output fields.
     # Events beyond the GA that clients of Hugging Face's speech-to-speech understand; none are sent here.
     extensions: list[Text] | None = None
@@ -108,23 +108,23 @@ class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
     instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
     tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
     tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
-    # Largest number of tokens of a response, or "inf".
+    # Maximum number of tokens in a response, or "inf".
     max_response_output_tokens: int | Text | UnsetType | None = UNSET
     input_audio_format: FormatFields | Text | UnsetType = UNSET  # Format of the client's audio.
     # Transcripts of the user's turns; null turns them off.
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
-    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
-    # Turn detection; null leaves the turns to the client.
+    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown to the client; has no effect.
+    # Turn detection; if null, the client ends turns by committing its audio.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
     voice: VoiceId | Text | None = None  # Voice of the responses.
     output_audio_format: FormatFields | Text | None = None  # Format of the server's audio.
-    speed: float | None = None  # Speed of speech; 1 is the voice's own.
-    temperature: Echoed = UNSET  # Accepted, without effect.
-    model: Echoed = UNSET  # Accepted, without effect.
-    type: Echoed = UNSET  # Accepted, without effect.
+    speed: float | None = None  # Speaking rate; 1 is the voice's normal speed.
+    temperature: Echoed = UNSET  # Accepted, but has no effect.
+    model: Echoed = UNSET  # Accepted, but has no effect.
+    type: Echoed = UNSET  # Accepted, but has no effect.
     tracing: Echoed = UNSET  # Only null and `auto` are accepted.
-    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts, of INCLUDABLE.
-    client_secret: Echoed = UNSET  # Accepted, without effect.
+    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts: values of INCLUDABLE.
+    client_secret: Echoed = UNSET  # Accepted, but has no effect.
 
 
 # The beta's names of fields, each with its GA name. An update with one of the first group is the beta's, unless it also
@@ -175,11 +175,11 @@ class SessionFields(msgspec.Struct):
     instructions: str = ""  # Instructions for the language model.
     tools: list[msgspec.Raw] = []  # Functions that the model may call, as the client sent them.
     tool_choice: str | NamedTool = "auto"  # Which function the model may or must call.
-    max_output_tokens: int | Literal["inf"] = "inf"  # Largest number of tokens of a response.
-    truncation: str | Truncation = "auto"  # Policy for a history that exceeds the context.
-    tracing: msgspec.Raw = _NULL  # Always null: there are no traces.
-    prompt: msgspec.Raw = _NULL  # Always null: prompts are not stored here.
-    include: list[str] | None = None  # Additional facts about transcripts, of INCLUDABLE.
+    max_output_tokens: int | Literal["inf"] = "inf"  # Maximum number of tokens in a response.
+    truncation: str | Truncation = "auto"  # How to shorten a history that exceeds the context.
+    tracing: msgspec.Raw = _NULL  # Always null, because the server makes no traces.
+    prompt: msgspec.Raw = _NULL  # Always null, because the server stores no prompts.
+    include: list[str] | None = None  # Additional facts about transcripts: values of INCLUDABLE.
     parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls.
     # Format, voice and speed of the responses' audio.
     output: SessionOutput = msgspec.field(default_factory=SessionOutput)
@@ -215,8 +215,8 @@ class GaSession(_Head, kw_only=True):
     instructions: str  # Instructions for the language model.
     tools: list[msgspec.Raw]  # Functions that the model may call.
     tool_choice: str | NamedTool  # Which function the model may or must call.
-    max_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
-    truncation: str | Truncation  # Policy for a history that exceeds the context.
+    max_output_tokens: int | str  # Maximum number of tokens in a response, or "inf".
+    truncation: str | Truncation  # How to shorten a history that exceeds the context.
     tracing: Echoed  # Always null.
     prompt: Echoed  # Always null.
     include: list[str] | None  # Additional facts about transcripts.
@@ -234,12 +234,12 @@ class BetaSession(_Head, kw_only=True):
     input_audio_format: str  # The beta's name of the format of the client's audio.
     output_audio_format: str  # The beta's name of the format of the server's audio.
     input_audio_transcription: object  # Transcripts of the user's turns; null if they are off.
-    input_audio_noise_reduction: NoiseReduction | None  # Without effect.
-    turn_detection: object  # Turn detection; null if the client commits its turns.
+    input_audio_noise_reduction: NoiseReduction | None  # Has no effect.
+    turn_detection: object  # Turn detection; null if the client ends its turns.
     tools: list[msgspec.Raw]  # Functions that the model may call.
     tool_choice: str | NamedTool  # Which function the model may or must call.
     temperature: float = 0.8  # The hosted service's default, without effect.
-    max_response_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
+    max_response_output_tokens: int | str  # Maximum number of tokens in a response, or "inf".
 
 
 def uses_beta_names(session: msgspec.Raw) -> bool:

@@ -29,23 +29,23 @@ class ShownItem(msgspec.Struct, kw_only=True):
 
     # The item's id.
     id: str
-    # Type of the object in OpenAI's API.
+    # Object type in OpenAI's API.
     object: str = "realtime.item"
     # `in_progress`, `completed` or `incomplete`.
     status: str
     # `message`, `function_call` or `function_call_output`.
     type: str
-    # Of a message: `system`, `user` or `assistant`.
+    # For a message: `system`, `user` or `assistant`.
     role: str | UnsetType = UNSET
-    # Of a message: its content parts.
+    # For a message: its content parts.
     content: list[ShownPart] | UnsetType = UNSET
-    # Of a function call and its result: the call's id.
+    # For a function call or its result: the call's id.
     call_id: str | UnsetType = UNSET
-    # Of a function call: the function's name.
+    # For a function call: the function's name.
     name: str | UnsetType = UNSET
-    # Of a function call: its arguments, as JSON text.
+    # For a function call: its arguments, as JSON text.
     arguments: str | UnsetType = UNSET
-    # Of a function call's result: its text.
+    # For a function call's result: its text.
     output: str | UnsetType = UNSET
 
 
@@ -121,7 +121,7 @@ class ShownResponse(msgspec.Struct, kw_only=True):
 
     # The response's id.
     id: str
-    # Type of the object in OpenAI's API.
+    # Object type in OpenAI's API.
     object: str = "realtime.response"
     # `in_progress`, `completed`, `cancelled`, `incomplete` or `failed`.
     status: str
@@ -131,11 +131,11 @@ class ShownResponse(msgspec.Struct, kw_only=True):
     output: list[ShownItem]
     # `["audio"]` or `["text"]`; only in the GA.
     output_modalities: list[str] | UnsetType = UNSET
-    # Largest number of tokens, or "inf".
+    # Maximum number of tokens, or "inf".
     max_output_tokens: int | str
     # The client's own data.
     metadata: Metadata | None
-    # Number of tokens; null while the response is in progress.
+    # Token counts; null while the response is in progress.
     usage: ShownUsage | None
     # Id of the conversation; missing for a response outside of it.
     conversation_id: str | UnsetType = UNSET

@@ -120,19 +120,19 @@ class ChatBody(msgspec.Struct):
     max_tokens: int | None = None
     # Newer name of `max_tokens`, which takes precedence.
     max_completion_tokens: int | None = None
-    # In [0, 2]; 0 takes the likeliest token.
+    # Sampling temperature in [0, 2]; 0 always takes the most likely token.
     temperature: float | None = None
-    # The share of probability that may be sampled, in [0, 1].
+    # Top-p sampling: the total probability of the tokens to sample from, in [0, 1].
     top_p: float | None = None
-    # The number of likeliest tokens that may be sampled; 0 or less for no limit.
+    # Number of most likely tokens to sample from; 0 or less for no limit.
     top_k: int | None = None
     # Least probability of a token, relative to the likeliest one, in [0, 1].
     min_p: float | None = None
-    # In [0.01, 10]; above 1, tokens that were used are less likely.
+    # Repetition penalty in [0.01, 10]; above 1, tokens that were already used become less likely.
     repetition_penalty: float | None = None
-    # In [-2, 2]; subtracted once from the logits of tokens that were used.
+    # Presence penalty in [-2, 2], subtracted once from the logit of each token that was already used.
     presence_penalty: float | None = None
-    # In [-2, 2]; subtracted from the logits of tokens for each use.
+    # Frequency penalty in [-2, 2], subtracted from a token's logit for each time that it was used.
     frequency_penalty: float | None = None
     # Seed of the random numbers.
     seed: int | None = None
@@ -378,30 +378,30 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     # The completion's id, the same in all chunks.
     id: str
-    # Type of the object in OpenAI's API.
+    # Object type in OpenAI's API.
     object: Literal["chat.completion.chunk"]
-    # Unix seconds.
+    # Time of creation, in Unix seconds.
     created: int
     # The model's name as the client spells it.
     model: str
     # The new text or calls; empty in the chunk with the usage.
     choices: list[_ChunkChoice]
-    # Number of tokens, only in the last chunk.
+    # Token counts, only in the last chunk.
     usage: _Usage | UnsetType = UNSET
 
 
 class _Whole(msgspec.Struct):
     # The completion's id.
     id: str
-    # Type of the object in OpenAI's API.
+    # Object type in OpenAI's API.
     object: Literal["chat.completion"]
-    # Unix seconds.
+    # Time of creation, in Unix seconds.
     created: int
     # The model's name as the client spells it.
     model: str
     # The one answer.
     choices: list[_WholeChoice]
-    # Number of tokens.
+    # Token counts.
     usage: _Usage
 
 

@@ -56,9 +56,9 @@ class FileRequest:
     format: TranscriptFormat = "json"
     # Language code such as `en`; None to detect the language.
     language: str | None = None
-    # Names and words to expect.
+    # Names and words that the audio is likely to contain.
     prompt: str = ""
-    # In [0, 1]; 0 takes the likeliest token.
+    # Sampling temperature in [0, 1]; 0 always takes the most likely token.
     temperature: float = 0.0
     # Whether `verbose_json` has words.
     words: bool = False

@@ -62,13 +62,13 @@ class _SamplingParams(msgspec.Struct):
 
     # Largest number of tokens of an answer.
     max_tokens: int | None = None
-    # In [0, 2]; 0 takes the likeliest token.
+    # Sampling temperature in [0, 2]; 0 always takes the most likely token.
     temperature: float | None = None
-    # The share of probability that may be sampled, in [0, 1].
+    # Top-p sampling: the total probability of the tokens to sample from, in [0, 1].
     top_p: float | None = None
-    # The number of likeliest tokens that may be sampled; -1 or 0 for no limit.
+    # Number of most likely tokens to sample from; -1 or 0 for no limit.
     top_k: int | None = None
-    # In [0.01, 10]; above 1, tokens that were used are less likely.
+    # Repetition penalty in [0.01, 10]; above 1, tokens that were already used become less likely.
     repetition_penalty: float | None = None
     # Seed of the random numbers.
     seed: int | None = None
