@@ -105,7 +105,7 @@ class TurnDetection(msgspec.Struct, kw_only=True):
 
     type: Literal["server_vad", "semantic_vad"] = "server_vad"  # The type of turn detection.
     threshold: float | UnsetType = UNSET  # Speech probability, in [0, 1], from which a frame counts as speech.
-    prefix_padding_ms: int | UnsetType = UNSET  # Audio before the onset that belongs to a turn, in ms.
+    prefix_padding_ms: int | UnsetType = UNSET  # Audio before the onset that is added to a turn, in ms.
     silence_duration_ms: int | UnsetType = UNSET  # Pause that ends a turn, in ms.
     eagerness: str | UnsetType = UNSET  # How readily `semantic_vad` ends a turn.
     create_response: bool | UnsetType | None = UNSET  # Whether the model responds when a turn ends.

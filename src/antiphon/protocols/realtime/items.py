@@ -118,7 +118,7 @@ class OutputAudioPart(msgspec.Struct):
 
 
 class InputImagePart(msgspec.Struct):
-    """A content part with an image. `image_url` is a `data:` URI. `detail` has no effect: images are always read in full."""
+    """A content part with an image. `image_url` is a `data:` URI. `detail` has no effect."""
 
     image_url: str
     detail: Text | None = None
