@@ -120,7 +120,7 @@ def replaced_frame(new_id: NewId, session_id: str) -> Frame:
 
 
 def moving_frame(new_id: NewId, session_id: str) -> Frame:
-    """Return the last frame to a connection whose session may move to another host. The server then closes it (1012)."""
+    """Return the last frame to a connection whose session may move to another host. It is then closed (1012)."""
     fields = {"type": "session.moving", "event_id": new_id("event_"), "session_id": session_id}
     return Frame(fields, numbered=False)
 

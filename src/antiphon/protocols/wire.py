@@ -32,7 +32,7 @@ def random_id(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message to a client. It is not encoded yet, because the journal of a resumable session may add a number to it.
+    """One message to a client. It is not encoded yet, because the journal of a resumable session may add a number.
 
     `payload` has the fields of a JSON message in order, or the bytes of a binary message. `epoch` is the epoch of a
     response's text or audio; None for other messages. After that epoch has passed, the frame is dropped. `numbered` is

@@ -152,7 +152,7 @@ class SessionChanges(msgspec.Struct):
 
 
 class SessionOutput(msgspec.Struct):
-    """`session.audio.output` as the client sees it. `speed` 1.0 is the normal speed. `ducking` is shown if it is set."""
+    """`session.audio.output` as the client sees it. `speed` 1.0 is the normal speed. `ducking` is shown if set."""
 
     format: AudioFormat = PCM_24K
     voice: VoiceId | str = ""
@@ -309,7 +309,7 @@ def read_beta_update(session: msgspec.Raw) -> SessionChanges:
 
 
 def modalities_of_beta(given: Sequence[object] | UnsetType | None) -> list[str] | UnsetType:
-    """Return `["audio"]` if the modalities include audio, as the beta API's `["audio", "text"]` does; else `["text"]`."""
+    """Return `["audio"]` if the modalities include audio, else `["text"]`. The beta API sends `["audio", "text"]`."""
     if given is UNSET:
         return UNSET
     return ["audio"] if "audio" in (given or ()) else ["text"]

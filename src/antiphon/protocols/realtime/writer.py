@@ -72,7 +72,7 @@ class EventWriter:
         return taken
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Write an event of type `kind` with a new id. With beta names, some events are renamed and some are skipped."""
+        """Write an event of type `kind` with a new id. With beta names, some events are renamed, some skipped."""
         if self.beta and kind in _BETA_SILENT:
             return
         self._frames.append(Frame({"type": self.name(kind), "event_id": self._new_id("event_")} | fields))

@@ -240,7 +240,7 @@ def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | Non
 
 
 def batch_failure(index: int, error: RemoteProtocolError | str) -> FailedItem:
-    """Return the result for an item that failed. `error` is an error of the client, or the message of a server error."""
+    """Return the result for an item that failed. `error` is the client's error, or the message of a server error."""
     if isinstance(error, RemoteProtocolError):
         shown = SpeechError(error.message, "invalid_request_error", error.param, error.code)
     else:

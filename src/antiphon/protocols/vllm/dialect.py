@@ -75,8 +75,9 @@ class VllmDialect:
         self._prompt = ""
         self._voice: str | None = None
         self._max_tokens: int | None = None
-        # Number of samples since the last commit, and number of responses that the current request has.
+        # Number of samples since the last commit.
         self._num_samples = 0
+        # Number of responses in the current request; None if the next commit begins a new request.
         self._num_segments: int | None = None
 
     def feed(self, data: str | bytes) -> Received[Command]:
