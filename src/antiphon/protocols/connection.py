@@ -226,8 +226,8 @@ class WireConnection(Protocol):
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
         """Return an error for the client. `event_id` is the id that the client gave to the message at fault.
 
-The session continues.
-"""
+        The session continues.
+        """
         ...
 
     def send(self, event: Event) -> list[Frame]:
@@ -255,8 +255,8 @@ The session continues.
     def replaced(self) -> Frame:
         """Return the last frame to the old connection of a session that another connection has resumed.
 
-Raises the same error as `resumed`.
-"""
+        Raises the same error as `resumed`.
+        """
         ...
 
     def snapshot(self) -> WireSnapshot | None:

@@ -198,7 +198,7 @@ class Attachment:
         """Serve the session over `transport` until that is gone. Closes a transport that is still attached.
 
         - `last_received`: the number of the last frame that the client has.
-        - `has_left`: waits a moment for the client to leave. It is called if the client may have given up; if it has
+        - `has_left`: waits a moment for the client to leave. It is called if the client may have given up. If it has
           left, nothing is replaced.
 
         Raises RemoteProtocolError (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) or JournalGap. The
@@ -252,7 +252,7 @@ class Attachment:
         return bool(self._place.state.has_transport and self._token and self._token.is_previous(token))
 
     async def _has_given_up(self, token: str, has_left: Callable[[], Awaitable[bool]]) -> bool:
-        """Wait until a doubted client leaves (True), or until the attached transport ends, which removes the doubt."""
+        """Return whether a doubted client leaves. Stops waiting when `doubts` becomes False."""
         left = False
         async with anyio.create_task_group() as group:
 

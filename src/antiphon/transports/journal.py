@@ -137,7 +137,7 @@ class Journal:
         return before - len(kept)
 
     def next(self) -> str | bytes | None:
-        """Remove the next waiting frame, number and keep it if `numbered`, and return it encoded. None if none waits."""
+        """Remove the next waiting frame and return it encoded; None if there is none. If `numbered`, also keep it."""
         if not self._waiting:
             return None
         waiting = self._waiting.popleft()
@@ -260,7 +260,7 @@ class Journal:
         return found[::-1]
 
     def _number(self, waiting: _Waiting | _Sent) -> _Waiting | _Sent:
-        """Give a waiting frame the number with which it will be sent. Returns a frame that is not numbered unchanged."""
+        """Give a waiting frame the number with which it will be sent. Without `numbered`, it stays unchanged."""
         if isinstance(waiting, _Sent) or not self.numbered or not waiting.frame.numbered:
             return waiting
         self._seq += 1
@@ -342,7 +342,7 @@ class ResumeToken:
 
     @classmethod
     def stored(cls, hash: bytes) -> ResumeToken:
-        """Return the token with this stored `hash`, for a session from before a restart. The token's text is unknown."""
+        """Return the token with this stored `hash`, for a session from before a restart. Its text is unknown."""
         return cls(_hash=hash[:32], _previous_hash=hash[32:])
 
 

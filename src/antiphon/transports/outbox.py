@@ -55,7 +55,7 @@ class Outbox:
         return len(self.journal)
 
     def put(self, frame: Frame) -> None:
-        """Queue a frame after all others. Never waits: the task that produces frames has to call `wait_for_room` itself."""
+        """Queue a frame after all others. Never waits: the task that produces frames calls `wait_for_room` too."""
         self.journal.push(frame)
         self._changed.notify()
 

@@ -87,7 +87,7 @@ class OutputTrack(MediaStreamTrack):
 
     def attach(self, report: ReportPlayback) -> None:
         """Set the callback `report`. It is called when the first sample of a response is played, and after the last
-        sample of each item. """
+        sample of each item."""
         self._report = report
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
@@ -143,7 +143,7 @@ class OutputTrack(MediaStreamTrack):
         return frame
 
     def next_frame(self) -> npt.NDArray[np.int16]:
-        """Take the next 20 ms from the queue, as int16 [960]. Missing samples, and all samples during a hold, are zeros.
+        """Take the next 20 ms from the queue, as int16 [960]. Missing samples, or all during a hold, are zeros.
 
         Reports responses that begin or end in these 20 ms.
         """
@@ -195,7 +195,7 @@ class WebRtcCall:
         self._arrived: asyncio.Queue[str | bytes | AppendAudio | None] = asyncio.Queue(MAX_ARRIVED_ITEMS)
         self._audio_task: asyncio.Task[None] | None = None
         self._hung_up = False
-        # Whether the end of the call has arrived (later items are dropped), and whether an item was dropped before that.
+        # Whether the end of the call has arrived (later items are dropped), and whether an item was dropped before.
         self._has_ended = self._has_dropped = False
         self.peer.on("datachannel", self._on_data_channel)
         self.peer.on("track", self._on_track)
@@ -284,7 +284,7 @@ class WebRtcCall:
             return
         self._has_ended = item is None
         if self._arrived.full():
-            # A live microphone is never this far ahead, so dropping its oldest audio harms no conversation.
+            # A live microphone is never this far ahead, so this client does not take part in a conversation.
             self._arrived.get_nowait()
             if not self._has_dropped:
                 self._has_dropped = True

@@ -34,7 +34,7 @@ class WebSocketTransport:
         return data if text is None else text
 
     async def has_left(self, within_s: float) -> bool:
-        """Wait at most `within_s` seconds for the client to disconnect. If a frame arrives instead, keep it for `receive`."""
+        """Return whether the client disconnects within `within_s` seconds. Keeps a frame that arrives for `receive`."""
         with anyio.move_on_after(within_s):
             if self._first is None:
                 self._first = await self.receive()
@@ -44,7 +44,7 @@ class WebSocketTransport:
     async def send(self, data: str | bytes) -> None:
         """Send a text frame for str, or a binary frame for bytes. Waits while the socket's send buffer is full.
 
-        Raises TransportClosed.
+        Raises TransportClosed if the client has left.
         """
         try:
             if isinstance(data, bytes):
