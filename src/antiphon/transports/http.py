@@ -1,4 +1,4 @@
-"""HTTP code that hosts and doors share: timeouts for bodies, responses that can be cut off, and a limit on log lines."""
+"""HTTP code that hosts and doors share: body timeouts, responses that can be cut off, and a limit on log lines."""
 
 from __future__ import annotations
 
