@@ -1,4 +1,4 @@
-"""A full-duplex connection without a socket, and helpers of its tests."""
+"""A full-duplex connection without a socket, and helper functions for its tests."""
 
 from __future__ import annotations
 

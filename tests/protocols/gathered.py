@@ -1,4 +1,4 @@
-"""The wire side of a connection, whose commands and frames are collected until a test reads them."""
+"""The wire side of a connection. Its commands and frames are collected until a test reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from antiphon.protocols.wire import Frame
 
 
 class Gathered:
-    """Collects the commands and frames of `wire`. All other attributes are those of `wire`."""
+    """Collects the commands and frames of `wire`. Forwards all other attributes to `wire`."""
 
     def __init__(self, wire: WireConnection | Any) -> None:
         self.wire = wire

@@ -1,4 +1,4 @@
-"""JSON values that resemble a client's: any of the known fields, with any values."""
+"""JSON values that resemble a client's messages: any known fields, with any values."""
 
 from __future__ import annotations
 

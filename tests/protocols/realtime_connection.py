@@ -1,4 +1,4 @@
-"""A connection to /v1/realtime without a socket, and helpers of its tests."""
+"""A connection to /v1/realtime without a socket, and helper functions for its tests."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def pcm(num_bytes: int) -> str:
 def trace(
     name: str, connection: Gathered, events: list[dict[str, Any]], outputs: list[TranscriptionEvent]
 ) -> list[dict[str, Any]]:
-    """Play a session; compare the frames with tests/traces/NAME.jsonl, which ANTIPHON_TEST_TRACES=write rewrites."""
+    """Play a session, and compare the frames with tests/traces/NAME.jsonl. ANTIPHON_TEST_TRACES=write rewrites it."""
     got = frames(connection)
     for event in events:
         got += exchange(connection, **event)

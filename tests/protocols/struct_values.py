@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-# One value of each JSON type, and all false values, which some fields treat as missing.
+# One value of each JSON type, and all false values, because some fields treat these as missing.
 JSON_TYPES: tuple[object, ...] = (None, True, False, 7, 0, -1.5, "x", "", ["x"], [], [[]], {"x": 1}, {})
 
 
 def fields_of_every_type(message: type[msgspec.Struct]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield messages, each with one field changed to another JSON type, and the path of that field.
 
-    The path is written as in errors: `messages[0].role`. The other fields are the required ones, with values of their
-    types.
+    The path has the same form as in errors: `messages[0].role`. A message also has all required fields, with values of
+    the right types.
     """
     yield from _varied(inspect.type_info(message))
 
 
 def has_wrong_type(message: type[msgspec.Struct], fields: dict[str, Any]) -> bool:
-    """Whether a field has a type that its class does not accept."""
+    """Whether a value in `fields` has a type that the message's class does not accept."""
     config = message.__struct_config__
     tagged = {config.tag_field: config.tag} if config.tag_field else {}
     try:

@@ -1,4 +1,4 @@
-"""The bridges: their messages in both directions, and that nothing of an old epoch is sent."""
+"""Tests the messages of the bridges in both directions, and that nothing from an old epoch is sent."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_when_no_conversation_model_is_loaded_then_a_bridge_does_not_open(kind: 
 
 
 def errors_of(wire: Gathered) -> list[str]:
-    """Return the codes of the errors that were sent, in the shape of any bridge."""
+    """Return the codes of the errors that were sent, in the format of any bridge."""
     sent = [f for f in frames_of(wire) if not isinstance(f, bytes) and f["type"] == "error"]
     return [f["code"] if "code" in f else f["error"]["code"] for f in sent]
 
@@ -104,7 +104,7 @@ def errors_of(wire: Gathered) -> list[str]:
 @pytest.mark.parametrize("kind", [OmniBridge, OpenbmbBridge, MinicpmoWorkerBridge])
 def test_when_something_fails_or_is_refused_then_the_client_of_a_bridge_is_told(kind: Kind) -> None:
     wire = opened_bridge(kind)
-    # The end of a turn without new audio: no turn.done follows.
+    # A turn without new audio was ended, so no turn.done follows.
     wire.send(CommitRefused(0, 1))
     assert errors_of(wire) == ["input_audio_buffer_commit_empty"]
     wire.send(TranscriptFailed(0, "the model failed"))
@@ -176,7 +176,7 @@ def test_worker_each_second_of_audio_gets_one_result() -> None:
     second = exchange_chunk(wire)
     assert (second["is_listen"], second["text"], second["end_of_turn"]) == (False, "Hello.", False)
     assert audio_of(second).all()
-    # Half a second is available and more will follow: it is heard at the end of its second.
+    # Half a second of audio is available and more will follow, so this audio is at the end of its second.
     third = exchange_chunk(wire)
     assert (third["is_listen"], third["end_of_turn"]) == (False, False)
     assert not audio_of(third)[:12_000].any()
@@ -190,7 +190,7 @@ def test_worker_each_second_of_audio_gets_one_result() -> None:
     configured, *rest = wire.commands()
     assert [type(i) for i in rest] == [AppendAudio] * 5
     assert isinstance(configured, ConfigureConversation)
-    # The voice to speak with, as a file.
+    # The recording of the voice is passed on as an audio file.
     assert configured.config.duplex is not None
     assert configured.config.duplex.voice_reference.startswith(b"RIFF")
 
@@ -218,7 +218,7 @@ def test_worker_a_player_whose_only_clock_are_the_results_plays_all_and_never_ru
         result = exchange_chunk(wire)
         audio = audio_of(result)
         assert len(audio) == 24_000 or (result["end_of_turn"] and len(audio))
-        # Within the second, the response is contiguous and at the end.
+        # Within the second, the response's audio is at the end and has no gap.
         assert (np.diff(audio.astype(bool).astype(int)) >= 0).all()
         assert result["is_listen"] is not bool(audio.any() or result["text"] or result["end_of_turn"])
         num_heard += np.count_nonzero(audio)
@@ -247,7 +247,7 @@ def test_worker_pauses_stops_and_interrupts() -> None:
     assert frames_of(wire)[-1] == {"type": "resumed"}
     send_response(wire, 3.0)
     assert exchange_chunk(wire)["is_listen"] is False
-    # Audio that was not sent yet is dropped with the answer to the message that forces it.
+    # The answer to a message with `force_listen` no longer has the audio that was not sent yet.
     forced = exchange_chunk(wire, force_listen=True)
     assert (forced["text"], forced["end_of_turn"]) == ("", True)
     assert not np.frombuffer(b64decode(forced["audio_data"]), "<f4").any()

@@ -48,7 +48,7 @@ def test_a_reference_recording_is_read_from_base64_and_data_uris(given: Any) -> 
     wire = connection()
     receive_event(wire, "session.update", session={"ref_audio": given})
     (created,) = frames_of(wire)
-    # It is not shown.
+    # `ref_audio` is not shown to the client.
     assert "ref_audio" not in created["session"]
     (configured,) = wire.commands()
     assert configured.config.duplex.voice_reference == b"RIFF"
@@ -93,7 +93,7 @@ def test_when_the_first_frame_is_another_then_a_default_session_opens_and_the_fr
     configured, appended = wire.commands()
     assert isinstance(appended, AppendAudio)
     assert configured.config.duplex.policy == "auto"
-    # No turn detection was requested: turns end as with semantic_vad.
+    # No turn detection was requested, so turns end as with semantic_vad.
     assert configured.config.transcription.vad.eagerness == "auto"
 
 
@@ -268,7 +268,7 @@ def test_a_commit_may_ask_for_a_response_or_forbid_it() -> None:
     assert commands_of(wire, "input_audio_buffer.commit") == [CommitAudio()]
     assert commands_of(wire, "input_audio_buffer.commit", final=False) == [CommitAudio(False)]
     assert commands_of(wire, "input_audio_buffer.commit", response_create=False) == [SkipResponse(), CommitAudio()]
-    # Turns are answered without a request.
+    # By default, the model responds to turns without a request.
     assert commands_of(wire, "input_audio_buffer.commit", response_create=True) == [CommitAudio()]
     quiet = opened(extra_body={"auto_response": False})
     assert commands_of(quiet, "input_audio_buffer.commit") == [CommitAudio()]

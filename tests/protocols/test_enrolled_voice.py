@@ -1,4 +1,4 @@
-"""`primary_speaker` and `enrolled_voice` in the dialects that have them: what is accepted, shown, refused and kept."""
+"""Tests which values of `primary_speaker` and `enrolled_voice` are accepted, shown, refused and kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEAKER, VOICE = "session.audio.input.primary_speaker", "session.audio.input.enr
 
 
 class Voices:
-    """The voices of a client, by name. Each look-up of a voice returns another vector."""
+    """The uploaded voices of a client, by name. Each look-up of a voice returns a different vector."""
 
     def __init__(self, *names: str) -> None:
         self.names = {*names}
@@ -88,7 +88,7 @@ def test_when_a_voice_is_enrolled_then_the_session_has_it_and_shows_its_name(con
     assert config
     assert config.primary_speaker == "enrolled"
     assert len(config.enrolled_voices) == 1
-    # Fields missing in other updates stay, including the vector; another voice has another vector.
+    # Fields that are missing in later updates do not change, and neither does the vector. A new voice has a new vector.
     _, kept = update(wire)
     assert kept
     assert kept.enrolled_voices == config.enrolled_voices

@@ -1,4 +1,4 @@
-"""Every JSON type in every field of the realtime dialects' messages: nothing raises, and errors name the field."""
+"""Sends every JSON type in every field of the realtime dialects' messages. Errors name the field; nothing raises."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ MESSAGES: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "openbmb": (OpenbmbInit, OpenbmbAppend, OpenbmbClose),
     "minicpmo": (WorkerPrepare, WorkerChunk, WorkerPause, WorkerResume, WorkerStop),
 }
-# Objects inside messages: the dialect, the message around them (`...` marks their place), and their path.
+# Objects inside messages: the dialect, the surrounding message (`...` marks the object's place), and the object's path.
 INSIDE: tuple[tuple[str, type[msgspec.Struct], dict[str, Any], str], ...] = (
     ("openai", GaFields, {"type": "session.update", "session": ...}, "session"),
     ("openai", BetaFields, {"type": "session.update", "session": ...}, "session"),
@@ -134,7 +134,7 @@ def errors(received: Received[Any]) -> list[Any]:
 
 
 def placed(around: Any, fields: dict[str, Any]) -> Any:
-    """Return `around` with the fields at `...`: as an object, or among the fields next to it."""
+    """Return `around` with the fields in place of `...`: as an object, or merged into the fields next to it."""
     if around is ...:
         return fields
     if isinstance(around, list):
@@ -171,5 +171,5 @@ def test_a_field_of_an_object_inside_a_message_is_named_by_its_path(
         found = errors(DIALECTS[name]().feed(json.dumps(message)))
         if is_wrong:
             assert found, (path, message)
-            # The error may be inside the field.
+            # The path in the error may be inside the field.
             assert found[0]["param"].startswith(".".join(filter(None, (where, path)))), (path, message)

@@ -1,4 +1,4 @@
-"""Messages are decoded once. A message is searched for unknown names only if the first decoder refuses it."""
+"""Tests that messages are decoded once, and searched for unknown names only if the first decoder refuses them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_message_without_unknown_names_is_not_decoded_again() -> None:
     message = READER.read(text_of(type="append", audio="AA", event_id="e"))
     assert isinstance(message, Append)
     assert (message.audio, message.sample_rate, message.event_id) == ("AA", 16_000, "e")
-    # Invalid JSON would be refused if it were decoded.
+    # The text is not decoded: its invalid JSON would be refused.
     check_names("{", message, strict=True)
 
 

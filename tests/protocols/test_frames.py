@@ -1,4 +1,4 @@
-"""Behaviour shared by the dialects with OpenAI's messages: errors name the client's message, and formats change."""
+"""Tests of all dialects with OpenAI's messages: errors quote the client's message id, and formats can change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts and JSON that are too long: each dialect and REST parser refuses them and names the field."""
+"""Tests that each dialect and REST parser refuses texts and JSON that are too long, and names the field."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_when_a_text_is_too_long_then_the_error_names_its_field(
     assert not received.commands
     (error,) = errors(received)
     assert (error["code"], error["param"]) == ("string_above_max_length", param)
-    # The error does not repeat the text.
+    # The error does not quote the text.
     assert len(error["message"]) < 200
 
 

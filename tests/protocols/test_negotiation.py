@@ -1,4 +1,4 @@
-"""The negotiation of a dialect on /v1/realtime, and input that no client can break any dialect with."""
+"""Tests how /v1/realtime chooses a dialect, and that no input from a client breaks any dialect."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_whatever_a_client_sends_nothing_raises_and_answers_parse(
         connection.receive(item)
         for frame in frames(connection):
             assert isinstance(frame["type"], str)
-            # The beta shows its session without a type.
+            # With beta names, the session has no type.
             if connection.dialect == "openai" and hasattr(connection.session(), "type"):
                 VENDOR.validate_python(frame)
         for command in connection.commands():

@@ -1,4 +1,4 @@
-"""OpenAI's conversation dialect: its commands, and its frames as the vendor's types."""
+"""Tests OpenAI's conversation dialect: its commands, and that its frames are valid for OpenAI's types."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_when_a_client_of_speech_to_speech_names_no_format_then_it_is_16_khz_bot
     def rates(**session: Any) -> tuple[int, int]:
         """Update the session, and return the rates of its input and output."""
         wire.receive(json.dumps({"type": "session.update", "session": {"type": "realtime"} | session}))
-        # OpenAI's types do not have PCM of 16 kHz.
+        # OpenAI's types do not have PCM at 16 kHz.
         (frame,) = [json.loads(f.encode()) for f in wire.frames()]
         audio = frame["session"]["audio"]
         reported = audio["input"]["transcription"] is not None
@@ -301,7 +301,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
         ({"type": "session.update", "session": {"tools": [{"type": "function", "name": ""}]}}, "session.tools[0].name"),
         ({"type": "session.update", "session": {"tool_choice": {"name": " "}}}, "session.tool_choice.name"),
         ({"type": "response.create", "response": {"tools": [{"name": ""}]}}, "response.tools[0].name"),
-        # As real clients send it: a response outside of the conversation, without input, in text.
+        # A request that real clients send: a text response outside of the conversation, without input.
         ({"type": "response.create", "response": {"input": [], "conversation": "none", "metadata": {"a": "b"}}}, None),
         ({"type": "response.create", "response": {"output_modalities": ["text"], "instructions": None}}, None),
         (
@@ -417,7 +417,7 @@ def test_when_two_responses_are_spoken_at_once_then_their_audio_is_not_mixed() -
 def test_g711_encodes_each_sample_as_the_nearest_code(encode: Any, decode: Any) -> None:
     every = bytes(range(256))
     values = decode(every)
-    # Each value is decoded to itself; the two zeros of µ-law are one.
+    # Each value is decoded to itself. Only the two zeros of µ-law become one.
     assert np.array_equal(decode(encode(values)), values)
     pcm = np.linspace(-1, 1, 5001).astype(np.float32)
     assert np.abs(decode(encode(pcm)) - pcm).max() < 0.035
@@ -464,7 +464,7 @@ def test_include_adds_to_the_users_transcripts_where_they_are_sent() -> None:
     connection = dialect()
 
     def frames() -> list[dict[str, Any]]:
-        # OpenAI's types do not have our extensions, which are sent only on request.
+        # Extensions are not in OpenAI's types. They are sent only on request.
         return [json.loads(f.encode()) for f in connection.frames()]
 
     def config(**audio_input: Any) -> TranscriptionConfig:
@@ -496,16 +496,16 @@ GA, BETA = {"output_modalities": ["text"]}, {"modalities": ["text"]}
 @pytest.mark.parametrize(
     ("updates", "shown"),
     [
-        # One beta name does not make a GA session a beta session, neither in an update under GA names nor after one.
+        # A beta name does not turn a GA session into a beta session, neither in an update with GA names nor after it.
         ([{"type": "realtime", "modalities": ["text"]}], ["session.modalities: output_modalities"]),
         ([{"type": "realtime"}, BETA], ["ga", "session.modalities: output_modalities"]),
         ([GA, {"voice": "heart"}], ["ga", "session.voice: audio.output.voice"]),
         ([{"type": "realtime", "turn_detection": None}], ["session.turn_detection: audio.input.turn_detection"]),
         ([{"type": "realtime", "speed": 1.2}], ["session.speed: audio.output.speed"]),
-        # A client that first uses shared names and then beta names is a beta client; GA names are then refused.
+        # A client that first sends shared names and then beta names is a beta client. GA names are then refused.
         ([{"instructions": "Hi."}, BETA, GA], ["ga", "beta", "session.output_modalities: modalities"]),
         ([BETA, {"audio": {"output": {"voice": "heart"}}}], ["beta", "session.audio: voice"]),
-        # A refused update decides nothing.
+        # A refused update does not decide between GA and beta.
         ([{"type": "realtime", "tracing": 1}, BETA], ["session.tracing", "beta"]),
     ],
 )
@@ -525,5 +525,5 @@ def test_a_session_keeps_the_names_that_its_client_uses(
     if not beta:
         assert found == shown
     else:
-        # With the header, the session is the beta's in any case.
+        # With the header, the session always has beta names.
         assert "ga" not in found

@@ -1,4 +1,4 @@
-"""OpenAI's transcription dialect in GA and beta names, without a socket."""
+"""Tests OpenAI's transcription dialect with GA and beta names, without a socket."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_recorded_session_is_replayed_and_parses_with_the_vendors_types() ->
     ]
     for frame in trace("openai", connect(intent="transcription"), events, OUTPUTS):
         VENDOR.validate_python(frame, strict=False)
-        # The pydantic union falls back to lenient members, so check that the type is a known one.
+        # The pydantic union falls back to lenient members, so also check the type.
         assert VENDOR.validate_python(frame).type == frame["type"]
 
 
@@ -70,7 +70,7 @@ def test_the_recorded_beta_session_is_replayed_and_parses_with_the_vendors_types
     assert first["type"] == "transcription_session.created"
     for frame in rest:
         if "session" in frame:
-            # OpenAI's type requires a secret, which only the answer to a request has.
+            # OpenAI's type requires a client secret, which only the answer to an HTTP request has.
             secret = {"client_secret": {"expires_at": 1, "value": ""}}
             frame = frame | {"session": frame["session"] | secret}
         assert BETA.validate_python(frame).type == frame["type"]

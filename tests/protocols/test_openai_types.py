@@ -1,7 +1,7 @@
-"""Every client event of the `openai` package's realtime types, and every field: it has an effect or is refused.
+"""Tests that every field of the client events in the `openai` package's realtime types has an effect or is refused.
 
-The test walks the types, so a field that a new version adds fails `test_every_field_of_the_types_is_known`. A field has
-an effect if the session's command or the format of the audio differs from those without the field.
+The test walks the types. If a new version adds a field, `test_every_field_of_the_types_is_known` fails. A field has an
+effect if it changes the session's command or the format of the audio.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INPUT = f"{ANSWER}.input[]"
 PNG = "data:image/png;base64,AAAA"
 LOGPROBS = ["item.input_audio_transcription.logprobs"]
 
-# The fields that a field needs next to it, by the path of their object.
+# Fields that a tested field requires next to it, by the path of their object.
 NEEDED: dict[str, dict[str, Any]] = {
     "<conversation.item.create>": {"item": {"type": "message", "role": "user"}},
     f"{ITEM}<function_call>": {"name": "f", "arguments": "{}", "call_id": "call-1", "id": "item-1"},
@@ -123,7 +123,7 @@ DONE: dict[str, Any] = {
     "<conversation.item.truncate>.item_id": "item-2",
     "<response.cancel>.response_id": "resp-1",
 }
-# Refused by name: the value that is sent, and the beginning of the path in the error, below the message's own field.
+# Fields that are refused by name: the sent value, and the beginning of the error's path within the message's field.
 PROMPT, MCP_TOOL = {"id": "pmpt_1"}, {"type": "mcp", "server_label": "x"}
 REFUSED: dict[str, tuple[Any, str]] = {
     f"{TALK}.prompt": (PROMPT, "session.prompt"),
@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         for kind in ("mcp_approval_response", "mcp_list_tools", "mcp_call", "mcp_approval_request")
     },
 }
-# Accepted without effect: the reason for each field.
+# Fields that are accepted but have no effect, with the reason for each.
 WITHOUT_EFFECT: dict[str, str] = {
     r".*\.(type|role|event_id|object)": "says what the object is",
     r".*\.status": "of an item that a client creates; the API itself says that it has no effect",
@@ -214,7 +214,7 @@ def _object(segments: list[str], i: int, value: Any) -> Any:
     is_last = i == len(segments) - 1
     tags = re.findall(r"<([^>]*)>", segments[i])
     is_list = "[]" in segments[i]
-    # A content part is replaced as a whole, since its type decides which fields it has.
+    # A content part is replaced as a whole, because its type decides which fields it has.
     if is_last or (is_list and i == len(segments) - 2 and isinstance(value, dict) and "type" in value):
         return [value] if is_list else value
     whole = {**dict(zip(("type", "role"), tags, strict=False)), **NEEDED.get(".".join(segments[: i + 1]), {})}
@@ -232,7 +232,7 @@ def wire_for(path: str) -> Wire:
 
 
 def outcome(path: str, sent: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """Return the session's commands, and the error that is sent to the client, if any."""
+    """Return the session's commands, and the error that is sent to the client (None without an error)."""
     wire = wire_for(path)
     received = wire.feed(json.dumps(sent))
     answers = [json.loads(frame.encode()) for frame in received.answers]

@@ -1,4 +1,4 @@
-"""Updates that contain a part of an object: every dialect merges them leaf by leaf, and shows the result."""
+"""Tests updates that have only a part of an object: every dialect merges the parts field by field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from antiphon.protocols.opening import Opening
 from antiphon.turns.end_of_turn import semantic_vad
 from tests.protocols.gathered import Gathered
 
-# The default of a leaf that is missing or null, by the type it belongs to; "" stands for all types.
+# The default of a field that is missing or null, by the object type to which the field belongs; "" for all types.
 FLAGS = {"create_response": True, "interrupt_response": True}
 SERVER = {"threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": 200, "idle_timeout_ms": None}
 VAD: dict[str, dict[str, Any]] = {"": FLAGS, "server_vad": SERVER, "semantic_vad": {"eagerness": "auto"}}
@@ -29,7 +29,7 @@ PCM: dict[str, dict[str, Any]] = {"": {}, "audio/pcm": {"rate": 24000}, "audio/p
 
 
 def parts(types: list[str], **leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return objects with any of these leaves, whose type is one of these or missing."""
+    """Return objects with any of the fields in `leaves`. Their `type` is in `types` or missing."""
     return st.fixed_dictionaries({}, optional={"type": st.sampled_from(types)} | leaves)
 
 
@@ -71,13 +71,13 @@ INPUT = ("turn_detection", "format", "noise_reduction", "transcription")
 
 
 class Refused(Exception):
-    """The update is wrong as a whole."""
+    """Raised for an update that is refused as a whole."""
 
 
 def merged(before: Any, change: Any, leaves: dict[str, dict[str, Any]], *, strict: bool) -> Any:
-    """Merge a change into an object with a type, as the page describes: a reference without any code of the server.
+    """Merge a change into an object with a type, as docs/wire describes it. This reference uses no code of the server.
 
-    `strict`: a leaf of another type is an error.
+    `strict`: a field of another type is an error.
     """
     if change is None:
         return None
@@ -147,7 +147,7 @@ def sent(wire: Gathered, update: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def in_force(vad: dict[str, Any] | None) -> ServerVad | None:
-    """Return the session's turn detection for the fields that are shown."""
+    """Return the turn detection that the session should have, from the fields that it shows."""
     if vad is None:
         return None
     if vad["type"] == "semantic_vad":
@@ -302,7 +302,7 @@ def test_the_updates_of_full_duplex_are_merged_leaf_by_leaf(changes: list[dict[s
             | SERVER
             | {"create_response": True, "interrupt_response": False, "idle_timeout_ms": 9000},
         ),
-        # Off and on again: no earlier field is left.
+        # Turn detection is turned off and on again, so no earlier field is left.
         ([{"type": "semantic_vad", "create_response": False}, None, {}], {"type": "server_vad"} | SERVER | FLAGS),
     ],
 )

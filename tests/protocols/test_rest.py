@@ -1,4 +1,4 @@
-"""Bodies of HTTP requests: the requests that they stand for, and errors that name the field at fault."""
+"""Tests how bodies of HTTP requests are read, and that errors name the field at fault."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_a_chunking_strategy_comes_as_json_and_as_fields() -> None:
     strategy = {"type": "server_vad", "threshold": 0.4, "silence_duration_ms": 700}
     vad = ServerVad(threshold=0.4, prefix_padding_ms=300, silence_duration_ms=700)
     assert form(chunking_strategy=json.dumps(strategy)).speech_detection == vad
-    # OpenAI's client library sends an object in a form like this.
+    # OpenAI's client library sends an object as separate form fields.
     fields = {f"chunking_strategy__{name}": str(value) for name, value in strategy.items()}
     assert form(**fields).speech_detection == vad
     assert form(chunking_strategy="null").speech_detection is None

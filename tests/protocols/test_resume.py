@@ -1,4 +1,4 @@
-"""Frames are numbered, kept and sent again."""
+"""Tests that the journal numbers frames, keeps them and sends them again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_when_a_client_resumes_then_missed_frames_come_before_waiting_ones() -> 
         ("c", 3),
         ("d", 4),
     ]
-    # Again, interrupted while frames are sent again.
+    # Rewind again, while earlier frames are still being sent again.
     journal.rewind(2)
     journal.next()
     journal.rewind(2)
@@ -164,7 +164,7 @@ def test_a_token_is_valid_until_its_successor_is_confirmed() -> None:
     assert not token.matches(first + "x")
     assert not token.matches("")
     second = token.renew()
-    # Until a message of the client arrives, it may not have received the new token.
+    # Until the client sends a message, it may not have received the new token.
     assert token.matches(first)
     third = token.renew()
     assert not token.matches(second)

@@ -1,4 +1,4 @@
-"""A response keeps the format and voice that it began with, even if an update changes them in the meantime."""
+"""Tests that a response keeps its format and voice, even if an update changes them in the meantime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.protocols import duplex_connection
 from tests.protocols.gathered import Gathered
 from tests.protocols.test_openai_conversation import dialect
 
-# Updates to another format, with the bytes of one second of it.
+# Updates to another format, each with the number of bytes in one second of that format.
 GA = [
     ({"type": "realtime", "audio": {"output": {"format": {"type": "audio/pcmu"}}}}, 8000),
     ({"type": "realtime", "audio": {"output": {"format": {"type": "audio/pcm", "rate": 16000}}}}, 32000),
@@ -35,7 +35,7 @@ def update(wire: Gathered, session: dict[str, Any]) -> None:
 
 
 def spoken(wire: Gathered, response_id: str, between: dict[str, Any] | None = None) -> tuple[int, list[Any]]:
-    """Return the bytes of a one-second response, and its `audio` when it began and when it ended.
+    """Return the number of bytes in a one-second response, and the response's `audio` at its beginning and end.
 
     The session is updated in the middle of the response.
     """

@@ -357,7 +357,7 @@ def test_when_a_type_or_a_whole_message_has_another_type_then_the_error_says_so(
 
 @pytest.mark.parametrize("value", JSON_TYPES, ids=repr)
 def test_what_was_always_taken_for_missing_still_is(value: object) -> None:
-    # The other name of a voice is not read if there is a voice.
+    # If `voice` is present, its other name `speaker` is not read.
     assert configured(voice="emma", speaker=value).voice == "emma"
     assert configured(text=value, stream=value, stream_format=value) == configured()
     if not value:

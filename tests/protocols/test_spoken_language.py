@@ -1,4 +1,4 @@
-"""A language that no loaded voice speaks, under its names in requests and sessions, and voices under other names."""
+"""Tests languages that no loaded voice speaks, in requests and sessions, and voices with other names."""
 
 from __future__ import annotations
 

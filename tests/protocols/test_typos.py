@@ -1,6 +1,6 @@
-"""Unknown names in every dialect: mistyped names are reported to the client, and additional ones are accepted.
+"""Tests unknown names in every dialect: mistyped names are reported to the client, and other names are accepted.
 
-The same holds for an unknown voice, which has the same error code in all dialects.
+An unknown voice has the same error code in all dialects.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def test_an_update_tells_in_its_answer_what_it_has_not_read() -> None:
     assert [w["param"] for w in created["warnings"]] == ["sesion", "session.instrctions", "session.audio.input.formt"]
     (updated,) = noted(wire, {"type": "session.update", "event_id": "a", "instructions": "x", "tempo": 2})
     assert [w["param"] for w in updated["warnings"]] == ["tempo"]
-    # Null switches a setting off, so it is reported if its name resembles a known one.
+    # Null turns a setting off, so a null field is reported if its name resembles a known name.
     fields = {"turn_detecton": None, "mood": None}
     (updated,) = noted(wire, {"type": "session.update", "event_id": "a", "session": fields})
     assert [w["param"] for w in updated["warnings"]] == ["session.turn_detecton"]
@@ -215,14 +215,14 @@ def test_a_voice_that_there_is_not_is_refused_with_those_that_there_are(name: st
 
     (error,) = refusals("nosuch")
     assert "The voice `nosuch` does not exist; there are: heart, emma." in error
-    # Clients send a voice of the hosted service if their user has not chosen one.
+    # Clients send one of OpenAI's voices if their user has not chosen a voice.
     assert refusals("Emma") == refusals("alloy") == []
     (error,) = refusals("alloy", strict=True)
     assert "The voice `alloy` does not exist" in error
 
 
 def test_what_a_client_gives_back_of_an_answer_is_read() -> None:
-    # As in `message.model_dump()` of OpenAI's clients.
+    # A message from `message.model_dump()` of OpenAI's clients.
     answer = {
         "role": "assistant",
         "content": "x",

@@ -1,4 +1,4 @@
-"""Values that a type skips and a second decoding reads: names that are not UTF-8, and numbers out of range."""
+"""Tests values that are only read by a second decoding: names that are not UTF-8, and numbers out of range."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_when_a_frame_has_what_cannot_be_read_then_it_is_answered_and_the_next_o
     path: str, frame: str | bytes
 ) -> None:
     feed = connection(path)
-    # It raises no error, which would end the session.
+    # An exception here would end the session.
     feed(frame)
     assert feed('{"type": "no.such.type"}')
 

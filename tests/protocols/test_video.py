@@ -1,4 +1,4 @@
-"""The video dialect, frame by frame: every default, limit, older name, event and error."""
+"""Tests the frames of the video dialect: every default, limit, older name, event and error."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_field_of_a_configuration_is_read_by_its_older_names_too() -> None
         voice="v",
         max_memory_s=60,
     ) == VideoConfig(False, True, 8, 256, "Be brief.", "blocks", 0.5, False, "v", 60.0)
-    # The canonical name takes precedence, wherever it stands.
+    # The newer name takes precedence, whatever the order of the fields.
     config = configured(num_frames=3, num_sample_frames=9, evs_enabled=False)
     assert (config.num_frames, config.filter) == (3, None)
 
@@ -116,7 +116,7 @@ def test_when_sampling_params_are_wrong_then_the_error_names_them(wrong: object)
 @pytest.mark.parametrize("value", JSON_TYPES, ids=repr)
 def test_what_was_always_taken_for_missing_still_is(value: object) -> None:
     plain = {"num_frames": 4, "enable_frame_filter": True, "frame_filter_threshold": 0.95}
-    # An older name is not read if the canonical one is given.
+    # An older name is not read if the newer name is present.
     assert configured(**plain, num_sample_frames=value, evs_enabled=value, evs_threshold=value) == configured()
     assert configured(model=value, data=value) == configured()
     (command,) = stream().feed(json.dumps({"type": "video.query", "text": value})).commands
@@ -381,7 +381,7 @@ def test_when_a_field_has_another_type_then_the_error_names_it(message: type[msg
         if has_wrong_type(message, fields):
             (error,) = shown(received.answers)
             assert f"Invalid type for '{name}" in error["message"]
-        # A message at the wrong time is refused for that, or for the same reason.
+        # At a time when the message is not allowed, it is refused for that reason or for the same one.
         other = stream() if kind == "session.config" else VideoDialect(lambda: 5.0)
         assert other.feed(json.dumps({"type": kind} | fields)).commands == []
 

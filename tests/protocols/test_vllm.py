@@ -1,4 +1,4 @@
-"""vLLM's transcription dialect without a socket."""
+"""Tests vLLM's transcription dialect without a socket."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ DELTA, DONE_TEXT, AUDIO_DONE = "transcription.delta", "transcription.done", "res
 
 def test_when_a_commit_is_not_final_then_its_segment_is_answered_while_more_is_appended() -> None:
     one = Hearing()
-    # As vLLM's clients do: they begin the request before they send audio.
+    # Like vLLM's clients, begin the request before sending audio.
     assert one.commit(final=False) == []
     assert one.append(1.0) == [1.0]
     assert one.commit(final=False) == ["commit", "cut"]
@@ -209,7 +209,7 @@ def test_when_a_commit_is_not_final_then_its_segment_is_answered_while_more_is_a
     assert one.commit(final=True) == ["commit", "wait"]
     # The end repeats the text of the whole request.
     assert one.answer(" two") == [(DELTA, " two"), (DONE_TEXT, "One two"), (AUDIO_DONE, None)]
-    # Audio after it belongs to another request.
+    # Audio after the end belongs to another request.
     assert one.append(0.5) == [0.5]
     assert one.commit(final=True) == ["commit", "cut"]
     assert one.answer("Three") == [(DELTA, "Three"), (DONE_TEXT, "Three"), (AUDIO_DONE, None)]
@@ -217,7 +217,7 @@ def test_when_a_commit_is_not_final_then_its_segment_is_answered_while_more_is_a
 
 def test_when_a_request_goes_on_then_every_five_seconds_are_a_segment() -> None:
     one = Hearing()
-    # No request has begun: the audio is one turn.
+    # No request has begun, so the audio is one turn.
     assert one.append(6.0) == [6.0]
     assert one.commit(final=False) == ["commit", "cut"]
     assert one.append(12.0) == [5.0, "commit", "wait", 5.0, "commit", "wait", 2.0]
@@ -260,7 +260,7 @@ def test_when_an_answer_is_cut_then_its_end_comes_and_the_next_is_its_own() -> N
     one = Hearing()
     one.append(1.0)
     one.commit(final=True)
-    # Audio alone cuts nothing off, since microphones send it all the time.
+    # Audio alone does not cut off a response, because microphones send audio all the time.
     assert one.append(1.0) == [1.0]
     assert one.say("response.cancel") == ["cancel"]
     assert one.answer("On", "cancelled") == [(DELTA, "On"), (DONE_TEXT, "On"), (AUDIO_DONE, None)]
@@ -280,7 +280,7 @@ def test_when_the_last_segment_of_a_request_is_refused_then_the_request_ends_wit
     one.commit(final=True)
     assert refused(one) == ["error"]
     assert one.answer("One") == [(DELTA, "One"), (DONE_TEXT, "One"), (AUDIO_DONE, None)]
-    # If all of its segments were answered before, it ends at once.
+    # If all segments of the request were already answered, the request ends at once.
     one.append(1.0)
     one.commit(final=False)
     assert one.answer("Two") == [(DELTA, "Two")]

@@ -1,5 +1,5 @@
-"""The commands and events of the core: what a client asks of a session, and what a session reports.
+"""The commands that clients send to a session, and the events that a session reports.
 
-Each kind of session has a module. Commands are verbs, events are in the past tense. Nothing here depends on a wire
-dialect, a model or a socket.
+Each kind of session has a module. Names of commands are verbs, and names of events are in the past tense. Nothing here
+depends on a wire dialect, a model or a socket.
 """

@@ -1,4 +1,4 @@
-"""Commands and events of conversations: items, content parts and responses. For turns, see events/transcription.py."""
+"""Commands and events of conversations: items, content parts and responses. Turns are in events/transcription.py."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", 
 
 @dataclass(slots=True)
 class ContentPart:
-    """One content part of a message. It is stored with its conversation, by these field names."""
+    """One content part of a message. It is stored with its conversation under these field names."""
 
-    # What the part contains, and in which direction it was sent.
+    # Kind of content, and the direction in which it was sent.
     kind: ContentPartKind
-    # The text that was written or spoken, or read on an image.
+    # The text that was written or spoken, or that was recognized in an image.
     text: str = ""
-    # A data URI.
+    # The image as a data URI.
     image: str = ""
-    # Of `output_audio`: the length of its audio in seconds.
+    # For `output_audio`: duration of the audio, in seconds.
     audio_s: float = 0.0
-    # Of `output_audio`: its words with their times.
+    # For `output_audio`: the spoken words with their times.
     words: list[Word] = field(default_factory=list)
-    # Its audio or image as a MediaPart, for a model that accepts media; not stored. The type is not MediaPart because
-    # stored parts are read back by these types.
+    # The audio or image as a MediaPart, for a model that accepts media. It is not stored. It is not declared as
+    # MediaPart, because stored parts are decoded with these types.
     media: Any = None
-    # Text, words and seconds before the part was truncated; None if it was not truncated.
+    # Text, words and duration in seconds before the part was truncated; None if it was not truncated.
     whole: tuple[str, tuple[Word, ...], float] | None = None
 
     def snapshot(self) -> ContentPart:
-        """Return a copy of the part as it is now. The media is shared, and never changes."""
+        """Return a copy of the part in its current state. The copy shares the media, which never changes."""
         return replace(self, words=list(self.words))
 
     def produced(self) -> ContentPart:
-        """Return a copy of the part as it was produced, before any truncation."""
+        """Return a copy of the part as it was before any truncation."""
         text, words, audio_s = self.whole or (self.text, self.words, self.audio_s)
         return replace(self, text=text, words=list(words), audio_s=audio_s)
 
     def add(self, text: str = "", words: Sequence[Word] = (), audio_s: float = 0.0) -> None:
-        """Append newly produced content. If the part has been truncated, the content is not heard and goes to `whole`
-        only.
+        """Append newly generated content. If the part was truncated, the content is not heard, so it is only added to
+        `whole`.
         """
         if self.whole:
             before, known, length_s = self.whole
@@ -65,72 +65,74 @@ class ContentPart:
 
 @dataclass(slots=True)
 class Item:
-    """One item of a conversation's history. It is stored by these field names.
+    """One item of a conversation's history. It is stored under these field names.
 
-    Items of the history change while a response is produced and heard. Events carry a `snapshot`, so that their content
-    does not depend on when they are encoded.
+    Items of the history change while a response is generated and heard. Events contain a `snapshot`, so that their
+    content does not depend on when they are encoded.
     """
 
     id: str  # The item's id on the wire.
-    kind: ItemKind = "message"  # A message, a function call, or a call's result.
-    role: ItemRole = "user"  # Of a message: who it is from.
+    kind: ItemKind = "message"  # A message, a function call, or the result of a function call.
+    role: ItemRole = "user"  # For a message: the speaker or writer.
     status: ItemStatus = "completed"  # Whether the item is complete.
-    parts: list[ContentPart] = field(default_factory=list)  # Of a message: its content parts in order.
-    call_id: str = ""  # Of a function call and of its result: the id that links them.
-    name: str = ""  # Of a function call: the function.
-    arguments: str = ""  # Of a function call: JSON text.
-    output: str = ""  # Of a call's result: what the function returned.
-    # Of a user's turn: "other" if it was another person's voice. Such a turn is not answered, and the model does not
-    # see it.
+    parts: list[ContentPart] = field(default_factory=list)  # For a message: its content parts, in order.
+    call_id: str = ""  # For a function call and its result: the id that links them.
+    name: str = ""  # For a function call: the function's name.
+    arguments: str = ""  # For a function call: the arguments, as JSON text.
+    output: str = ""  # For the result of a function call: the function's return value.
+    # For a user's turn: "other" if the voice is not the user's. The model neither sees such a turn nor responds to it.
     speaker: str = ""
 
     @property
     def text(self) -> str:
-        """The texts of all its content parts that have text, joined by spaces."""
+        """The text of all content parts, joined by spaces."""
         return " ".join(p.text for p in self.parts if p.text)
 
     def snapshot(self, *, produced: bool = False) -> Item:
-        """Return a copy of the item as it is now, or as it was `produced`. Later changes do not affect the copy."""
+        """Return a copy of the item in its current state, or with `produced` as it was before any truncation.
+
+        Later changes do not affect the copy.
+        """
         return replace(self, parts=[part.produced() if produced else part.snapshot() for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationConfig:
-    """The configuration of one conversation, set as a whole."""
+    """The configuration of one conversation. It is always replaced as a whole."""
 
-    # How the user's audio is transcribed, and how turns are found.
+    # How the user's audio is transcribed, and how turns are detected.
     transcription: TranscriptionConfig
-    # The text that the model is given first.
+    # Instructions for the model, at the beginning of its prompt.
     instructions: str = ""
-    # Responses are spoken; otherwise they are text.
+    # Whether responses are spoken. If not, they are text.
     audio_output: bool = True
-    # The voice of responses; None: the model's default.
+    # Voice of the responses; None for the model's default.
     voice: str | None = None
-    # The tempo; 1.0 is the voice's own.
+    # Speaking rate; 1.0 is the voice's normal speed.
     speed: float = 1.0
     # The functions that the model may call.
     tools: tuple[Tool, ...] = ()
-    # "auto", "none", "required" or a function's name.
+    # "auto", "none", "required" or the name of a function.
     tool_choice: str = "auto"
-    # A response may contain several calls; otherwise it ends with its first one.
+    # Whether a response may contain several function calls. If not, it ends with its first call.
     parallel_tool_calls: bool = True
-    # The most tokens of a response; None: as many as the context allows.
+    # Maximum number of tokens in a response; None for the limit of the context.
     max_tokens: int | None = None
-    # The end of a turn creates a response.
+    # Whether the end of a turn creates a response.
     create_response: bool = True
-    # Speech ends the response in progress.
+    # Whether speech ends the response in progress.
     interrupt_response: bool = True
-    # The client receives the transcripts of the user's turns.
+    # Whether the client receives the transcripts of the user's turns.
     reports_transcripts: bool = False
-    # Another response is created if nobody speaks for this time after a response was heard; None: never.
+    # Silence after a response that creates another response, in milliseconds; None for never.
     idle_timeout_ms: float | None = None
-    # What happens if the history outgrows the context; same as `ReplyOptions.truncation`.
+    # How to shorten a history that exceeds the context; same as `ReplyOptions.truncation`.
     truncation: Literal["auto", "disabled"] | float = "auto"
-    # A backchannel during a response does not end it.
+    # Whether a response continues if the user only says a backchannel.
     allows_backchannels: bool = False
-    # The client plays the responses itself, and is notified when to pause and continue.
+    # Whether the client, which plays the responses itself, gets events that say when to pause and continue.
     reports_ducking: bool = False
-    # Full duplex: epochs, overlap and turn states are reported. None: the conversation is not full duplex.
+    # Settings of full duplex, in which epochs, overlap and turn states are reported; None if it is not full duplex.
     duplex: DuplexConfig | None = None
 
 
@@ -139,7 +141,7 @@ class ConversationConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConfigureConversation:
-    """Replace the whole configuration, at the start and after each change. A response in progress keeps its own."""
+    """Replace the whole configuration, at the start and after each change. A response in progress keeps its old one."""
 
     config: ConversationConfig
 
@@ -148,7 +150,7 @@ class ConfigureConversation:
 class CreateItem:
     """Add an item at the end of the history, or after the item `after` (`root`: at the front).
 
-    `event_id` is the client's id for the command, in this and all other commands here. An error refers to it.
+    In all commands, `event_id` is the id that the client gave to the command. Errors quote it.
     """
 
     item: Item
@@ -158,7 +160,7 @@ class CreateItem:
 
 @dataclass(frozen=True, slots=True)
 class RetrieveItem:
-    """Ask for an item of the history. ItemRetrieved returns it."""
+    """Request an item of the history. ItemRetrieved returns it."""
 
     item_id: str
     event_id: str | None = None
@@ -174,7 +176,7 @@ class DeleteItem:
 
 @dataclass(frozen=True, slots=True)
 class TruncateItem:
-    """Cut a spoken item to what the user heard: the first `audio_end_ms` of its audio, and the words within them."""
+    """Truncate a spoken item to what the user heard: the first `audio_end_ms` of its audio, and the words in them."""
 
     item_id: str
     content_index: int
@@ -184,29 +186,28 @@ class TruncateItem:
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """Respond now. None uses the conversation's configuration."""
+    """Create a response now. If a field is None, the conversation's configuration applies."""
 
-    instructions: str | None = None  # The text that the model is given first.
-    audio_output: bool | None = None  # The response is spoken; otherwise it is text.
+    instructions: str | None = None  # Instructions for the model, at the beginning of its prompt.
+    audio_output: bool | None = None  # Whether the response is spoken. If not, it is text.
     voice: str | None = None  # The voice of the response.
     tools: tuple[Tool, ...] | None = None  # The functions that the model may call.
-    tool_choice: str | None = None  # "auto", "none", "required" or a function's name.
-    # The response may contain several calls; otherwise it ends with its first one.
+    tool_choice: str | None = None  # "auto", "none", "required" or the name of a function.
+    # Whether the response may contain several function calls. If not, it ends with its first call.
     parallel_tool_calls: bool | None = None
-    max_tokens: int | None = None  # The most tokens of the response.
-    stored: bool = True  # The response becomes part of the history; otherwise it is out of band.
-    # What to respond to, instead of the history. A string is the id of an item of the history.
+    max_tokens: int | None = None  # Maximum number of tokens in the response.
+    stored: bool = True  # Whether the response becomes part of the history. If not, it is out of band.
+    # Items to respond to, instead of the history. A string is the id of an item in the history.
     items: tuple[Item | str, ...] | None = None
-    metadata: Metadata | None = None  # The client's own data, returned with the response.
-    event_id: str | None = None  # The client's id for the command.
-    # What happens if the conversation has a response in progress: this one is refused, waits for the end of that one,
-    # or cuts it off.
+    metadata: Metadata | None = None  # The client's own data, which is returned with the response.
+    event_id: str | None = None  # The id that the client gave to the command.
+    # Behaviour if another response is in progress: the new response is refused, waits for its end, or cuts it off.
     when_busy: Literal["refuse", "wait", "cut"] = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
 class CancelResponse:
-    """Cancel the response `response_id`, or without an id the conversation's response in progress."""
+    """Cancel the response `response_id`. Without an id, cancel the conversation's response in progress."""
 
     response_id: str | None = None
     event_id: str | None = None
@@ -214,7 +215,7 @@ class CancelResponse:
 
 @dataclass(frozen=True, slots=True)
 class ClearOutputAudio:
-    """Stop the server's own playback at once. What was already heard of the response stays in the history."""
+    """Stop the server's own playback at once. The history keeps the part of the response that was already heard."""
 
     event_id: str | None = None
 
@@ -238,7 +239,7 @@ ConversationCommand = (
 class CommandRejected:
     """A command of the client failed and changed nothing.
 
-    `code` and `param` are those of the dialect's error. `event_id` is the command's.
+    `code` and `param` are the same as in the dialect's error. `event_id` is that of the command.
     """
 
     code: str
@@ -249,9 +250,7 @@ class CommandRejected:
 
 @dataclass(frozen=True, slots=True)
 class UserTurnStarted:
-    """A turn of the user began, which will become the item `item_id`. `turn` is its number in events
-    of transcription.
-    """
+    """A turn of the user began. It will become the item `item_id`. `turn` is its number in transcription events."""
 
     turn: int
     item_id: str
@@ -259,10 +258,10 @@ class UserTurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class UserTurnCommitted:
-    """A turn of the user is complete and became `item`, after the item `previous_id` (None: it is the first).
+    """A turn of the user is complete and became `item`. It follows the item `previous_id`; None if it is the first.
 
-    Its transcript may follow later. `turn` is None for a silence that counts as a turn. `end_ms` is the end of its
-    speech, or of its audio if no pause ended it.
+    The transcript may be reported later. `turn` is None for a silence that counts as a turn. `end_ms` is the end of the
+    turn's speech, or the end of its audio if no pause ended the turn.
     """
 
     turn: int | None
@@ -273,7 +272,7 @@ class UserTurnCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ItemAdded:
-    """An item was added to the history, after the item `previous_id` (None: it is the first)."""
+    """An item was added to the history. It follows the item `previous_id`; None if it is the first."""
 
     item: Item
     previous_id: str | None
@@ -289,21 +288,21 @@ class ItemDone:
 
 @dataclass(frozen=True, slots=True)
 class ItemRetrieved:
-    """The item that a RetrieveItem asked for, in its current state: truncated to what was heard."""
+    """The item that a RetrieveItem requested, in its current state. It is truncated to what was heard."""
 
     item: Item
 
 
 @dataclass(frozen=True, slots=True)
 class ItemDeleted:
-    """An item was removed from the history; the model no longer sees it."""
+    """An item was removed from the history, so the model no longer sees it."""
 
     item_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ItemTruncated:
-    """A spoken item was cut to the first `audio_end_ms` of its audio, by the client or by an interruption."""
+    """A spoken item was truncated to the first `audio_end_ms` of its audio, by the client or by an interruption."""
 
     item_id: str
     content_index: int
@@ -312,7 +311,7 @@ class ItemTruncated:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The token counts of one response. `cached_tokens` are those of the prompt that were not computed again."""
+    """The token counts of one response. `cached_tokens` counts the prompt tokens that were not computed again."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -321,37 +320,37 @@ class Usage:
 
 @dataclass(slots=True)
 class Response:
-    """One response and its state, which changes while the response is produced. Events carry a `snapshot`."""
+    """One response and its state, which changes while the response is generated. Events contain a `snapshot`."""
 
     id: str  # The response's id on the wire.
-    audio_output: bool  # The response is spoken; otherwise it is text.
-    voice: str | None  # The voice of the response; None: the model's default.
-    max_tokens: int | None  # The most tokens of the response; None: as many as the context allows.
-    metadata: Metadata | None = None  # The client's own data, returned with the response.
-    stored: bool = True  # The response becomes part of the history; otherwise it is out of band.
+    audio_output: bool  # Whether the response is spoken. If not, it is text.
+    voice: str | None  # Voice of the response; None for the model's default.
+    max_tokens: int | None  # Maximum number of tokens; None for the limit of the context.
+    metadata: Metadata | None = None  # The client's own data, which is returned with the response.
+    stored: bool = True  # Whether the response becomes part of the history. If not, it is out of band.
     status: ResponseStatus = "in_progress"  # The state of the response.
-    reason: str = ""  # Why the response is cancelled or incomplete.
+    reason: str = ""  # Why the response was cancelled or is incomplete.
     error: str = ""  # The error message of a failed response.
     code: str = "server_error"  # The error code of a failed response.
-    output: list[Item] = field(default_factory=list)  # Its items so far, in order.
-    usage: Usage | None = None  # Its token counts, after it is done.
-    request: CreateResponse = field(default_factory=CreateResponse)  # The command that created it.
+    output: list[Item] = field(default_factory=list)  # The response's items so far, in order.
+    usage: Usage | None = None  # Token counts; None until the response is done.
+    request: CreateResponse = field(default_factory=CreateResponse)  # The command that created the response.
 
     def snapshot(self) -> Response:
-        """Return a copy of the response with its items as produced so far. Later changes do not affect the copy."""
+        """Return a copy of the response with its items so far, not truncated. Later changes do not affect the copy."""
         return replace(self, output=[item.snapshot(produced=True) for item in self.output])
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseCreated:
-    """A response began. Its ResponseDone follows, however it ends."""
+    """A response began. A ResponseDone always follows, however the response ends."""
 
     response: Response
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseDone:
-    """A response ended. Its status is completed, cancelled, incomplete or failed. No event of it follows."""
+    """A response ended. Its status is completed, cancelled, incomplete or failed. No event about it follows."""
 
     response: Response
 
@@ -371,7 +370,7 @@ class OutputItemAdded:
 
 @dataclass(frozen=True, slots=True)
 class OutputItemDone:
-    """The item at `index` of a response's output is complete or was cut off; see its status."""
+    """The item at `index` of a response's output is complete or was cut off, as its status says."""
 
     response_id: str
     index: int
@@ -381,7 +380,7 @@ class OutputItemDone:
 
 @dataclass(frozen=True, slots=True)
 class ContentPosition:
-    """A position in a response: the item's index in its output, and the content part's index in the item."""
+    """A position in a response: the index of an item in its output, and of a content part in the item."""
 
     response_id: str
     item_id: str
@@ -391,7 +390,7 @@ class ContentPosition:
 
 @dataclass(frozen=True, slots=True)
 class ContentPartAdded:
-    """A content part of a response began; `part` is still empty."""
+    """A content part of a response began. `part` is still empty."""
 
     at: ContentPosition
     part: ContentPart
@@ -399,7 +398,7 @@ class ContentPartAdded:
 
 @dataclass(frozen=True, slots=True)
 class ContentPartDone:
-    """A content part is complete. Clients are sent the end of its audio, then of its text, then of the part."""
+    """A content part is complete. Clients receive the end of its audio, then of its text, then of the part."""
 
     at: ContentPosition
     part: ContentPart
@@ -407,7 +406,7 @@ class ContentPartDone:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTextDelta:
-    """More of a content part's text. `spoken`: the text is the transcript of the part's audio."""
+    """Further text of a content part. `spoken`: the text is the transcript of the part's audio."""
 
     at: ContentPosition
     text: str
@@ -416,9 +415,9 @@ class ResponseTextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAudioDelta:
-    """More of a content part's audio. pcm: float32 [num_samples], mono, at `rate_hz`.
+    """Further audio of a content part. `pcm`: float32 [num_samples], mono, at `rate_hz`.
 
-    `words` begin in this audio; their times are seconds from the start of the part's audio.
+    `words` are the words that begin in this audio. Their times are seconds from the start of the part's audio.
     """
 
     at: ContentPosition
@@ -429,7 +428,7 @@ class ResponseAudioDelta:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of the JSON text of a function call's arguments."""
+    """Further JSON text of a function call's arguments."""
 
     at: ContentPosition
     call_id: str
@@ -448,9 +447,10 @@ class ArgumentsDone:
 
 @dataclass(frozen=True, slots=True)
 class IdleTimeoutReached:
-    """Nobody spoke for `idle_timeout_ms` after a response was heard.
+    """The user was silent for `idle_timeout_ms` after a response was heard.
 
-    An empty turn, the item `item_id`, gets another response. It lies from `start_ms` to `end_ms` of session audio.
+    The silence becomes an empty turn, the item `item_id`, and gets another response. It lasts from `start_ms` to
+    `end_ms` of session audio.
     """
 
     item_id: str

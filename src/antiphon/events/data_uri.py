@@ -1,6 +1,6 @@
-"""Binary data in text, as in content parts and clients' fields: base64, bare or in a `data:` URI.
+"""Decodes binary data in text fields: base64, either bare or in a `data:` URI.
 
-Decoding is strict and fetches nothing: a URI of another scheme is invalid base64. Callers identify what the bytes are.
+Decoding is strict and fetches nothing: a URI with another scheme is invalid base64. The data's type is not checked.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ def decode_base64(text: str) -> bytes:
     """Decode base64 text.
 
     Args:
-        text: Standard base64 with its padding, without white space.
+        text: Standard base64 with padding and without white space.
 
     Raises:
         ValueError: Padding is missing or a character is invalid.
     """
     try:
-        # Equally strict, and takes less than half the time. It also refuses some valid text.
+        # This decoder is equally strict and takes less than half the time, but it also refuses some valid text.
         return msgspec.convert(text, bytes)
     except msgspec.ValidationError:
         pass
@@ -40,7 +40,7 @@ def split_data_uri(text: str) -> tuple[str, str]:
         text: The URI, or other text.
 
     Returns:
-        The header without its comma, and the body. For other text, the header is empty and the body is the text.
+        The header without the comma, and the body. For text that is not a `data:` URI: an empty header, and the text.
     """
     header, comma, body = text.partition(",")
     return (header, body) if comma and header.startswith("data:") else ("", text)

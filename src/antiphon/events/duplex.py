@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# JSON fields that are sent to a client with an event, or that a client sends with its own event. No code here reads
-# them.
+# Additional JSON fields of an event, sent to or by a client. No code here reads them.
 ClientFacts = Mapping[str, Any]
 OverlapPolicy = Literal["listen_only", "barge_in_on_speech", "auto"]
 OverlapAction = Literal["drop", "listen", "barge_in"]
@@ -16,50 +15,50 @@ TurnState = Literal["idle", "user_speaking", "user_committed", "assistant_genera
 
 @dataclass(frozen=True, slots=True)
 class NativeSampling:
-    """How a native model chooses its words, when to speak, and how it sounds. None uses the model's own default. A
-    model ignores a choice that it does not have.
+    """Sampling parameters of a native model. None uses the model's default. A model ignores parameters that it does not
+    have.
     """
 
-    # Temperature of words; 0 samples the likeliest one.
+    # Sampling temperature for text; 0 always takes the most likely token.
     temperature: float | None = None
-    # The number of likeliest words that may be sampled; 0: all.
+    # Number of most likely text tokens to sample from; 0 for all.
     top_k: int | None = None
-    # The share of probability that may be sampled; 0: all.
+    # Top-p sampling: the total probability of the text tokens to sample from; 0 for all.
     top_p: float | None = None
-    # Above 1, words that were already said are less likely.
+    # Repetition penalty for text. Above 1, words that were already said become less likely.
     repetition_penalty: float | None = None
-    # Above 1, the end of a turn is less likely.
+    # Penalty for the end of a turn. Above 1, it becomes less likely.
     turn_penalty: float | None = None
-    # Factor of the score of listening.
+    # Factor applied to the score of the listen token.
     listen_scale: float | None = None
-    # The model listens if listening is among this number of likeliest choices.
+    # The model listens if the listen token is one of this number of most likely tokens.
     listen_top_k: int | None = None
-    # Temperature of the voice's codes.
+    # Sampling temperature for audio codes.
     voice_temperature: float | None = None
-    # Above 1, the voice's recent codes are less likely.
+    # Repetition penalty for audio codes. Above 1, recent codes become less likely.
     voice_repetition_penalty: float | None = None
-    # With a seed, the same input gives the same response.
+    # Random seed. The same seed and input give the same response.
     seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DuplexConfig:
-    """How speech during a response is treated, and when a response counts as heard."""
+    """How to treat speech during a response, and when a response counts as heard."""
 
-    # `listen_only`: no speech ends a response. `barge_in_on_speech`: any speech does. `auto`: the response is ducked at
-    # once; within DECISION_S (turns/overlap.py) the speech is classified as a backchannel, or stops the response.
+    # `listen_only`: no speech ends a response. `barge_in_on_speech`: any speech ends a response. `auto`: the response
+    # is ducked at once. Within DECISION_S (turns/overlap.py), the speech counts as a backchannel or ends the response.
     policy: OverlapPolicy = "auto"
-    # With `auto`, speech up to this length is a backchannel unless its words say otherwise.
+    # With `auto`, speech up to this duration counts as a backchannel, unless its words say otherwise. In milliseconds.
     short_ack_ms: int = 700
-    # With `auto`, an apparent backchannel that reaches this length is a barge-in.
+    # With `auto`, an apparent backchannel becomes a barge-in after this duration, in milliseconds.
     barge_in_ms: int = 1200
-    # Only audio that the client acknowledged counts as heard, even after a response was played to its end.
+    # Whether only audio that the client has acknowledged counts as heard, even at the end of a response.
     acks_only: bool = False
-    # The number of units at the start in which a native model only listens; None: the model's own default.
+    # Number of units at the start during which a native model only listens; None for the model's default.
     listen_only_units: int | None = None
-    # How a native model makes its choices.
+    # Sampling parameters of a native model.
     sampling: NativeSampling = NativeSampling()
-    # An audio file of the voice for a native model to speak with; empty: its own voice.
+    # An audio file with the voice for a native model to use; empty for the model's own voice.
     voice_reference: bytes = b""
 
 
@@ -68,10 +67,9 @@ class DuplexConfig:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgePlayback:
-    """Acknowledge that the client played `played_ms` of a response's audio, and that `committed_ms` of it count as
-    heard.
+    """Report that the client has played `played_ms` of a response's audio, of which `committed_ms` count as heard.
 
-    Without ids, it refers to the latest open item.
+    Without ids, the acknowledgement is for the latest open item.
     """
 
     played_ms: int
@@ -83,9 +81,9 @@ class AcknowledgePlayback:
 
 @dataclass(frozen=True, slots=True)
 class BargeIn:
-    """Take the floor: the client reports that the user interrupts the response.
+    """Give the floor to the user: the client reports that the user interrupts the response.
 
-    The overlap decision carries `reason`.
+    The event with the overlap decision has this `reason`.
     """
 
     reason: str = "client_barge_in"
@@ -94,7 +92,7 @@ class BargeIn:
 
 @dataclass(frozen=True, slots=True)
 class HoldFloor:
-    """Leave the floor as it is: the client reports that the user's current speech does not interrupt the response."""
+    """Keep the floor as it is: the client reports that the user's current speech does not interrupt the response."""
 
     reason: str = "client_overlap_action"
     event_id: str | None = None
@@ -102,21 +100,21 @@ class HoldFloor:
 
 @dataclass(frozen=True, slots=True)
 class CancelInput:
-    """Discard the user's current speech, and the response to it. The ClearAudio that follows drops its audio."""
+    """Discard the user's current speech and the response to it. The next ClearAudio drops the audio of that speech."""
 
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SkipResponse:
-    """Create no response to the commit that follows."""
+    """Do not create a response to the next commit."""
 
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SignalTurn:
-    """Forward the client's own event about turns, as a TurnStateChanged with its `payload`."""
+    """Report the client's own event about turns, as a TurnStateChanged with this `payload`."""
 
     event: str
     payload: ClientFacts = field(default_factory=dict)
@@ -125,7 +123,7 @@ class SignalTurn:
 
 @dataclass(frozen=True, slots=True)
 class AppendFrames:
-    """Add the current images of the user's camera, encoded, the oldest first, for the next unit of a native model."""
+    """Add images from the user's camera to a native model's next unit. They are encoded, oldest first."""
 
     frames: tuple[bytes, ...]
     event_id: str | None = None
@@ -138,7 +136,7 @@ DuplexCommand = AcknowledgePlayback | BargeIn | HoldFloor | CancelInput | SkipRe
 
 @dataclass(frozen=True, slots=True)
 class EpochRaised:
-    """The epoch was raised because a response was cut off. From now on, nothing of an older epoch is sent."""
+    """The epoch has increased because a response was cut off. From now on, nothing from an older epoch is sent."""
 
     epoch: int
 
@@ -147,7 +145,7 @@ class EpochRaised:
 class TurnStateChanged:
     """A turn-taking event occurred, and `state` is the state after it.
 
-    The events `duck` and `unduck` do not change the state. `payload` holds further fields for the client.
+    The events `duck` and `unduck` do not change the state. `payload` has additional fields for the client.
     """
 
     event: str
@@ -157,7 +155,7 @@ class TurnStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class OverlapReported:
-    """The decision about speech during a response, the policy that applied, and the reason."""
+    """The decision about speech during a response, with the policy that applied and the reason."""
 
     policy: OverlapPolicy
     action: OverlapAction
@@ -166,22 +164,23 @@ class OverlapReported:
 
 @dataclass(frozen=True, slots=True)
 class SpeakStepTaken:
-    """The assistant takes the floor: it begins to speak the response."""
+    """The assistant takes the floor and begins to speak the response."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListenStepTaken:
-    """The assistant listens: the user's speech or commit gets no response. `reason` says why."""
+    """The assistant listens, so the user's speech or commit gets no response. `reason` says why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlaybackCursors:
-    """Milliseconds of one item's audio that were generated, sent to the client, played by it, and are known to have
-    been heard. No cursor exceeds `generated_ms` or ever decreases.
+    """How many milliseconds of an item's audio were generated, sent, played by the client, and certainly heard.
+
+    No cursor exceeds `generated_ms`, and no cursor ever decreases.
     """
 
     generated_ms: int = 0
@@ -194,7 +193,7 @@ class PlaybackCursors:
 class PlaybackAcknowledged:
     """An acknowledgement of the client was accepted."""
 
-    # The response of the item.
+    # The response that contains the item.
     response_id: str
     # The item that was played.
     item_id: str

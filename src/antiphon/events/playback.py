@@ -1,4 +1,4 @@
-"""Events of playback, for responses that the server plays or whose playback it controls."""
+"""Events about the playback of responses, if the server plays them itself or controls their playback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlaybackStarted:
-    """The server began to play a response; its first audio is heard now."""
+    """The server began to play a response, whose first audio is heard now."""
 
     response_id: str
 
@@ -28,10 +28,10 @@ class PlaybackCleared:
 
 @dataclass(frozen=True, slots=True)
 class PlaybackHoldChanged:
-    """Somebody speaks over a response, and it is undecided whether that takes the floor.
+    """Playback is paused or continued, because somebody speaks over a response and may take the floor.
 
-    Playback pauses (`held`), or continues at the same sample after the speech did not take the floor. If it did take
-    the floor, SpeechStarted follows.
+    While it is undecided whether the speech takes the floor, playback pauses (`held`). If it does not, playback
+    continues at the same sample. If it does, SpeechStarted follows.
     """
 
     held: bool

@@ -1,6 +1,6 @@
-"""Commands and events of speech synthesis: text in while it is being written, the audio of its sentences out.
+"""Commands and events of speech synthesis. Commands add text while it is written; events have audio for sentences.
 
-Utterances, and the sentences of each, are numbered from 0.
+Utterances are numbered from 0, and so are the sentences in each utterance.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Granularity = Literal["sentence", "clause", "none"]
 
 @dataclass(frozen=True, slots=True)
 class VoiceSample:
-    """A voice to speak with, sent by the client: an audio file, or a speaker embedding.
+    """A voice that the client has sent: an audio file or a speaker embedding.
 
-    - `audio`: the bytes of an audio file in any container; empty if an embedding is given.
-    - `text`: what the audio says, if known; it improves the clone.
-    - `embedding`: the voice as the model's own vector.
-    - `url`: where the audio is until the server has fetched it; no session sees it.
+    - `audio`: an audio file in any container; empty if there is an embedding.
+    - `text`: the words that are spoken in the audio, if known. They improve the clone.
+    - `embedding`: the voice as a vector of the model.
+    - `url`: the URL of the audio until the server has fetched it. Sessions never see it.
     """
 
     audio: bytes = b""
@@ -33,58 +33,59 @@ class VoiceSample:
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfig:
-    """How the text of an utterance is spoken."""
+    """The configuration for speaking an utterance."""
 
-    # One of the synthesizer's voices; None: its default.
+    # One of the synthesizer's voices; None for the default.
     voice: str | None = None
-    # The unit that the text is split into before it is synthesized.
+    # The unit into which text is split before it is synthesized.
     granularity: Granularity = "sentence"
-    # The encoding of the audio; with `stream` always raw PCM.
+    # Format of the audio; always raw PCM with `stream`.
     format: SpeechFormat = "wav"
-    # The tempo; 1.0 is the voice's own.
+    # Speaking rate; 1.0 is the voice's normal speed.
     speed: float = 1.0
-    # With a seed, the same text gives the same samples.
+    # Random seed. The same seed and text give the same samples.
     seed: int | None = None
-    # PCM is sent as it is generated, instead of one file for each sentence.
+    # Whether PCM is sent while it is generated, instead of one file for each sentence.
     stream: bool = False
-    # SentenceDone carries word times.
+    # Whether SentenceDone has word times.
     word_times: bool = False
-    # The language as ISO-639-1; None: the model detects it. For models that speak several.
+    # ISO-639-1 code of the language; None to detect it. For models with several languages.
     language: str | None = None
-    # How to speak, in words. For models that follow instructions.
+    # Description of how to speak. For models that follow instructions.
     instructions: str = ""
-    # The voice to speak with. For models that clone voices.
+    # The voice to clone. For models that clone voices.
     sample: VoiceSample | None = None
-    # The most codec frames of one sentence. For models that speak in frames.
+    # Maximum number of codec frames in a sentence. For models that generate codec frames.
     max_frames: int | None = None
-    # The number of codec frames in the first chunk; fewer make audio start sooner. For models that speak in frames.
+    # Number of codec frames in the first chunk. With fewer frames, audio starts sooner. For models that generate codec
+    # frames.
     first_frames: int | None = None
-    # Sample rate of the audio; None: the voice's own.
+    # Sample rate of the audio, in Hz; None for the voice's own rate.
     rate_hz: int | None = None
-    # The model is given the whole text before it speaks (True), or a token of it with each frame (False); None: as the
-    # model was trained. For models that can do both.
+    # Whether the model gets the whole text before it speaks (True), or one text token with each frame (False). None
+    # selects the mode in which the model was trained. For models that support both.
     whole_text: bool | None = None
-    # Sampling parameters by their names in the synthesizer's profile.
+    # Sampling parameters, by their names in the synthesizer's profile.
     parameters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigureSpeech:
-    """Set how the utterances that follow are spoken. It is refused while an utterance is open."""
+    """Configure the next utterances. This is refused while an utterance is open."""
 
     config: SpeechConfig
 
 
 @dataclass(frozen=True, slots=True)
 class AppendText:
-    """Add text to the utterance, which may end anywhere, even within a word. Complete sentences are spoken at once."""
+    """Add text to the utterance. It may end anywhere, even within a word. Complete sentences are spoken at once."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class FlushText:
-    """End the utterance's text: its rest is spoken, and the next text begins another utterance."""
+    """End the utterance. Its remaining text is spoken, and the next text begins another utterance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ SpeechCommand = ConfigureSpeech | AppendText | FlushText | CancelSpeech
 
 @dataclass(frozen=True, slots=True)
 class SentenceStarted:
-    """A sentence of an utterance is about to be spoken with `config`. `rate_hz` is the sample rate of its audio."""
+    """A sentence of an utterance will now be spoken with `config`. `rate_hz` is the sample rate of its audio."""
 
     utterance: int
     sentence: int
@@ -108,10 +109,9 @@ class SentenceStarted:
 
 @dataclass(frozen=True, slots=True)
 class SentenceAudio:
-    """More audio of a sentence: `data` in the configured format, which covers `start_s` to `end_s` of the sentence in
-    seconds.
+    """Further audio of a sentence, from `start_s` to `end_s` in seconds. `data` is in the configured format.
 
-    Without `stream`, one SentenceAudio holds the whole file.
+    Without `stream`, a single SentenceAudio has the whole file.
     """
 
     utterance: int
@@ -125,9 +125,9 @@ class SentenceAudio:
 class SentenceDone:
     """The sentence's audio is complete, or failed. After a failure the utterance continues with the next sentence.
 
-    - `words`: the words with their times in seconds from the sentence's start; empty unless requested.
-    - `skipped`: characters of its text that the voice cannot speak.
-    - `error`: why its audio failed; empty on success.
+    - `words`: the words, with times in seconds from the start of the sentence; empty unless requested.
+    - `skipped`: characters of the text that the voice cannot speak.
+    - `error`: the reason of a failure; empty on success.
     """
 
     utterance: int
@@ -139,7 +139,7 @@ class SentenceDone:
 
 @dataclass(frozen=True, slots=True)
 class UtteranceDone:
-    """The utterance ended: all its `num_sentences` were spoken, or it was cancelled. No event of it follows."""
+    """The utterance ended: all `num_sentences` were spoken, or it was cancelled. No event about it follows."""
 
     utterance: int
     num_sentences: int

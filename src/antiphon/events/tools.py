@@ -1,4 +1,4 @@
-"""The functions that a model may call in a conversation, and the calls that it makes."""
+"""The functions that a model may call in a conversation, and the model's calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# The JSON schema of an object. Only the model's prompt and its grammar use its content.
+# The JSON schema of an object. Only the model's prompt and grammar use its content.
 JsonSchema = Mapping[str, Any]
 
 
@@ -14,7 +14,7 @@ JsonSchema = Mapping[str, Any]
 class ToolCall:
     """A function call that the model made.
 
-    `arguments` is JSON text as the model wrote it, which may not match the schema. The call's result refers to `id`.
+    `arguments` is JSON text as the model wrote it. It may not match the schema. The result of the call refers to `id`.
     """
 
     id: str
@@ -24,9 +24,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty: it
-    has no arguments.
-    """
+    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty if it has none."""
 
     name: str
     description: str = ""

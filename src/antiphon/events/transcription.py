@@ -1,6 +1,6 @@
-"""Commands and events of transcription: what protocols pass to a session, and what a session reports.
+"""The commands that protocols pass to a transcription session, and the events that the session reports.
 
-Audio is mono float32 in [-1, 1] at 16 kHz (`audio.SAMPLE_RATE_HZ`); protocols convert the wire's rates and codecs.
+Audio is mono float32 in [-1, 1] at 16 kHz (`audio.SAMPLE_RATE_HZ`). Protocols convert the wire's rates and codecs.
 Times are milliseconds of session audio, counted in samples. Turns are numbered from 0.
 """
 
@@ -15,17 +15,17 @@ from antiphon.events.words import TokenLogprob, Word
 # --- configuration -------------------------------------------------------------------------------------------------
 
 
-# How quickly a turn counts as ended, if a turn detector judges it.
+# How quickly a turn detector considers a turn to be ended.
 Eagerness = Literal["low", "medium", "high", "auto"]
 PrimarySpeakerMode = Literal["off", "auto", "enrolled"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnrolledVoice:
-    """A voice that counts as the user's. Two are equal only if they are the same object.
+    """A voice that counts as the user's. Two EnrolledVoices are equal only if they are the same object.
 
-    `vector` is a float32 [size] of length 1 from the speaker encoder that judges the session's turns. It was made from
-    `speech_s` seconds of speech.
+    `vector` is a float32 [size] with norm 1. It was made from `speech_s` seconds of speech, by the same speaker encoder
+    that compares the session's turns.
     """
 
     vector: Pcm
@@ -34,13 +34,13 @@ class EnrolledVoice:
 
 @dataclass(frozen=True, slots=True)
 class ServerVad:
-    """The server finds the turns by voice activity detection (VAD).
+    """The server detects turns by voice activity detection (VAD).
 
     - `threshold`: the speech probability from which a frame counts as speech.
-    - `prefix_padding_ms`: audio before the speech that belongs to the turn.
+    - `prefix_padding_ms`: the duration of audio before the speech that is added to the turn.
     - `silence_duration_ms`: the pause that ends a turn.
-    - `eagerness`: the sound and the words of a turn decide how long its pauses may last, at most `silence_duration_ms`.
-      None: only the silence counts.
+    - `eagerness`: if set, a turn's sound and words decide how long its pauses may last, up to `silence_duration_ms`.
+      If None, only the duration of the pause counts.
     """
 
     threshold: float = 0.5
@@ -51,25 +51,25 @@ class ServerVad:
 
 @dataclass(frozen=True, slots=True)
 class StreamTuning:
-    """How a transcript is streamed. None uses the model's own measured default (`TranscriberProfile`). Values above the
-    limits of the server or the model are cut to them (`contracts.tuned`).
+    """How a transcript is streamed. None selects the model's default, which was measured (`TranscriberProfile`). Values
+    above the limits of the server or the model are reduced to these limits (`contracts.tuned`).
     """
 
-    # Seconds of new audio before the next partial, also for the first one of a turn.
+    # Duration of new audio before the next partial, in seconds. It also applies to the first partial of a turn.
     segment_duration_s: float | None = None
-    # The number of tokens at the end of a hypothesis that are not sent.
+    # Number of tokens at the end of a hypothesis that are held back.
     rollback_tokens: int | None = None
-    # The number of partials at the head of a window that send nothing.
+    # Number of partials at the start of a window that send nothing.
     unfixed_chunks: int | None = None
-    # The longest forced prefix; a window with a longer one is cut.
+    # Maximum length of the forced prefix, in tokens. A window with a longer prefix is cut.
     max_prefix_tokens: int | None = None
-    # The longest window in seconds.
+    # Maximum length of a window, in seconds.
     max_audio_s: float | None = None
-    # The most tokens that one decode may add.
+    # Maximum number of new tokens in one decode.
     max_tokens: int | None = None
-    # The model is given what was said before the pause that precedes a window, regardless of the pause's length: text
-    # up to `max_prefix_tokens`, and for models that can continue from audio, audio up to `max_audio_s`. False: it is
-    # given no context.
+    # Whether the model gets the speech from before the pause that precedes a window, however long the pause is: text up
+    # to `max_prefix_tokens` and, for models that can continue from audio, audio up to `max_audio_s`. If False, it gets
+    # no context.
     keep_context: bool | None = None
 
 
@@ -77,38 +77,38 @@ class StreamTuning:
 class TranscriptionConfig:
     """The configuration of one transcription session."""
 
-    # The name that the client used. It is only reported back while the session has one transcriber.
+    # The model's name as the client spells it. It is only reported back, because a session has one transcriber.
     model: str = "default"
-    # The language as ISO-639-1; None: it is detected.
+    # ISO-639-1 code of the language; None to detect it.
     language: str | None = None
-    # Words and names to expect, as a hint to the model.
+    # Words and names that the audio is likely to contain, as a hint for the model.
     prompt: str = ""
-    # How the server finds turns; None: the client commits them.
+    # How the server detects turns. If None, the client ends turns by committing its audio.
     vad: ServerVad | None = None
-    # TranscriptDelta and TranscriptDone carry word times, which costs an alignment for each decode.
+    # Whether TranscriptDelta and TranscriptDone have word times. They require an alignment for each decode.
     word_times: bool = False
-    # Words are sent while a turn is open; otherwise no deltas are sent before the turn has ended.
+    # Whether deltas are sent while a turn is open. If not, they are sent after the turn has ended.
     partials: bool = True
-    # The turns are answered. TranscriptGuessed is reported in a pause that may end the turn, and a turn whose end
-    # confirms its guess is done at once.
+    # Whether the session responds to turns. If so, TranscriptGuessed is reported in a pause that may end the turn. If
+    # the turn then ends as guessed, its transcript is done at once.
     preflight: bool = False
     # How the transcript is streamed.
     tuning: StreamTuning = field(default_factory=StreamTuning)
-    # Words and phrases that are likely to be said; the model boosts them in its search if it can.
+    # Words and phrases that are likely to be said. If the model can, it boosts them in its search.
     keyterms: tuple[str, ...] = ()
-    # Detection chooses one of these; empty: any language that the model knows.
+    # The languages among which detection chooses; empty for all languages that the model knows.
     languages: tuple[str, ...] = ()
-    # TranscriptDelta and TranscriptDone carry the log-probabilities of their tokens, which costs an alignment for each
-    # final.
+    # Whether TranscriptDelta and TranscriptDone have the log-probabilities of their tokens. They require an alignment
+    # for each final.
     logprobs: bool = False
-    # LanguageDetected is reported.
+    # Whether LanguageDetected is reported.
     reports_language: bool = False
-    # With a VAD, SilenceCommitted is reported after this time of audio without speech; None: never.
+    # With a VAD: duration of silence after which SilenceCommitted is reported, in milliseconds; None for never.
     idle_timeout_ms: float | None = None
-    # How the user's turns are distinguished from those of other voices. `auto` learns the user's voice. `enrolled`
-    # compares with `enrolled_voices`.
+    # How the user's turns are distinguished from turns of other speakers. `auto` learns the user's voice. `enrolled`
+    # compares voices with `enrolled_voices`.
     primary_speaker: PrimarySpeakerMode = "off"
-    # The voices of `enrolled`, at least one; empty in the other modes.
+    # The voices for `enrolled`, at least one; empty in the other modes.
     enrolled_voices: tuple[EnrolledVoice, ...] = ()
 
 
@@ -117,23 +117,23 @@ class TranscriptionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConfigureTranscription:
-    """Replace the whole configuration, at the start and after each change. It applies to the audio that follows."""
+    """Replace the whole configuration, at the start and after each change. It applies to later audio."""
 
     config: TranscriptionConfig
 
 
 @dataclass(frozen=True, slots=True)
 class AppendAudio:
-    """Add audio from the client. pcm: float32 [num_samples], mono, [-1, 1], 16 kHz, of any length."""
+    """Add audio from the client. `pcm`: float32 [num_samples] in [-1, 1], mono, 16 kHz, of any length."""
 
     pcm: Pcm
 
 
 @dataclass(frozen=True, slots=True)
 class CommitAudio:
-    """End the client's turn here. With `final` False the turn stays open, and only its transcription starts.
+    """End the client's turn here. If `final` is False, the turn stays open, and only its transcription starts.
 
-    `event_id` is the client's id for the message.
+    `event_id` is the id that the client gave to the message.
     """
 
     final: bool = True
@@ -142,7 +142,7 @@ class CommitAudio:
 
 @dataclass(frozen=True, slots=True)
 class ClearAudio:
-    """Drop the audio since the last commit, whether or not it contains speech."""
+    """Drop the audio since the last commit, even if it contains speech."""
 
 
 TranscriptionCommand = ConfigureTranscription | AppendAudio | CommitAudio | ClearAudio
@@ -153,7 +153,7 @@ TranscriptionCommand = ConfigureTranscription | AppendAudio | CommitAudio | Clea
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """Speech began at `at_ms`, from which the prefix padding is already subtracted. `turn` numbers turns from 0."""
+    """Speech began. `at_ms` is its start, minus the prefix padding. `turn` numbers turns from 0."""
 
     turn: int
     at_ms: int
@@ -161,7 +161,7 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """The turn's speech ended. `at_ms` is the end of its audio, including the silence that ended it."""
+    """The turn's speech ended. `at_ms` is the end of the turn's audio, including the silence that ended it."""
 
     turn: int
     at_ms: int
@@ -169,7 +169,7 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class TurnCommitted:
-    """The turn's audio, from `start_ms` to `end_ms`, is complete. Only its transcript follows.
+    """The turn's audio is complete. It lasts from `start_ms` to `end_ms`. Only its transcript follows.
 
     `speech_end_ms` is the start of the pause that ended the turn; None if no pause ended it.
     """
@@ -182,8 +182,8 @@ class TurnCommitted:
 
 @dataclass(frozen=True, slots=True)
 class SilenceCommitted:
-    """Nobody spoke for `idle_timeout_ms`, from `start_ms` to `end_ms`. This silence is the turn whose TurnCommitted
-    follows; the turn has no words.
+    """The user was silent for `idle_timeout_ms`, from `start_ms` to `end_ms`. This silence counts as a turn without
+    words, whose TurnCommitted follows.
     """
 
     turn: int
@@ -200,7 +200,7 @@ class TurnCleared:
 class CommitRefused:
     """A commit was ignored because it found only `have_ms` of new audio, less than the dialect's `minimum_ms`.
 
-    `event_id` is the commit's.
+    `event_id` is that of the commit.
     """
 
     have_ms: int
@@ -210,11 +210,11 @@ class CommitRefused:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDelta:
-    """Words of a turn that will not change. The joined deltas of a turn are `TranscriptDone.streamed`.
+    """Words of a turn that will not change any further. `TranscriptDone.streamed` is the joined deltas of a turn.
 
-    - `words`: the words with times in seconds of session audio; empty unless requested.
-    - `logprobs`: the log-probabilities of their tokens; empty unless requested. The first token of a turn may begin
-      with a space that `text` lacks.
+    - `words`: the words, with times in seconds of session audio; empty unless requested.
+    - `logprobs`: the log-probabilities of the tokens; empty unless requested. The first token of a turn may begin
+      with a space that is not in `text`.
     """
 
     turn: int
@@ -225,9 +225,9 @@ class TranscriptDelta:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptGuessed:
-    """The open turn's transcript in case the pause that began at `speech_end_ms` ends it.
+    """The transcript that the open turn will have if the pause that began at `speech_end_ms` ends the turn.
 
-    It serves preemptive responses and is never sent to a client. GuessDropped or the turn's end follows.
+    It is used for preemptive responses and is never sent to a client. GuessDropped or the end of the turn follows.
     """
 
     turn: int
@@ -237,8 +237,8 @@ class TranscriptGuessed:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPartial:
-    """The likely text of the open turn so far; any of it may change. For overlap decisions; it is never sent to a
-    client.
+    """The likely text of the open turn so far. Any part of it may change. It is used for overlap decisions, and never
+    sent to a client.
     """
 
     turn: int
@@ -247,7 +247,7 @@ class TranscriptPartial:
 
 @dataclass(frozen=True, slots=True)
 class GuessDropped:
-    """Speech continued: the pause did not end the turn, and the last TranscriptGuessed is void."""
+    """Speech continued, so the pause did not end the turn, and the last TranscriptGuessed is invalid."""
 
     turn: int
 
@@ -258,32 +258,32 @@ class TranscriptDone:
 
     # The number of the turn.
     turn: int
-    # The best transcript of the whole turn, from a decode that was not bound to the words already sent.
+    # The best transcript of the whole turn, from a decode without the words already sent as a forced prefix.
     text: str
-    # The joined deltas. It differs from `text` if the model later preferred other words to those already sent.
+    # The joined deltas. They differ from `text` if the model later preferred other words than those already sent.
     streamed: str
-    # The words with times in seconds of session audio; empty unless requested.
+    # The words, with times in seconds of session audio; empty unless requested.
     words: tuple[Word, ...]
-    # The language as ISO-639-1, as configured or detected.
+    # ISO-639-1 code of the configured or detected language.
     language: str
-    # The length of the turn's audio in seconds.
+    # Duration of the turn's audio, in seconds.
     audio_s: float
-    # Tokens read by all decodes of the turn.
+    # Number of prompt tokens in all decodes of the turn.
     prompt_tokens: int
-    # Tokens added by all decodes of the turn.
+    # Number of generated tokens in all decodes of the turn.
     completion_tokens: int
     # The log-probabilities of the tokens of `text`; empty unless requested.
     logprobs: tuple[TokenLogprob, ...] = ()
-    # Whose voice it was, `user` or `other`; "" if not requested or unknown.
+    # The speaker, `user` or `other`; "" if not requested or unknown.
     speaker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageDetected:
-    """The language in which the session is transcribed from now on, detected in the speech of `turn`.
+    """The language in which the session is transcribed from now on. It was detected in the speech of `turn`.
 
-    It is reported when it becomes known and when it changes, and never if the client set the language. `probability` is
-    the model's, in [0, 1].
+    It is reported when it becomes known and when it changes, but never if the client has set the language.
+    `probability` is the model's probability of the language, in [0, 1].
     """
 
     turn: int
@@ -293,7 +293,7 @@ class LanguageDetected:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptFailed:
-    """The model failed on this turn, which has no transcript. The session continues. `message` gives the reason."""
+    """The model failed on this turn, so the turn has no transcript. The session continues. `message` has the reason."""
 
     turn: int
     message: str
@@ -301,7 +301,7 @@ class TranscriptFailed:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnding:
-    """The server ends the session, with the code `expired`, `draining` or `overflow`. No event follows."""
+    """The server ends the session. The code is `expired`, `draining` or `overflow`. No event follows."""
 
     code: str
     message: str
@@ -309,9 +309,9 @@ class SessionEnding:
 
 @dataclass(frozen=True, slots=True)
 class OverlapStarted:
-    """Speech began during a response, and may be only a backchannel.
+    """Speech began during a response. It may be only a backchannel.
 
-    It is reported for clients that can duck the response until an OverlapDecided for the same turn follows.
+    It is reported for clients that can duck the response until an OverlapDecided for the same turn.
     """
 
     turn: int
@@ -319,10 +319,10 @@ class OverlapStarted:
 
 @dataclass(frozen=True, slots=True)
 class OverlapDecided:
-    """Whether an overlap takes the floor, and the reason as sent to full-duplex clients.
+    """The decision whether an overlap takes the floor, and the reason that full-duplex clients receive.
 
-    A turn that does not take the floor may still do so after its words are known. `turn` is None if no turn takes the
-    floor, but a due answer ends the response in progress.
+    A turn that does not take the floor may still do so when its words are known. `turn` is None if the response in
+    progress is ended by another response that is due, not by a turn.
     """
 
     turn: int | None

@@ -1,4 +1,4 @@
-"""Commands and events of video sessions: frames, audio and questions in, answers out."""
+"""Commands and events of video sessions. Commands add frames, audio and questions; events have the answers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ FrameFilterName = Literal["evs", "blocks"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSampling:
-    """How the text of an answer is sampled. None uses the model's own setting."""
+    """Sampling parameters for the text of an answer. None selects the model's default."""
 
-    # The most tokens of the answer; None: as many as the context allows.
+    # Maximum number of tokens in the answer; None for the limit of the context.
     max_tokens: int | None = None
-    # 0 samples the likeliest token.
+    # Sampling temperature; 0 always takes the most likely token.
     temperature: float | None = None
-    # The share of probability that may be sampled, from 0 to 1.
+    # Top-p sampling: the total probability of the tokens to sample from, in [0, 1].
     top_p: float | None = None
-    # The number of likeliest tokens that may be sampled; 0: all.
+    # Number of most likely tokens to sample from; 0: all.
     top_k: int | None = None
-    # Above 1, tokens that already occurred are less likely.
+    # Repetition penalty. Above 1, tokens that already occurred become less likely.
     repetition_penalty: float | None = None
-    # Seed of the random numbers; None: a random seed.
+    # Random seed; None for an arbitrary seed.
     seed: int | None = None
 
 
@@ -32,45 +32,45 @@ class AnswerSampling:
 class VideoConfig:
     """The configuration of one video session."""
 
-    # Answers are spoken. At least one of `audio_output` and `text_output` is True.
+    # Whether answers are spoken. At least one of `audio_output` and `text_output` is True.
     audio_output: bool = True
-    # Answers are sent as text.
+    # Whether answers are sent as text.
     text_output: bool = True
-    # The most frames that an answer is based on.
+    # Maximum number of frames that the model gets with a question.
     num_frames: int = 4
-    # The most frames that are kept. A new one replaces the oldest.
+    # Maximum number of frames to keep. At the limit, a new frame replaces the oldest.
     max_frames: int = 50
-    # The text that the model is given first.
+    # Instructions for the model, at the beginning of its prompt.
     instructions: str = ""
-    # The filter that selects the frames to keep; None: all are kept.
+    # The filter that selects the frames to keep; None to keep all.
     filter: FrameFilterName | None = "evs"
-    # The filter drops a frame whose similarity to the last kept frame reaches this value, from 0 to 1.
+    # Similarity to the last kept frame from which the filter drops a frame, in [0, 1].
     threshold: float = 0.95
-    # Received audio becomes part of the next question.
+    # Whether received audio becomes part of the next question.
     uses_audio: bool = True
-    # The voice of spoken answers; None: the default.
+    # Voice of spoken answers; None for the default.
     voice: str | None = None
-    # What was seen longer ago is forgotten; None: nothing is forgotten.
+    # Maximum age of frames and notes, in seconds. Older ones are forgotten. None to forget nothing.
     max_memory_s: float | None = None
-    # How the text of answers is sampled.
+    # Sampling parameters for the text of answers.
     sampling: AnswerSampling = AnswerSampling()
 
 
 @dataclass(frozen=True, slots=True)
 class FrameInfo:
-    """The client's description of a frame, returned in events about it. All times are in milliseconds. The client's
-    times are None if it sent none.
+    """The client's description of a frame, which events about the frame return. All times are in milliseconds. Times
+    that the client did not send are None.
     """
 
-    # When the frame was received, by the server's clock.
+    # Time at which the frame was received, on the server's clock.
     received_ms: float
-    # The client's id of the frame.
+    # The client's id for the frame.
     id: str | None = None
-    # Presentation time, by the client's clock.
+    # Presentation time, on the client's clock.
     pts_ms: float | None = None
-    # Presentation time in the source, by the client's clock.
+    # Presentation time in the source, on the client's clock.
     source_pts_ms: float | None = None
-    # Capture time, by the client's clock.
+    # Capture time, on the client's clock.
     capture_ts_ms: float | None = None
     # The client's name for the quality of the frame.
     quality_profile: str | None = None
@@ -81,7 +81,7 @@ class FrameInfo:
 
 @dataclass(frozen=True, slots=True)
 class AppendFrame:
-    """Add a frame. `image` is the encoded image as received, `info` the client's description of it."""
+    """Add a frame. `image` is the encoded image as it was received. `info` is the client's description of it."""
 
     image: bytes
     info: FrameInfo
@@ -96,7 +96,7 @@ class AppendVideoAudio:
 
 @dataclass(frozen=True, slots=True)
 class AskQuestion:
-    """Ask about what was seen and heard. A question interrupts the answer in progress."""
+    """Ask a question about the frames and audio so far. A question interrupts the answer in progress."""
 
     text: str
 
@@ -116,9 +116,9 @@ class FrameReceived:
     """A frame was received.
 
     - `info`: the client's description of it.
-    - `accepted`: it is kept; otherwise `reason` says why not.
+    - `accepted`: whether the frame is kept. If not, `reason` says why.
     - `buffered`: the number of frames that are kept now.
-    - `dropped`: the description of the frame that this one replaced; None if it replaced none.
+    - `dropped`: the description of the frame that this frame replaced, or None.
     """
 
     info: FrameInfo
@@ -130,7 +130,7 @@ class FrameReceived:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """The model begins to answer from these frames, the oldest first. `request_id` identifies the answer."""
+    """The model begins an answer, based on these frames (oldest first). `request_id` identifies the answer."""
 
     request_id: str
     frames: tuple[FrameInfo, ...]
@@ -138,14 +138,14 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTextDelta:
-    """More of the answer's text. The joined deltas are the text of its AnswerDone."""
+    """Further text of the answer. The joined deltas are the text in AnswerDone."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerAudioDelta:
-    """More of the answer's audio: float32 [num_samples], mono, at `rate_hz`."""
+    """Further audio of the answer: float32 [num_samples], mono, at `rate_hz`."""
 
     pcm: Pcm
     rate_hz: int
@@ -155,8 +155,8 @@ class AnswerAudioDelta:
 class AnswerDone:
     """The answer is complete.
 
-    - `text`: all of its text.
-    - `spoken`: it was spoken, so audio was reported.
+    - `text`: the whole text of the answer.
+    - `spoken`: whether the answer was spoken, so that audio was reported.
     - `token_counts`: prompt_tokens, cached_tokens and completion_tokens, if the model knows them.
     """
 
@@ -167,11 +167,11 @@ class AnswerDone:
 
 @dataclass(frozen=True, slots=True)
 class VideoFailed:
-    """Something failed; the session continues.
+    """An error occurred. The session continues.
 
-    - `message`: the error in the words that clients of this protocol match on.
-    - `detail`: the particular cause.
-    - `ends_answer`: the failure ended the answer in progress.
+    - `message`: the error message that clients of this protocol look for.
+    - `detail`: the specific cause.
+    - `ends_answer`: whether the error ended the answer in progress.
     - `partial_text`: the text of that answer so far.
     """
 

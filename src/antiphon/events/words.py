@@ -1,4 +1,4 @@
-"""A spoken word and its times in the audio, and the form in which words are compared."""
+"""A spoken word with its times in the audio, and the form of words that is used for comparisons."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One spoken word: its text without surrounding spaces, its start and end in seconds, and the model's probability
-    of it in [0, 1].
+    """One spoken word: its text without surrounding spaces, its start and end in seconds, and its probability.
 
-    Times count from the start of whatever the word is reported with: a session's audio, a window, a file, a sentence or
-    a content part. Code that passes a word on shifts its times. A word with estimated times has the probability 1.
+    The probability is the model's, in [0, 1]; it is 1 if the times are estimated. Times are measured from the start of
+    the audio to which the word belongs: a session, a window, a file, a sentence or a content part. Code that moves a
+    word from one to another adjusts its times.
     """
 
     text: str
@@ -23,10 +23,9 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token of a transcript: its text in UTF-8, which may end inside a character, and the natural logarithm of its
-    probability.
+    """One token of a transcript: its text as UTF-8 bytes, and the natural logarithm of its probability.
 
-    The joined texts of a word's tokens are the word as the model spelled it.
+    The text may end inside a character. The joined texts of a word's tokens are the word as the model spelled it.
     """
 
     utf8: bytes
@@ -34,8 +33,10 @@ class TokenLogprob:
 
 
 def bare_word(text: str) -> str:
-    """Return the form of a word used for comparison: letters, marks, digits and apostrophes only, with case folded and
-    compatibility forms (full-width letters, ligatures) unified. Punctuation and white space give an empty string.
+    """Normalize a word for comparisons. Only letters, marks, digits and apostrophes stay.
+
+    Case is folded, and compatibility forms (full-width letters, ligatures) are unified. Punctuation and white space
+    become an empty string.
     """
     folded = unicodedata.normalize("NFKC", text).casefold().strip()
     if folded.isalnum():

@@ -1,7 +1,7 @@
-"""Wire dialects without I/O. Each reads a client's frames into commands and writes a session's events as frames.
+"""Wire dialects, without I/O. A dialect decodes a client's frames into commands and encodes a session's events.
 
-`feed(frame)` reads one frame of the client. It returns commands for the session and answers to the client.
-`send(event)` writes one event of the session as frames. No code here waits or uses a clock, a socket or a model. Each
-dialect has a folder, and a page in docs/wire. The parts that dialects share are in `realtime/` and in the modules next
-to the folders.
+`feed(frame)` reads one frame from the client. It returns commands for the session and answers for the client.
+`send(event)` returns the frames of one event. No code here waits, or uses a clock, a socket or a model. Each dialect
+has its own folder here and its own page in docs/wire. Code that dialects share is in `realtime/` and in the modules
+next to the folders.
 """

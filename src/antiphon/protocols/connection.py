@@ -1,4 +1,4 @@
-"""The interface between the server and the wire side of a connection, the same for every dialect.
+"""The interface between the server and the wire side of a connection. All dialects implement it.
 
 docs/add-a-dialect.md shows how to write a dialect. `dialects.py` has the table of all dialects.
 """
@@ -25,9 +25,9 @@ from antiphon.protocols.wire import Frame, NewId, Received, random_id
 
 Command = TranscriptionCommand | ConversationCommand
 Event = TranscriptionEvent | ConversationEvent
-# `expires_at` is this far in the future if sessions do not expire.
+# If sessions do not expire, `expires_at` is YEAR_S seconds in the future.
 YEAR_S = 365 * 86400
-# Longest name of an uploaded voice.
+# Maximum length of an uploaded voice's name, in characters.
 MAX_VOICE_NAME_CHARS = 64
 
 
@@ -38,7 +38,7 @@ def no_voice(name: str, param: str) -> tuple[EnrolledVoice, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The inputs of a connection: names of the loaded models, limits, clocks and ids. The same for all dialects."""
+    """The inputs of a connection in any dialect: names of the loaded models, limits, clocks and ids."""
 
     # Names of the transcriber.
     models: ModelNames
@@ -48,40 +48,41 @@ class Context:
     steady_s: Callable[[], float]
     # Names of the conversation model; None if none is loaded.
     conversation_models: ModelNames | None = None
-    # Voices of the conversation model. The first is the default; without voices, responses are text.
+    # Voices of the conversation model. The first is the default. If there are none, responses are text.
     voices: tuple[str, ...] = ()
     # Languages that the voices speak; empty if unknown.
     spoken_languages: tuple[str, ...] = ()
-    # Largest audio of one message, in decoded bytes.
+    # Maximum size of the audio in one message, in decoded bytes.
     max_append_bytes: int = 15 << 20
-    # Longest duration of a session, in seconds; 0 for no limit.
+    # Maximum duration of a session, in seconds; 0 for no limit.
     session_s: float = 3600.0
     # Makes ids of sessions, events and items.
     new_id: NewId = random_id
     # Returns whether the transcriber knows a language, given by its ISO-639-1 code.
     knows_language: Callable[[str], bool] = lambda _: True
-    # Profile of the transcriber. If None, sessions do not report which tuning is in effect.
+    # Profile of the transcriber. If None, sessions do not report the tuning that is in effect.
     transcriber: TranscriberProfile | None = None
-    # Upper limits of what a session's tuning may ask for.
+    # Upper limits for the values in a session's tuning.
     tuning_caps: TuningCaps = field(default_factory=TuningCaps)
-    # Called with a name that is not loaded. The second argument names what serves it, unless it is the transcriber.
+    # Called with a requested name that is not loaded. The second argument is the loaded name that is used instead. It
+    # is missing if that is the transcriber's.
     log_alias: Callable[..., None] = lambda *_: None
     # The first resume token of a resumable session; None if the session ends with its connection.
     resume_token: str | None = None
-    # Whether the session begins without a first message of the client.
+    # Whether the session begins before the client sends a message.
     autostart: bool = False
-    # Whether a speaker model is loaded.
+    # Whether a speaker encoder is loaded, so that the server can tell voices apart.
     tells_voices: bool = False
-    # Returns the vectors of a voice that the client has uploaded, by its name. The second argument is the path of the
-    # field. Raises RemoteProtocolError that names the field if the voice is not available.
+    # Returns the vectors of an uploaded voice. The arguments are the voice's name and the path of the field that names
+    # it. Raises RemoteProtocolError with that path if the voice is not available.
     enrolled_voices: Callable[[str, str], tuple[EnrolledVoice, ...]] = no_voice
-    # Checks a client's tools; the arguments are the tools and the path of their field. Raises RemoteProtocolError that
-    # names the field if the conversation model cannot be held to the tools. May take a second.
+    # Checks a client's tools. The arguments are the tools and the path of their field. Raises RemoteProtocolError with
+    # that path if the conversation model's output cannot be constrained to the tools. May take a second.
     check_tools: CheckTools = take_tools
 
     @property
     def expires_at(self) -> int:
-        """Expiry of a session that begins now, in Unix seconds; a year from now if sessions have no limit."""
+        """Expiry time of a session that begins now, in Unix seconds; a year from now if sessions have no limit."""
         return int(self.now_s() + (self.session_s or YEAR_S))
 
     @property
@@ -90,14 +91,14 @@ class Context:
         return self.conversation_models.unit_ms if self.conversation_models else 0
 
     def loaded_voice(self, name: str | None) -> str | None:
-        """Return the loaded voice of this name, ignoring case. None for no name and for an unknown one."""
+        """Return the loaded voice with this name, ignoring case. None if the name is None or unknown."""
         return loaded_voice(name, self.voices)
 
     def check_voice(self, name: str, param: str) -> None:
-        """Raise RemoteProtocolError (`voice_not_found`) that names `param` for an unknown voice.
+        """Raise RemoteProtocolError (`voice_not_found`) with `param` if no loaded voice can serve this name.
 
-        The first loaded voice serves the hosted service's names. Any name is accepted if no voice is loaded. Both are
-        logged.
+        For a voice of OpenAI's hosted service, the first loaded voice is used. If no voice is loaded, any name is
+        accepted. Both cases are logged.
         """
         strict = self.conversation_models is not None and self.conversation_models.strict
         check_voice(name, self.voices, param, strict=strict)
@@ -105,13 +106,13 @@ class Context:
             self.log_alias(f"voice {name}", self.voices[0] if self.voices else "no voice")
 
     def check_language(self, language: str | None, param: str) -> None:
-        """Raise RemoteProtocolError that names `param` for a language that the transcriber does not know."""
+        """Raise RemoteProtocolError with `param` for a language that the transcriber does not know."""
         if language and not self.knows_language(language):
             raise unknown_language(language, self.knows_language, param)
 
     def unspoken(self, language: str | None, param: str) -> list[Unread]:
-        """Return a warning for a language that no loaded voice speaks: the user is understood, but a response in that
-        language fails.
+        """Return a warning if no loaded voice speaks the language. The user is then understood, but a spoken response
+        in the language fails.
         """
         if not language or not self.spoken_languages or language in self.spoken_languages:
             return []
@@ -120,7 +121,7 @@ class Context:
         return [Unread("language_not_spoken", param, message)]
 
     def check_languages(self, languages: list[str] | None, param: str) -> list[str]:
-        """Return the languages, [] for null. Raises RemoteProtocolError for one that the transcriber does not know."""
+        """Return the languages; [] for None. Raises RemoteProtocolError if the transcriber does not know one."""
         for language in languages or ():
             self.check_language(language, param)
         return languages or []
@@ -129,7 +130,7 @@ class Context:
 class WireSnapshot(msgspec.Struct):
     """The stored state of a conversation, without its items.
 
-    `dialect` is the name in the table of dialects, `session` the dialect's own JSON.
+    `dialect` is the name in the table of dialects. `session` is JSON that only the dialect can read.
     """
 
     session_id: str
@@ -138,7 +139,7 @@ class WireSnapshot(msgspec.Struct):
 
 
 class Resume(Enum):
-    """Whether a session of a dialect outlives its connection: never, if the URL asks for it, or always."""
+    """When the sessions of a dialect outlive their connection: never, if the URL requests it, or always."""
 
     NEVER = "never"
     ON_REQUEST = "on request"
@@ -149,38 +150,38 @@ class Resume(Enum):
 class Dialect:
     """One row of the table of dialects (`dialects.py`)."""
 
-    # Name in stored sessions and in lists of dialects.
+    # Name of the dialect, in stored sessions and in lists of dialects.
     name: str
-    # Returns whether an opening asks for this dialect. The first row that matches is taken.
+    # Returns whether an opening requests this dialect. The server uses the first row that matches.
     matches: Callable[[Opening], bool]
     # Makes the wire side of a connection.
     connect: Callable[[Opening, Context], WireConnection]
-    # URLs of its own, in addition to /v1/realtime.
+    # URL paths that the dialect serves in addition to /v1/realtime.
     paths: tuple[str, ...] = ()
-    # Whether its sessions outlive their connection.
+    # When its sessions outlive their connection.
     resume: Resume = Resume.NEVER
-    # Whether the server waits for a first message, which may resume a session.
+    # Whether the client sends the first message, which may resume a session.
     client_first: bool = False
     # WebSocket subprotocol that the server accepts if a client offers it.
     subprotocol: str | None = None
-    # Returns whether the client secret in an opening was made for this dialect. By default no secret opens it.
+    # Returns whether the client secret in an opening was made for this dialect. The default accepts no client secret.
     opens_secret: Callable[[Opening], bool] = lambda _: False
 
 
 class WireConnection(Protocol):
     """The wire side of one connection: reads the client's frames into commands and writes events as frames.
 
-    It never waits and knows no socket. Call `open` first. A wrong frame is answered with an error and leads to no
-    command. Only `open` and `restore` raise errors for a client's input.
+    It never waits and does not use the socket. Call `open` first. The answer to an invalid frame is an error without
+    any command. Only `open` and `restore` raise errors for a client's input.
     """
 
-    # The opening and the context that the connection was made from.
+    # The arguments with which the connection was made.
     opening: Opening
     context: Context
 
     @property
     def id(self) -> str:
-        """The session's id as the client knows it; a restored session keeps its earlier id."""
+        """The session's id as the client knows it. A restored session keeps its id."""
         ...
 
     @property
@@ -190,28 +191,28 @@ class WireConnection(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The current epoch. Words and audio of older epochs are not sent. 0 in a dialect without epochs."""
+        """The current epoch; 0 in a dialect without epochs. Text and audio of older epochs are not sent."""
         ...
 
     @property
     def idle_s(self) -> float | None:
-        """Idle timeout: the session ends after this number of seconds without a client's frame. None for no timeout."""
+        """Idle timeout: seconds without a client's frame after which the session ends. None for no timeout."""
         ...
 
     @property
     def closing(self) -> bool:
-        """Whether the client has asked to end the session. The server then ends it at once and drops the audio that is
-        not yet transcribed or spoken.
+        """Whether the client has requested the end of the session. The server then ends the session at once, and drops
+        audio that was not transcribed or played yet.
         """
         ...
 
     @property
     def min_commit_ms(self) -> int:
-        """Least audio of a commit, in milliseconds."""
+        """Minimum duration of the audio in a commit, in milliseconds."""
         ...
 
     def open(self) -> list[Frame]:
-        """Return the first frames to the client. Raises RemoteProtocolError for an opening that cannot be served."""
+        """Return the first frames to the client. Raises RemoteProtocolError if the opening cannot be served."""
         ...
 
     def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
@@ -219,45 +220,51 @@ class WireConnection(Protocol):
         ...
 
     def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """Return the answer to a frame, `data`, of more than `max_bytes`, which was not read. The session continues."""
+        """Return the answer to the frame `data`, which exceeds `max_bytes` and was not read. The session continues."""
         ...
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """Return an error for the client. `event_id` is the client's id of the message. The session continues."""
+        """Return an error for the client. `event_id` is the id that the client gave to the message at fault.
+
+        The session continues.
+        """
         ...
 
     def send(self, event: Event) -> list[Frame]:
-        """Return the frames of an event; [] if the dialect does not report it, or if its epoch has passed.
+        """Return the frames of an event; [] if the dialect does not report it or its epoch has passed.
 
-        Raises LocalProtocolError for an event that no session of this dialect reports.
+        Raises LocalProtocolError for an event that cannot occur in this dialect.
         """
         ...
 
     def close(self) -> list[Frame]:
-        """Return the last frames to the client, after the server has carried out the end it asked for (`closing`)."""
+        """Return the last frames to the client. Call it after the session has ended at the client's request."""
         ...
 
     def control(self, data: str | bytes) -> Control | None:
-        """Return the message if it is about the connection itself, such as `session.resume`; None for any other."""
+        """Return the message if it concerns the connection itself, such as `session.resume`. Otherwise return None."""
         ...
 
     def resumed(self, token: str, **facts: Any) -> Frame:
-        """Return the first frame to a client that has resumed the session, with its new token and `facts` as fields.
+        """Return the first frame to a client that resumed the session. Its fields include the new token and `facts`.
 
         Raises LocalProtocolError if sessions cannot be resumed.
         """
         ...
 
     def replaced(self) -> Frame:
-        """Return the last frame to a connection whose session another connection has resumed. Raises as `resumed`."""
+        """Return the last frame to the old connection of a session that another connection has resumed.
+
+        Raises the same error as `resumed`.
+        """
         ...
 
     def snapshot(self) -> WireSnapshot | None:
-        """Return the state to store, without the items; None if there is nothing to restore."""
+        """Return the state to store, without the items. None if the session cannot be restored."""
         ...
 
     def restore(self, kept: WireSnapshot) -> None:
-        """Continue a session of an earlier process. Call it after `open`, and do not send the frames of `open`.
+        """Continue a session from its stored state. Call it after `open`, but do not send the frames of `open`.
 
         Raises LocalProtocolError if sessions are not stored.
         """

@@ -1,7 +1,6 @@
 """The table of the dialects of realtime sessions.
 
-A new dialect is a folder and a line in this table (docs/add-a-dialect.md). `field_names` returns the names of all
-fields that the dialects read.
+To add a dialect, add a folder and a line in this table (docs/add-a-dialect.md).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 from antiphon.protocols.connection import Dialect
 from antiphon.protocols.opening import Opening
 
-# Modules with a DIALECT each. The first whose `matches` returns true is taken. The last one matches every opening.
+# Modules that each define a DIALECT. The first dialect that matches an opening is used; the last matches any opening.
 _MODULES = (
     "bridges.minicpmo_worker",
     "bridges.omni",
@@ -27,21 +26,21 @@ DIALECTS: tuple[Dialect, ...] = tuple(import_module(f"antiphon.protocols.{name}"
 
 
 def dialect_of(opening: Opening) -> Dialect:
-    """Return the dialect that an opening asks for."""
+    """Return the dialect that an opening requests."""
     return next(dialect for dialect in DIALECTS if dialect.matches(opening))
 
 
 def dialect_named(name: str) -> Dialect:
-    """Return the dialect of a stored session. Raises KeyError for an unknown name."""
+    """Return the dialect with this name, for a stored session. Raises KeyError for an unknown name."""
     return {dialect.name: dialect for dialect in DIALECTS}[name]
 
 
-# Suffixes of numeric fields. Some of these fields accept any type and are checked later.
+# Name suffixes of numeric fields. A field with such a name counts as numeric even if its type is `object`.
 _MEASURES = ("_ms", "_s", "_hz", "_index", "_seq", "_tokens", "_frames", "_bytes")
 
 
 def field_names() -> dict[str, bool]:
-    """Return the names of the fields of every message of the dialects, and whether each may hold a number."""
+    """Return the names of all fields in the messages of all dialects, and whether each field may hold a number."""
     found = dict[str, bool]()
     for kind in _structs(msgspec.Struct):
         if not kind.__module__.startswith("antiphon.protocols."):

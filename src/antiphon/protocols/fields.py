@@ -1,8 +1,8 @@
 """Reads a client's JSON into typed messages, and checks what types cannot express.
 
-Messages and their objects are `msgspec.Struct` classes. A field's type says which values are accepted. UNSET or a
-default stands for a missing field. Unknown fields are ignored unless the class forbids them. All functions raise
-RemoteProtocolError: its `param` is the path of the field at fault, its message may be shown to the client.
+Messages and their objects are `msgspec.Struct` classes. A field's type says which values are accepted. A missing field
+gets its default, which may be UNSET. Unknown fields are ignored unless the class forbids them. All functions raise
+RemoteProtocolError. Its `param` is the path of the field at fault, and its message may be shown to the client.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 EMPTY = msgspec.Raw(b"{}")
-# Largest number of characters of one text field. Models take a fraction of it. Audio and images have limits of their
-# own.
+# Maximum length of one text field, in characters. It is far more than models can take. Audio and images have separate
+# limits.
 MAX_TEXT = 256 << 10
-# Type of a text field; longer text is refused during decoding.
+# Type of a text field. Decoding refuses longer text.
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-# Least similarity of an unknown name to a known one (the cutoff of `difflib.get_close_matches`) to suggest that one.
+# Minimum similarity at which a known name is suggested for an unknown one: the cutoff of `difflib.get_close_matches`.
 NEARLY = 0.75
-# Fields that clients of other servers send on purpose: they are never taken for typing errors.
+# Fields that clients of other servers send on purpose. They never count as typing errors.
 ELSEWHERE = frozenset(
     [
         "context",
@@ -60,26 +60,26 @@ ELSEWHERE = frozenset(
         "voice_id",
     ]
 )
-# Limits of the search for similar names: unknown names of one body, and characters of a name.
+# Limits of the search for similar names: the number of unknown names in one body, and the length of a name.
 MAX_TOLD, MAX_NAME_CHARS = 32, 64
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-# Error codes for values that are too long or too complex. Dialects with few codes of their own send these unchanged.
+# Error codes for values that are too long or too complex. Dialects that replace other codes send these unchanged.
 LIMIT_CODES = frozenset({"string_above_max_length", "json_too_complex"})
-# Parts of msgspec's error messages: the reason, then the path of the field unless the whole value is meant.
+# The parts of msgspec's error messages: the reason, and the path of the field if the error is about a single field.
 _REASON = re.compile(r"(?s)(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?")
 _FIELD = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`")
 _TOO_LONG = re.compile(r"Expected `str` of length <= (?P<most>\d+)")
 _EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`(, got `.*`)?")
 _VALUE = re.compile(r"(?s)Invalid (enum )?value '?(?P<value>.*?)'?")
-# Names of JSON types in errors: clients know these types by Python's names.
+# Error messages call JSON types by their Python names, which clients expect.
 _TYPE_NAMES = {"object": "dict", "array": "list", "float": "int or float"}
 
 
 class Reader(Generic[T]):
-    """Reads the JSON text of a struct or of a union of structs, first with a decoder that forbids unknown fields.
+    """Decodes JSON text into a struct or a union of structs. First tries a decoder that forbids unknown fields.
 
-    A message which that decoder accepts has no unknown names, so `check_names` need not decode it again.
+    If that decoder accepts a message, it has no unknown names, and `check_names` need not decode it again.
     """
 
     def __init__(self, kind: TypeForm[T]) -> None:
@@ -91,7 +91,7 @@ class Reader(Generic[T]):
         self._closed: msgspec.json.Decoder[T] = msgspec.json.Decoder(closed)
 
     def read(self, data: str | bytes | msgspec.Raw, where: str = "") -> T:
-        """Decode JSON text. `where` and the errors are those of `decode`."""
+        """Decode JSON text. `where` and the errors are the same as for `decode`."""
         check_complexity(data)
         try:
             return self._closed.decode(data)
@@ -109,9 +109,9 @@ def _closed(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw, where: str) -> T:
-    """Decode JSON text. Raises RemoteProtocolError as `decode`, also for a type other than the expected one.
+    """Decode JSON text. Raises the same errors as `decode`.
 
-    msgspec skips the parts of a message that the type does not declare.
+    msgspec does not decode the parts of a message that the type does not declare.
     """
     try:
         return decoder.decode(data)
@@ -122,7 +122,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw, 
 
 
 def any_value(data: str | bytes | msgspec.Raw, where: str = "") -> Any:
-    """Decode JSON text into plain values. `where` is its path. Raises RemoteProtocolError as `decode`."""
+    """Decode JSON text into plain Python values. `where` is its path. Raises the same errors as `decode`."""
     return _decoded(_ANY, data, where)
 
 
@@ -132,10 +132,9 @@ def _type_info(kind: Hashable) -> inspect.Type:
 
 
 def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the paths of unknown fields, each with the names that are allowed there.
+    """Yield the path of each unknown field, with the names that are allowed at that place.
 
-    A field that is null is skipped, unless its name resembles a known one. Values of type Raw and object are not
-    searched.
+    Skips a null field, unless its name resembles a known one. Does not search values of the types Raw and object.
     """
     match kind:
         case inspect.UnionType(types=kinds):
@@ -161,8 +160,8 @@ def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[tuple[str, 
 def check_typos(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> None:
     """Raise RemoteProtocolError (`unknown_parameter`) for an unknown field whose name resembles a known one.
 
-    Without the error, a client that mistyped the name would not notice. Other unknown fields are a vendor's own and
-    ignored.
+    Without this error, a client would not notice that it mistyped a name. Other unknown fields are ignored, because
+    they are probably vendor extensions.
     """
     for path, meant in _errors(data, kind, where):
         if meant:
@@ -170,7 +169,10 @@ def check_typos(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str =
 
 
 def _errors(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths of unknown fields, each with the name that was probably meant: one per name, at most MAX_TOLD."""
+    """Yield the path of each unknown field, and the known name that it resembles. Each name counts once.
+
+    Yields at most MAX_TOLD names.
+    """
     seen: set[str] = set()
     for path, known in _unknown(any_value(data, where), _type_info(cast(Hashable, kind)), where):
         if (name := path.rpartition(".")[2]) not in seen and len(seen) < MAX_TOLD:
@@ -181,10 +183,10 @@ def _errors(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str) -> I
 def check_names(
     data: str | bytes | msgspec.Raw, message: msgspec.Struct, where: str = "", *, strict: bool = False
 ) -> None:
-    """Raise RemoteProtocolError (`unknown_parameter`) as `check_typos`, for the names of one object without its values.
+    """Check the field names of one object, without its values. Raises the same errors as `check_typos`.
 
-    `message` is the object as it was read, `where` its path. `strict` refuses every unknown name. Checking only the
-    names of one object is cheap.
+    `message` is the decoded object, and `where` is its path. `strict` refuses every unknown name. This check is
+    cheap, because it covers the names of one object only.
     """
     if message.__struct_config__.forbid_unknown_fields:
         return
@@ -210,20 +212,20 @@ def _reader(kind: Hashable) -> Reader[Any]:
 
 @lru_cache(4096)
 def nearest(name: str, known: frozenset[str]) -> str:
-    """Return the `known` name that `name` resembles; "" if there is none, or if `name` is in ELSEWHERE."""
+    """Return the `known` name that `name` resembles. Returns "" if there is none, or if `name` is in ELSEWHERE."""
     if name in ELSEWHERE or len(name) > MAX_NAME_CHARS:
         return ""
     return next(iter(get_close_matches(name, sorted(known), 1, NEARLY)), "")
 
 
 def unknown_parameter(path: str, meant: str = "") -> RemoteProtocolError:
-    """Return the error for an unknown field. `meant` is the known name that it resembles, if any."""
+    """Return the error for an unknown field. `meant` is the known name that the field's name resembles, if any."""
     hint = f" Did you mean '{meant}'?" if meant else ""
     return RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{path}'.{hint}", path)
 
 
 class Unread(msgspec.Struct):
-    """A warning about a field that the server does not read, in the `warnings` of an answer."""
+    """A warning in the `warnings` of an answer, about a field that the server does not read."""
 
     code: str
     param: str
@@ -235,7 +237,7 @@ def warnings_of(
 ) -> list[Unread]:
     """Return a warning for each field that the type does not know; [] for JSON that cannot be read.
 
-    `also`: paths of fields that are read elsewhere.
+    `also`: paths of fields that other code reads, so they get no warning.
     """
     try:
         found = list(_errors(data, kind, where))
@@ -248,19 +250,19 @@ def warnings_of(
 def check_complexity(data: str | bytes | msgspec.Raw) -> None:
     """Raise RemoteProtocolError (`json_too_complex`) for JSON text that is too complex to decode.
 
-    Skips a Raw, which is part of a text that was checked as a whole.
+    Does not check a Raw, because it is part of a text that was already checked.
     """
     if not isinstance(data, msgspec.Raw) and len(data) > SMALL_JSON and is_too_complex(data):
         raise RemoteProtocolError("json_too_complex", f"The JSON has more than {MAX_JSON_VALUES} values.")
 
 
 def decode(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
-    """Decode JSON text into a value of `kind`. `where` is the path of the value, empty for a whole message.
+    """Decode JSON text into a value of `kind`. `where` is the path of the value; it is empty for a whole message.
 
-    Raises RemoteProtocolError. Its code is `invalid_json`, or one of `invalid_type`, `missing_required_parameter`,
-    `unknown_parameter` and `invalid_value` with the path of the field as `param`. `string_above_max_length` stands for
-    a text that is too long, `json_too_complex` for a whole message that `check_complexity` refuses. In a union, a
-    `type` of no member is an `invalid_value` of `type`.
+    Raises RemoteProtocolError. Its code is `invalid_json`, or one of the following with the path of the field as
+    `param`: `invalid_type`, `missing_required_parameter`, `unknown_parameter` and `invalid_value`. For a text that is
+    too long, the code is `string_above_max_length`. For a whole message that `check_complexity` refuses, it is
+    `json_too_complex`. If no member of a union has the message's `type`, the code is `invalid_value` for `type`.
     """
     check_complexity(data)
     found: T = _decoded(_decoder(cast(Hashable, kind)), data, where)
@@ -273,7 +275,7 @@ def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
 
 
 def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolError:
-    """Convert a validation error of msgspec into the error that a client receives, worded as in `typed`.
+    """Convert a validation error of msgspec into the error for the client, with the same wording as `typed`.
 
     `where`: the path of the value that was decoded.
     """
@@ -292,7 +294,7 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
         if {"int", "float"} <= set(types):
             types.remove("int")
         if "null" in types and (len(types) > 2 or "array" in types):
-            # Null is accepted, but naming it does not help a client that meant to send a value.
+            # Null is accepted too, but to mention it would not help a client that meant to send a value.
             types.remove("null")
         names = " or ".join(_TYPE_NAMES.get(t, t) for t in types)
         return RemoteProtocolError("invalid_type", f"Invalid type for '{path}': expected {names}.", path or None)
@@ -302,23 +304,23 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
 
 
 def too_long(param: str, most: int = MAX_TEXT) -> RemoteProtocolError:
-    """Return the error for a text of more than `most` characters in the field `param`."""
+    """Return the error for a text in the field `param` that is longer than `most` characters."""
     return RemoteProtocolError(
         "string_above_max_length", f"Invalid value for '{param}': at most {most} characters.", param
     )
 
 
 def check_length(num_chars: int, param: str) -> None:
-    """Raise `too_long` for more than MAX_TEXT characters, for text whose type is not Text or that has several parts."""
+    """Raise `too_long` for more than MAX_TEXT characters. For text that is not of type Text or has several parts."""
     if num_chars > MAX_TEXT:
         raise too_long(param)
 
 
 def json_object(data: str | bytes, name: str = "body", param: str | None = None) -> msgspec.Raw:
-    """Return a JSON object as raw text: a request's body, or the form field `name`.
+    """Return the raw text of a JSON object: a request's body, or the form field `name`.
 
-    Raises RemoteProtocolError: `invalid_json`, with the reason and `param`, or `invalid_type` for a value of another
-    type.
+    Raises RemoteProtocolError: `invalid_json` with the reason and `param`, or `invalid_type` if the value is not an
+    object.
     """
     try:
         value = decode_json(data)
@@ -329,10 +331,10 @@ def json_object(data: str | bytes, name: str = "body", param: str | None = None)
 
 
 def audio_file(text: str, param: str, max_bytes: int) -> bytes:
-    """Return the bytes of an audio file in a field: base64 or a `data:` URI of any media type. Fetches nothing.
+    """Decode the audio file in a field from base64, or from a `data:` URI of any media type. Fetches nothing.
 
-    Does not check whether the bytes are audio. Raises RemoteProtocolError (`invalid_value`) that names `param`, also
-    for a file of more than `max_bytes`.
+    Does not check whether the bytes are audio. Raises RemoteProtocolError (`invalid_value`) with `param` for invalid
+    data, and for a file of more than `max_bytes`.
     """
     _, body = split_data_uri(text)
     if "://" in body[:16]:
@@ -352,9 +354,10 @@ def audio_file(text: str, param: str, max_bytes: int) -> bytes:
 
 
 def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
-    """Return `value` if its type is one of `kinds`. Unlike in Python, a bool is not an int here.
+    """Return `value` if its type is one of `kinds`. Here, unlike in Python, a bool is not an int.
 
-    Raises RemoteProtocolError (`invalid_type`). Its message names the types as Python does, and NoneType as null.
+    Otherwise raises RemoteProtocolError (`invalid_type`). Its message has Python's names of the types, but `null` for
+    NoneType.
     """
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
@@ -364,9 +367,9 @@ def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
 
 
 def number(value: Any, param: str, low: float, high: float) -> float:
-    """Return `value` as a float if it is an int or a float in [low, high]. NaN is outside of any range.
+    """Return `value` as a float if it is an int or a float in [low, high]. NaN is never in the range.
 
-    Raises RemoteProtocolError: `invalid_type`, or `invalid_value` with the range in its message.
+    Otherwise raises RemoteProtocolError: `invalid_type`, or `invalid_value` with the range in its message.
     """
     typed(value, (int, float), param)
     if not low <= value <= high:
@@ -381,9 +384,9 @@ def _plain(value: float) -> str:
 
 
 def seed(value: int | None) -> int | None:
-    """Return the seed in [0, 2^64). Negative seeds map to distinct values by two's complement, as generators take none.
+    """Convert a seed to [0, 2^64), as random generators require. Negative seeds are mapped by two's complement.
 
-    None stays None. Raises RemoteProtocolError (`invalid_value`) for a number of more than 64 bits.
+    Returns None for None. Raises RemoteProtocolError (`invalid_value`) for a number of more than 64 bits.
     """
     if value is None:
         return None

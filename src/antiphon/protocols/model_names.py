@@ -1,4 +1,4 @@
-"""The names of models, voices and languages that clients may use, and what each of them stands for."""
+"""The names of models, voices and languages that clients may use, and the meaning of each name."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ _LANGUAGES = """
     sw:swahili ta:tamil te:telugu tg:tajik th:thai tk:turkmen tl:tagalog tl:filipino tr:turkish tt:tatar
     uk:ukrainian ur:urdu uz:uzbek vi:vietnamese yi:yiddish yo:yoruba yue:cantonese zh:chinese zh:mandarin
 """
-# Codes of the languages that models know, by English name.
+# For each language that models know: its code, by its English name.
 LANGUAGE_NAMES = {name: code for code, name in (pair.split(":") for pair in _LANGUAGES.split())}
-# Alternative codes that clients send and models do not know, with the code that models use.
+# For each alternative code that clients send and models do not know: the code that models use.
 _OTHER_CODES = {"cmn": "zh", "fil": "tl", "in": "id", "iw": "he", "ji": "yi", "jv": "jw", "nb": "no"}
 
 
 def language_code(language: str) -> str:
-    """Return the code of a language given by its name, code or locale: `en` for `English`, `EN` and `en-US`."""
+    """Convert the name, code or locale of a language into its code: `English`, `EN` and `en-US` become `en`."""
     named = language.strip().lower()
     code = LANGUAGE_NAMES.get(named) or named.replace("_", "-").partition("-")[0]
     return _OTHER_CODES.get(code, code)
 
 
-# Prefixes of the hosted service's model names: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ... Clients written for
-# it send one of these names if their user has not chosen a model.
+# Prefixes of the model names of OpenAI's hosted service: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ... OpenAI's
+# clients send one of these names if their user has not chosen a model.
 HOSTED_PREFIXES = ("gpt-", "whisper-1", "tts-1")
-# Model name that Hugging Face's speech-to-speech uses for any server's model.
+# The model name that Hugging Face's speech-to-speech sends to any server.
 LOCAL = "local"
-# The hosted service's voices. Clients send one of them if their user has not chosen one; the first loaded voice speaks.
+# Voices of OpenAI's hosted service. Clients send one of these names if their user has not chosen a voice. The first
+# loaded voice then speaks.
 HOSTED_VOICES = frozenset(
     ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 )
-# The advice in an error about a language that no loaded voice speaks.
+# Advice that is added to errors about a language that no loaded voice speaks.
 OTHER_VOICES = "for another language the server needs eSpeak NG (apt install espeak-ng) or another --synthesizer"
-# Longest part of a name that an error quotes.
+# Maximum number of characters of a name that an error quotes.
 MAX_SHOWN_CHARS = 100
 
 
@@ -52,10 +53,10 @@ MAX_SHOWN_CHARS = 100
 class ModelNames:
     """The names that clients may use for the loaded models of one kind.
 
-    `loaded`: the ids that /v1/models lists, at least one. The first is also called `default`. `strict`: the hosted
-    service's names and LOCAL are unknown. Otherwise they stand for the first model. `unit_ms`: length of a native
-    model's unit of audio, in milliseconds; 0 if the server detects the turns. `hears`: the conversation model receives
-    the audio of turns instead of their transcripts.
+    `loaded`: the ids that /v1/models lists, at least one. Clients may also call the first one `default`. `strict`: do
+    not accept LOCAL and the names of OpenAI's hosted service. Otherwise these names stand for the first model.
+    `unit_ms`: length of a native model's unit of audio, in milliseconds; 0 if the server detects turns. `hears`: the
+    conversation model receives the audio of turns instead of their transcripts.
     """
 
     loaded: tuple[str, ...]
@@ -64,13 +65,13 @@ class ModelNames:
     hears: bool = False
 
     def exact(self, name: str) -> str | None:
-        """Return the id of the loaded model of this name, matching case; `default` is the first. None if unknown."""
+        """Return the id of the loaded model with exactly this name; for `default`, the first id. None if unknown."""
         if name == "default":
             return self.loaded[0]
         return name if name in self.loaded else None
 
     def lenient(self, name: str) -> str | None:
-        """Return `exact(name)`, or the first model for LOCAL and the hosted names unless `strict`; else None."""
+        """Return `exact(name)`. Unless `strict`, return the first id for LOCAL and hosted names. Otherwise None."""
         found = self.exact(name)
         if found or self.strict:
             return found
@@ -78,22 +79,22 @@ class ModelNames:
 
 
 def is_hosted_model(name: str) -> bool:
-    """Whether the first loaded model stands for this name unless names are strict."""
+    """Return whether this name stands for the first loaded model, unless names are strict."""
     return name == LOCAL or name.startswith(HOSTED_PREFIXES)
 
 
 def hosted_task(name: str) -> tuple[str, ...]:
-    """Return the task of a hosted model, as Hugging Face names of tasks, the likeliest first."""
+    """Return the likely tasks of a hosted model, under their Hugging Face names, most likely first."""
     if name.startswith("whisper") or "transcribe" in name:
         return ("automatic-speech-recognition",)
     if name.startswith("tts") or "-tts" in name:
         return ("text-to-speech",)
-    # A conversation is served by a model that answers, or else by one that only transcribes or speaks.
+    # Prefer a model that answers for a conversation. Fall back to one that only transcribes or speaks.
     return ("any-to-any", "text-generation", "automatic-speech-recognition", "text-to-speech")
 
 
 def unknown_language(language: str, knows: Callable[[str], bool], param: str) -> RemoteProtocolError:
-    """Return the error for a language that the transcriber does not know, with the right code if it is clear."""
+    """Return the error for a language that the transcriber does not know. It suggests the right code if possible."""
     code = language_code(language)
     hint = f" Write '{code}'." if code != language and knows(code) else ""
     message = f"Invalid value: '{language[:MAX_SHOWN_CHARS]}' is no language of this model.{hint}"
@@ -101,26 +102,26 @@ def unknown_language(language: str, knows: Callable[[str], bool], param: str) ->
 
 
 def loaded_voice(name: str | None, voices: Sequence[str]) -> str | None:
-    """Return the voice of this name, ignoring case. None for no name and for an unknown one."""
+    """Return the voice with this name, ignoring case. None if the name is None or unknown."""
     return next((v for v in voices if name and v.lower() == name.lower()), None)
 
 
 def check_voice(name: str | None, voices: Sequence[str], param: str, *, strict: bool) -> None:
-    """Raise `voice_not_found` for a name that is neither a loaded voice nor one of the hosted service's.
+    """Raise `voice_not_found` for a name that is neither a loaded voice nor a voice of OpenAI's hosted service.
 
-    Any name is accepted if no voice is loaded.
+    If no voice is loaded, any name is accepted. If `strict`, the hosted voices are not accepted.
     """
     if name and voices and not loaded_voice(name, voices) and not is_hosted_voice(name, strict=strict):
         raise voice_not_found(name, voices, param)
 
 
 def is_hosted_voice(name: str, *, strict: bool) -> bool:
-    """Whether the first voice stands for a name that no loaded voice has; never if `strict`."""
+    """Return whether the first loaded voice stands for this hosted voice. Always False if `strict`."""
     return not strict and name.lower() in HOSTED_VOICES
 
 
 def voice_not_found(name: str, voices: Sequence[str], param: str) -> RemoteProtocolError:
-    """Return the error for an unknown voice, with the names of the loaded ones."""
+    """Return the error for an unknown voice. It lists the loaded voices."""
     there_are = ", ".join(voices)
     return RemoteProtocolError(
         "voice_not_found", f"The voice `{name[:MAX_SHOWN_CHARS]}` does not exist; there are: {there_are}.", param

@@ -1,15 +1,16 @@
-"""A connection to /v1/realtime whose dialect is undecided: docs/wire/index.md, "Which dialect a connection speaks".
+"""A connection to /v1/realtime that chooses its dialect: docs/wire/index.md, "Which dialect a connection speaks".
 
-The server sends first: one `session.created` that the clients of all three dialects can read. The client's first
-`session.update` decides. With a top-level `model` and no `session` object it is vLLM's dialect. With a `session` of
-type `transcription` it is OpenAI's transcription. Otherwise it is OpenAI's conversation, or OpenAI's transcription if
-no conversation model is loaded. `?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier.
+The server first sends a `session.created` that the clients of all three dialects can read. The client's first
+`session.update` then decides. If it has a top-level `model` and no `session` object, the dialect is vLLM's. If its
+`session` has the type `transcription`, the dialect is OpenAI's transcription. Otherwise the dialect is OpenAI's
+conversation, or OpenAI's transcription if no conversation model is loaded. `?dialect=`, `?intent=transcription` and a
+`model` in the URL decide earlier.
 
-Audio that arrives before the decision is held for about a second. A client that sends no update gets the default
-dialect. Its audio may have 16 kHz, like that of Hugging Face's speech-to-speech, or 24 kHz, like that of the hosted
-service: the size of its frames shows which.
+The server holds up to about a second of audio that arrives before the decision. A client that sends no update gets
+the default dialect. Its audio may be at 16 kHz, as for Hugging Face's speech-to-speech, or at 24 kHz, as for OpenAI's
+hosted service. The size of its frames shows which of the two it is.
 
-Full duplex and the bridges are not negotiated: their URLs name them (`dialects.py`).
+Full duplex and the bridges are not negotiated, because their URLs name them (`dialects.py`).
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from antiphon.protocols.resume import Control, control, refused_frame, replaced_
 from antiphon.protocols.vllm.dialect import VllmDialect
 from antiphon.protocols.wire import Frame, Received
 
-# Limit of the bytes of frames that are held until the dialect is known: in base64, 1.5 s of PCM16 at 16 kHz, or 1 s at
-# 24 kHz. Beyond it the default dialect is chosen: the client knows of the session and does not configure it.
+# Maximum size of the frames that are held until the dialect is known, in bytes: 1.5 s of PCM16 at 16 kHz in base64, or
+# 1 s at 24 kHz. Beyond the limit, the default dialect is chosen, because the client evidently sends no update.
 MAX_HELD_BYTES = 64 << 10
 
 OpenAIDialect = OpenAIConversation | OpenAITranscription
 
 
 class _Probe(msgspec.Struct):
-    """The fields of a first message that decide for a dialect. Values of other types do not decide."""
+    """The fields of a first message that decide the dialect. Values of other types have no effect on the decision."""
 
     type: object = None
     model: object = UNSET
@@ -49,7 +50,7 @@ class _Probe(msgspec.Struct):
 
 
 class _Preset(msgspec.Struct):
-    """The fields of a session that decide for a dialect."""
+    """The fields of a session that decide the dialect."""
 
     type: object = None
     model: object = None
@@ -58,8 +59,8 @@ class _Preset(msgspec.Struct):
 class RealtimeConnection:
     """One connection to /v1/realtime. Chooses a dialect, then forwards everything to it."""
 
-    # These dialects have no epochs, no idle timeout, and no message with which a client ends its session: it closes the
-    # connection.
+    # These dialects have no epochs and no idle timeout. They have no message that ends the session: the client closes
+    # the connection instead.
     epoch = 0
     idle_s = None
     closing = False
@@ -68,11 +69,11 @@ class RealtimeConnection:
         self.opening = opening
         self.context = context
         self.id = ""
-        # The default dialect, in which the client is answered until a dialect is chosen.
+        # The default dialect. Until a dialect is chosen, the server answers in this one.
         self._default: OpenAIDialect | None = None
         self._transcription: OpenAITranscription | None = None
         self._dialect: OpenAIDialect | VllmDialect | None = None
-        # Commands of a dialect that the opening chose, passed to the session with the client's first frame.
+        # Commands of a dialect that the opening decided. They are returned with those of the client's first frame.
         self._pending: list[Command] = []
         self._held: list[str | bytes] = []
         self._held_bytes = 0
@@ -80,10 +81,10 @@ class RealtimeConnection:
     # --- the opening
 
     def open(self) -> list[Frame]:
-        """Return the `session.created`. Chooses the dialect if the URL or a client secret decides it.
+        """Return the `session.created` frame. Chooses the dialect if the URL or a client secret decides it.
 
-        Raises RemoteProtocolError if the URL, or the session of a client secret, names an unknown dialect, a model that
-        is not loaded or a wrong field.
+        Raises RemoteProtocolError if the URL or the session of a client secret has an unknown dialect, a model that is
+        not loaded or an invalid field.
         """
         opening, context = self.opening, self.context
         if opening.dialect not in ("", "vllm", "openai"):
@@ -118,10 +119,10 @@ class RealtimeConnection:
         return [created]
 
     def _check_model(self, name: str, *, vllm: bool, transcription_only: bool) -> None:
-        """Raise RemoteProtocolError (`model_not_found`) unless a loaded model serves this name on this connection."""
+        """Raise RemoteProtocolError (`model_not_found`) if no loaded model can serve this name on this connection."""
         models, answers = self.context.models, self.context.conversation_models
         if vllm:
-            # vLLM's clients name models exactly.
+            # vLLM's clients send exact names.
             known = models.exact(name) or (answers.exact(name) if answers else None)
         else:
             known = models.lenient(name)
@@ -131,7 +132,7 @@ class RealtimeConnection:
             raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
 
     def _log_model_alias(self) -> None:
-        """Log a hosted name in the URL, with the loaded model that serves it."""
+        """If the URL has a hosted model's name, log it and the loaded model that is used instead."""
         name, context = self.opening.model, self.context
         if not name:
             return
@@ -152,24 +153,24 @@ class RealtimeConnection:
         }
         if self.context.resume_token:
             fields["resume_token"] = self.context.resume_token
-        # Among these, only a beta transcription numbers its first event, for compatibility.
+        # For compatibility, only a beta transcription counts its first event.
         return Frame(fields, numbered=beta_transcription)
 
     def session(self) -> GaSession | BetaSession | msgspec.Struct:
-        """Return the session as `session.created` shows it. Call it after `open`."""
+        """Return the session in the form of `session.created`. Call it after `open`."""
         assert self._default
         return self._default.session()
 
     # --- restoring and resuming
 
     def snapshot(self) -> WireSnapshot | None:
-        """Return the stored state of a conversation, without the items; None for a transcription."""
+        """Return a conversation's state to store, without its items; None for a transcription."""
         if not isinstance(self._dialect, OpenAIConversation):
             return None
         return WireSnapshot(self.id, self.dialect, msgspec.Raw(msgspec.json.encode(self._dialect.snapshot())))
 
     def restore(self, kept: WireSnapshot) -> None:
-        """Continue a conversation of an earlier process. Call it after `open`, and do not send the frames of `open`."""
+        """Continue a conversation from its stored state. Call it after `open`, but do not send the frames of `open`."""
         if not isinstance(self._default, OpenAIConversation):
             raise LocalProtocolError("a conversation is restored into a connection that holds none")
         self.id = kept.session_id
@@ -177,55 +178,57 @@ class RealtimeConnection:
         self._pending += self._choose(self._default)
 
     def control(self, data: str | bytes) -> Control | None:
-        """Return the message if it is about the connection itself, such as `session.resume`; None for any other."""
+        """Return the message if it concerns the connection itself, such as `session.resume`. Otherwise return None."""
         return control(data)
 
     def resumed(self, token: str, **facts: Any) -> Frame:
-        """Return the `session.resumed` frame with a new token; `facts` are its further fields."""
+        """Return the `session.resumed` frame with a new token. `facts` are additional fields."""
         shown = self._dialect if isinstance(self._dialect, OpenAIDialect) else self._default
         assert shown
         return resumed_frame(self.context.new_id, self.id, shown.session(), resume_token=token, **facts)
 
     def replaced(self) -> Frame:
-        """Return the `session.replaced` frame, the last to a connection whose session another one has resumed."""
+        """Return `session.replaced`: the last frame to a connection whose session another connection has resumed."""
         return replaced_frame(self.context.new_id, self.id)
 
     # --- properties of the chosen dialect
 
     @property
     def min_commit_ms(self) -> int:
-        """Least audio of a commit, in milliseconds: 100 in OpenAI's dialects, 0 in vLLM's."""
+        """Minimum audio in a commit, in milliseconds: 100 in OpenAI's dialects, 0 in vLLM's."""
         return self._dialect.min_commit_ms if self._dialect else 0
 
     @property
     def dialect(self) -> str:
-        """The chosen dialect's name in metrics.
+        """The name of the chosen dialect, for metrics.
 
-        One of `vllm`, `openai` (a transcription), `realtime` (a conversation) and `undecided`.
+        It is `vllm`, `openai` (a transcription), `realtime` (a conversation) or `undecided`.
         """
         return self._dialect.name if self._dialect else "undecided"
 
     def close(self) -> list[Frame]:
-        """Return []: these dialects have no message with which a client ends its session."""
+        """Return [], because these dialects have no message that ends the session."""
         return []
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """Return an error about the connection, such as a wrong acknowledgement, or about a message that exceeds the
-        memory limit. The session continues.
+        """Return an error for the client. The session continues.
+
+        The error may be about the connection, such as an invalid acknowledgement, or about a message that exceeds the
+        memory limit.
         """
         if error.code == "memory_limit_exceeded" and isinstance(self._dialect, VllmDialect):
-            # In vLLM's dialect, errors are flat, and the client counts the responses it waits for.
+            # In vLLM's dialect, errors are flat. The dialect also counts the responses that the client waits for.
             return self._dialect.refuse(error, event_id)
         return [refused_frame(self.context.new_id, error, event_id)]
 
     def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """Return the answer to a frame of more than `max_bytes`, which was not read. The session continues."""
+        """Return the answer to a frame that was not read because it exceeds `max_bytes`. The session continues."""
         return self._answering.too_large(data, max_bytes)
 
     def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
-        """Read one frame from the client. An error in it is answered and has no effect; nothing is raised.
+        """Read one frame from the client. An invalid frame only returns an error for the client; nothing is raised.
 
-        Until the dialect is known, appends of audio are held. They are read after the frame that decides.
+        Until the dialect is known, the connection holds frames with audio. It reads them after the deciding frame.
         """
         if self._dialect and not self._pending and not isinstance(data, AppendAudio):
             received: Received[Command] = self._dialect.feed(data)
@@ -246,7 +249,7 @@ class RealtimeConnection:
                 if not isinstance(decided, VllmDialect) and _is_16_khz(self._held):
                     waiting = [_update_to_16_khz(decided)]
             commands += self._choose(decided)
-            # Held audio is read after an update, so that it is decoded in the format that the update sets.
+            # Read held audio after an update, so that it is decoded in the format that the update sets.
             waiting = [*waiting, *self._held] if _is_update((waiting or [data])[0]) else [*self._held, *waiting]
             self._held, self._held_bytes = [], 0
         dialect = self._answering
@@ -257,9 +260,9 @@ class RealtimeConnection:
         return Received(commands, answers)
 
     def send(self, event: Event) -> list[Frame]:
-        """Return the frames of an event. Chooses the default dialect if none is chosen, unless the session ends.
+        """Return the frames of an event. If no dialect is chosen, choose the default, unless the session ends.
 
-        Raises LocalProtocolError for an event that the dialect has no frame for.
+        Raises LocalProtocolError for an event that cannot occur in the dialect.
         """
         if self._dialect is None and not isinstance(event, SessionEnding):
             self._pending += self._choose(self._answering)
@@ -272,27 +275,27 @@ class RealtimeConnection:
         return found
 
     def _choose(self, dialect: OpenAIDialect | VllmDialect) -> list[Command]:
-        """Choose this dialect for the rest of the connection; return the commands that begin its session."""
+        """Choose this dialect for the rest of the connection. Returns the commands that begin its session."""
         self._dialect = dialect
         return [] if isinstance(dialect, VllmDialect) else [dialect.configured()]
 
     def _decided_by(self, data: str | bytes) -> OpenAIDialect | VllmDialect | None:
-        """Return the dialect that a frame decides for.
+        """Return the dialect that a frame decides.
 
-        None for an append of audio, which decides nothing unless the URL names a model. A commit decides, as vLLM's
-        clients name their model before it.
+        Returns None for an append of audio, unless the URL names a model. A commit decides, because vLLM's clients name
+        their model before their first commit.
         """
         assert self._default
         assert self._transcription
         try:
             probe = decode(data, _Probe)
         except RemoteProtocolError:
-            # Broken JSON chooses the default dialect, which reports the error.
+            # For invalid JSON, choose the default dialect, which reports the error.
             return self._default
         if probe.type == "input_audio_buffer.append" and not self.opening.model:
             return None
         if probe.type == "session.update" and probe.session is UNSET and self.opening.dialect != "openai":
-            # Without `session` and `model` it fits neither dialect: vLLM's dialect reports the missing field.
+            # An update without `session` and `model` fits no dialect. vLLM's dialect then reports the missing field.
             if probe.model is not UNSET or not self.opening.model:
                 return VllmDialect(self.context)
         elif probe.type == "transcription_session.update" or (
@@ -307,9 +310,9 @@ class _Append(msgspec.Struct):
 
 
 def _is_16_khz(frames: Sequence[str | bytes]) -> bool:
-    """Whether every append is a multiple of 10 ms at 16 kHz, and not every one is at 24 kHz.
+    """Whether the sizes of all appends are multiples of 10 ms at 16 kHz, but not all are at 24 kHz.
 
-    Clients send audio in pieces of a fixed duration: 640 bytes are 20 ms at 16 kHz, 960 bytes are 20 ms at 24 kHz.
+    Clients send audio in chunks of a fixed duration: 20 ms are 640 bytes at 16 kHz and 960 bytes at 24 kHz.
     """
     try:
         sizes = {len(decode_base64(decode(frame, _Append).audio)) for frame in frames}
@@ -319,7 +322,7 @@ def _is_16_khz(frames: Sequence[str | bytes]) -> bool:
 
 
 def _update_to_16_khz(dialect: OpenAIDialect) -> str:
-    """Return the update a client of speech-to-speech would have sent: 16 kHz both ways, and transcripts of the user."""
+    """Return an update with the defaults of speech-to-speech: 16 kHz in both directions, and the user's transcripts."""
     pcm = {"format": {"type": "audio/pcm", "rate": 16_000}}
     if isinstance(dialect, OpenAITranscription):
         session = {"type": "transcription", "audio": {"input": pcm}}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-# The value of an optional JSON field that is missing.
+# The value that stands for a missing optional JSON field.
 NULL = msgspec.Raw(b"null")
 # Values of a query parameter that switch an option on.
 TRUE_VALUES = ("1", "true", "yes")
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """The request of an upgrade, a client secret or a call, as described in docs/wire/index.md.
+    """The facts from the request that opens a session: an upgrade, a client secret or a call (docs/wire/index.md).
 
-    Recordings and stored sessions use the names of these fields.
+    Recordings and stored sessions contain these field names, so never rename a field.
     """
 
     # Query parameter `model`, unchecked; empty if missing.
@@ -24,18 +24,18 @@ class Opening(msgspec.Struct, frozen=True):
     intent: str = ""
     # Whether to use OpenAI's beta event names: header `OpenAI-Beta: realtime=v1` or `?events=beta`.
     beta: bool = False
-    # The session of a client secret or a call: JSON in the shape of the `session` of a `session.update`; null if
-    # neither was used.
+    # The session of a client secret or a call, as JSON with the fields of a `session.update`; null if neither was
+    # used.
     session: msgspec.Raw = NULL
     # Whether the server plays the audio of responses on a WebRTC track. Events then carry no audio.
     plays: bool = False
     # Whether the client speaks the full-duplex dialect (protocols/duplex).
     duplex: bool = False
-    # Path of the URL, by which some dialects are chosen.
+    # Path of the URL. Some dialects are chosen by it.
     path: str = ""
-    # Query parameter `mode`, unchecked, by which some dialects are chosen.
+    # Query parameter `mode`, unchecked. Some dialects are chosen by it.
     mode: str = ""
-    # Query parameter `record`: the speaker has agreed to be recorded.
+    # Query parameter `record`: whether the speaker has agreed to be recorded.
     consents: bool = False
 
     @property

@@ -1,7 +1,7 @@
-"""Messages about a connection, not its session: acknowledging frames, resuming, being replaced.
+"""Messages about a connection instead of its session: acknowledging frames, resuming, and being replaced.
 
-docs/wire/index.md describes them under "Resume". All resumable dialects share them. The server reads them before a
-frame reaches the dialect.
+docs/wire/index.md describes them under "Resume". All resumable dialects share them. The server handles them itself,
+before the dialect reads the frame.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import decode
 from antiphon.protocols.wire import ErrorBody, Frame, NewId, message
 
-# Longer frames are not searched for control messages, which have a few short fields. Appends of audio are longer.
+# Maximum size of a control message, which has only a few short fields. Longer frames, such as audio, are not searched.
 MAX_CONTROL_BYTES = 4096
 SESSION_ELSEWHERE = "session_elsewhere"
 CONTROL_TYPES = ("session.event_ack", "session.resume", "session.end")
 
 
 class SessionResume(msgspec.Struct, tag_field="type", tag="session.resume"):
-    """A request to resume a session. The fields are unchecked; `resume_from` checks them."""
+    """A request to resume a session. The fields are not checked yet: `resume_from` checks them."""
 
     session_id: object = UNSET
     resume_token: object = UNSET
@@ -32,29 +32,29 @@ class SessionResume(msgspec.Struct, tag_field="type", tag="session.resume"):
 
 
 class EventAck(msgspec.Struct, tag_field="type", tag="session.event_ack"):
-    """Acknowledges all events up to `server_event_seq`, which is checked by its user."""
+    """Acknowledges all events up to `server_event_seq`. The receiver checks that number."""
 
     server_event_seq: object = None
     event_id: object = None
 
 
 class SessionEnd(msgspec.Struct, tag_field="type", tag="session.end"):
-    """The client will not resume: the session ends with this connection, like a session without a token."""
+    """States that the client will not resume. The session then ends with this connection, as if it had no token."""
 
     event_id: object = None
 
 
-# How a session was resumed. On the host that had it: over the client's own connection, or relayed by another host. On
-# another host: handed over by the previous host, or claimed after the previous host died.
+# How a session was resumed. The same host continues it, over the client's connection (`attached`) or over another host
+# (`relayed`). Or a new host continues it: the old host gave it away (`handed_over`), or died (`claimed`).
 HowResumed = Literal["attached", "relayed", "handed_over", "claimed"]
 Control = SessionResume | EventAck | SessionEnd
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """A `session.resume` whose fields have the right types. Neither the session nor the token has been looked up.
+    """A `session.resume` whose fields have the right types. Its session and token have not been looked up yet.
 
-    `last_received` is the `server_event_seq` of the last event that the client has, 0 for none.
+    `last_received` is the `server_event_seq` of the last event that the client received; 0 if there is none.
     """
 
     session_id: str
@@ -63,9 +63,9 @@ class ResumeRequest:
 
 
 def control(data: str | bytes) -> Control | None:
-    """Return the message if it is a control message: one of CONTROL_TYPES. None for any other or invalid frame.
+    """Return the message if it is a control message, one of CONTROL_TYPES. Otherwise return None.
 
-    Most frames contain none of these names and are not decoded.
+    Most frames do not contain the name of such a message, and are not decoded.
     """
     if len(data) > MAX_CONTROL_BYTES:
         return None
@@ -80,7 +80,7 @@ def control(data: str | bytes) -> Control | None:
 
 
 def resume_from(asked: SessionResume) -> ResumeRequest:
-    """Check the fields of a `session.resume`. Raises RemoteProtocolError (`bad_event`) that names the field."""
+    """Check the fields of a `session.resume`. Raises RemoteProtocolError (`bad_event`) with the name of the field."""
     last = asked.last_received_server_event_seq
     if not isinstance(last, int) or isinstance(last, bool) or last < 0:
         raise RemoteProtocolError(
@@ -90,7 +90,7 @@ def resume_from(asked: SessionResume) -> ResumeRequest:
 
 
 def session_elsewhere() -> RemoteProtocolError:
-    """Return the error for a session owned by another host. It is retryable, as that host may be found dead soon."""
+    """Return the error for a session of another host. It is retryable: that host may turn out to be dead."""
     return RemoteProtocolError(
         SESSION_ELSEWHERE, "Another server has this session, or was faster to restore it.", "session_id"
     )
@@ -105,43 +105,42 @@ def _text(value: object, param: str) -> str:
 
 
 def resumed_frame(new_id: NewId, session_id: str, session: object, **facts: Any) -> Frame:
-    """Return the first frame to a client that resumed. `session` is the session as it is now.
+    """Return the first frame to a client that resumed. `session` is the current state of the session.
 
-    `facts` are further fields: the new token, and the number of messages and the amount of audio the server has
-    received.
+    `facts` are additional fields: the new token, and how many messages and how much audio the server has received.
     """
     fields = {"type": "session.resumed", "event_id": new_id("event_"), "session_id": session_id, "session": session}
     return Frame(fields | facts, numbered=False)
 
 
 def replaced_frame(new_id: NewId, session_id: str) -> Frame:
-    """Return the last frame to a connection whose session another one has resumed. The server then closes it."""
+    """Return the last frame to a connection whose session another connection has resumed. The server then closes it."""
     fields = {"type": "session.replaced", "event_id": new_id("event_"), "session_id": session_id}
     return Frame(fields, numbered=False)
 
 
 def moving_frame(new_id: NewId, session_id: str) -> Frame:
-    """Return the last frame to a connection whose session may move to another host. It is then closed with 1012."""
+    """Return the last frame to a connection whose session may move to another host. It is then closed (1012)."""
     fields = {"type": "session.moving", "event_id": new_id("event_"), "session_id": session_id}
     return Frame(fields, numbered=False)
 
 
 def state_degraded_frame(new_id: NewId, session_id: str, *, degraded: bool) -> Frame:
-    """Return the frame that says whether the conversation can (`degraded` false) or cannot be stored at present."""
+    """Return the frame that reports whether the conversation can be stored at present. `degraded`: it cannot."""
     return message(type="session.state_degraded", event_id=new_id("event_"), session_id=session_id, degraded=degraded)
 
 
 def resync_frame(new_id: NewId, session_id: str, reason: str) -> Frame:
-    """Return the answer to a resume that came too late. `reason` is that of the JournalGap. The client starts over."""
+    """Return the answer to a resume that is too late, so the client has to start over. `reason`: see JournalGap."""
     return message(type="session.resync_required", event_id=new_id("event_"), session_id=session_id, reason=reason)
 
 
 def refused_frame(
     new_id: NewId, error: RemoteProtocolError, event_id: str | None = None, *, retryable: bool = False
 ) -> Frame:
-    """Return an error about the connection. `event_id` is the client's id of the message at fault, if it had one.
+    """Return an error about the connection. `event_id` is the id that the client gave to the message at fault, if any.
 
-    `retryable`: the same message may be accepted later, when the server has capacity.
+    `retryable`: the same message may succeed later, when the server has capacity.
     """
     kind = "rate_limit_error" if retryable else "invalid_request_error"
     shown = ErrorBody(kind, error.code, error.message, retryable, error.param or None, event_id or None)

@@ -1,6 +1,6 @@
-"""Parts shared by the realtime dialects: ids, frames, the decoding of JSON, and the result of reading a message.
+"""Parts shared by the realtime dialects: ids, frames, JSON decoding, and the result of reading a message.
 
-Only the dialects know which messages exist.
+Which messages exist is up to each dialect.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 C = TypeVar("C")
 # The fields of a message, as JSON values. Messages to a client are only encoded and never read again.
 Payload = Mapping[str, Any]
-# Makes a fresh id that begins with the given prefix. Injected, so that recorded traces are reproducible.
+# Makes a new id with the given prefix. It is injected, so that recorded traces are reproducible.
 NewId = Callable[[str], str]
-# Errors that msgspec raises for text that is not JSON, is not UTF-8 or is nested too deeply.
+# Errors that msgspec raises for text that is not JSON, not UTF-8, or nested too deeply.
 JSON_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
-# Limits of JSON text. The decoder holds the GIL, so no other thread of the process runs while it decodes. Measured:
-# 100,000 values take 10 to 20 ms, a million escapes 5 ms. Text of up to SMALL_JSON characters is not counted.
+# Limits of JSON text. The decoder holds the GIL, so no other thread runs while it decodes. Measured: 100,000 values
+# take 10 to 20 ms, and a million escapes take 5 ms. Text of at most SMALL_JSON characters is not checked.
 SMALL_JSON, MAX_JSON_VALUES, MAX_JSON_ESCAPES = 64 << 10, 100_000, 1_000_000
 _encoder = msgspec.json.Encoder()
 
@@ -32,11 +32,11 @@ def random_id(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message to a client, not yet encoded, because the journal of a resumable session may still number it.
+    """One message to a client. It is not encoded yet, because the journal of a resumable session may add a number.
 
-    `payload` holds the fields of a JSON message in their order, or the bytes of a binary message. `epoch` is the epoch
-    of a response's words or audio, which are dropped after it has passed; None for other messages. `numbered` is False
-    for a message about the connection itself, which a client that resumes does not count.
+    `payload` has the fields of a JSON message in order, or the bytes of a binary message. `epoch` is the epoch of a
+    response's text or audio; None for other messages. After that epoch has passed, the frame is dropped. `numbered` is
+    False for a message about the connection itself, because a client that resumes does not count it.
     """
 
     payload: Payload | bytes
@@ -45,16 +45,16 @@ class Frame:
 
     @property
     def is_piece(self) -> bool:
-        """Whether it is a piece of a response's words or audio, to which later pieces are appended."""
+        """Whether the frame is one piece of a response's text or audio. The client appends later pieces to it."""
         if isinstance(self.payload, bytes):
             return True
         kind = self.payload.get("type")
         return isinstance(kind, str) and kind.startswith("response.") and kind.endswith(".delta")
 
     def encode(self, seq: int | None = None) -> str | bytes:
-        """Return the message as it is sent: compact JSON, or bytes. `seq` is added to JSON as its `server_event_seq`.
+        """Encode the message as compact JSON or as bytes. In JSON, `seq` is added as `server_event_seq`.
 
-        Binary messages have no field for their number: the client counts them.
+        Binary messages have no field for `seq`: the client counts them.
         """
         if isinstance(self.payload, bytes):
             return self.payload
@@ -63,7 +63,7 @@ class Frame:
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """An error of a request, in OpenAI's shape."""
+    """An error about a request, in OpenAI's format."""
 
     # OpenAI's error type, such as `invalid_request_error`.
     type: str
@@ -71,23 +71,23 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
     code: str
     # Human-readable reason.
     message: str
-    # Whether the same message may succeed later.
+    # Whether the same message may succeed if it is sent again later.
     retryable: bool = False
-    # Path of the field at fault; None if no single field is.
+    # Path of the field at fault; None if no single field is at fault.
     param: str | None = None
-    # The client's id of the message at fault.
+    # The id that the client gave to the message at fault.
     event_id: str | None = None
 
 
 def message(**fields: Any) -> Frame:
-    """Return a JSON message of these fields, in the given order."""
+    """Return a JSON message with these fields, in the given order."""
     return Frame(fields)
 
 
 class Received(msgspec.Struct, Generic[C], frozen=True):
-    """The result of reading one message of a client: `commands` for the session and `answers` to the client.
+    """The result of reading one message of a client: `commands` for the session, and `answers` for the client.
 
-    The answers are sent at once, before any result of the commands.
+    The answers are sent at once, before the results of the commands.
     """
 
     commands: Sequence[C] = []
@@ -95,10 +95,10 @@ class Received(msgspec.Struct, Generic[C], frozen=True):
 
 
 def is_too_complex(data: str | bytes) -> bool:
-    """Whether JSON text would block the event loop for too long while it is decoded.
+    """Whether decoding the JSON text would block the event loop for too long.
 
-    Counts commas and brackets outside of strings, up to MAX_JSON_VALUES, and backslashes, up to MAX_JSON_ESCAPES. Takes
-    about 1 ms per MiB, and about 10 ms if the contents of strings have to be excluded.
+    Allows up to MAX_JSON_VALUES commas and brackets outside of strings, and up to MAX_JSON_ESCAPES backslashes. The
+    check takes about 1 ms per MiB, or about 10 ms if the contents of strings have to be excluded.
     """
     if len(data) <= SMALL_JSON:
         return False
@@ -108,7 +108,7 @@ def is_too_complex(data: str | bytes) -> bool:
     if _num_marks(text) <= MAX_JSON_VALUES:
         return False
     text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Each value has at most two strings: its name and itself.
+    # Each value has at most two strings: its name and the value itself.
     return text.count(b'"') > 4 * MAX_JSON_VALUES or _num_marks(b"".join(text.split(b'"')[::2])) > MAX_JSON_VALUES
 
 
@@ -117,9 +117,9 @@ def _num_marks(text: bytes) -> int:
 
 
 def decode_json(data: str | bytes) -> Any:
-    """Return the value of JSON text: a dict, list, str, int, float, bool or None.
+    """Decode JSON text into a dict, list, str, int, float, bool or None.
 
-    Raises ValueError, with the reason, for text that is not JSON, not UTF-8, nested too deeply or too complex.
+    Raises ValueError with the reason if the text is not JSON, not UTF-8, nested too deeply or too complex.
     """
     if is_too_complex(data):
         raise ValueError(f"it has more than {MAX_JSON_VALUES} values")

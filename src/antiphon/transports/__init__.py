@@ -1,1 +1,1 @@
-"""Transports of frames: WebSocket, WebRTC, and the attachment of one transport at a time to a live session."""
+"""Transports that carry frames (WebSocket and WebRTC), and their attachment to a live session, one at a time."""

@@ -1,8 +1,8 @@
 """Attaches one transport at a time to a live session, with one task that reads from it and one that writes to it.
 
-A session with a resume token outlives its transport for `grace_s`, and can be resumed on another one. Without a token,
-both end together. The session handles what is read and produces what is written; frames wait in its outbox. Two tables
-define what may happen when: the session's `lifecycle` and the state of the attachment.
+A session with a resume token outlives its transport for `grace_s`, and can be resumed on another transport. Without a
+token, session and transport end together. The session handles the frames that are read, and puts the frames to write
+into its outbox. Two state tables say what is allowed: the session's `lifecycle`, and the state of the attachment.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 class AttachedSession(Protocol):
     """One live session, as its attachment and the server use it. All calls come from one event loop.
 
-    `attachment`: the place for its transport, which a client that resumes takes over. The attachment's token decides
-    whether a client may.
+    `attachment`: the slot for its transport, which a resuming client takes over. The client needs the attachment's
+    token.
     """
 
     attachment: Attachment
@@ -49,12 +49,12 @@ class AttachedSession(Protocol):
 
     @property
     def caller(self) -> object:
-        """The caller that opened the session. Only an equal caller may resume it."""
+        """The caller that opened the session. Only a caller that compares equal to it may resume the session."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the session currently holds for its client, without the frames of its outbox."""
+        """Bytes of memory that the session currently uses, without the frames in its outbox."""
         ...
 
     @property
@@ -63,63 +63,64 @@ class AttachedSession(Protocol):
         ...
 
     def drain(self, within_s: float) -> None:
-        """Wait until the session is silent, then stop reading, send the outstanding results, and close, all within
-        `within_s` seconds. Returns at once: `all_left` waits for the end.
+        """Drain the session within `within_s` seconds. Returns at once: `all_left` waits for the end.
+
+        The session first waits until it is silent. It then stops reading, sends the outstanding results and closes.
         """
         ...
 
     def finish(self) -> None:
-        """Send the waiting frames and close, even if something is still in progress. Returns at once."""
+        """Send the waiting frames and close, even if the session still has work in progress. Returns at once."""
         ...
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds without a frame after which `end_if_idle` is called; None: never."""
+        """Seconds without a frame after which `end_if_idle` is called; None if it is never called."""
         ...
 
     async def handle(self, data: ClientData) -> None:
-        """Handle one frame, or audio that arrived outside of the frames. The next one is read after this returns.
+        """Handle one frame, or audio that arrived outside of the frames. No further frame is read until this returns.
 
-        If the session can be resumed, the call is not cancelled: a frame that counts as received has been handled.
+        If the session can be resumed, this call is never cancelled, so each frame that counts as received was handled.
         """
         ...
 
     async def end_if_idle(self) -> None:
-        """End the session after `idle_s` without a frame, unless something else counts as activity."""
+        """End the session, unless something else counts as activity. Called after `idle_s` seconds without a frame."""
         ...
 
     async def wind_up(self) -> None:
-        """Finish the outstanding work, and then the session: it is DRAINING, and no more frames arrive.
+        """Finish the outstanding work of a session that is DRAINING, then end the session. No more frames arrive.
 
-        This is called again on each transport that is attached while the session drains.
+        It is called again for each transport that is attached while the session drains.
         """
         ...
 
     def control(self, data: str | bytes) -> Control | None:
-        """Return the event if it is about the connection (a resume, an acknowledgement); None: it is for `handle`."""
+        """Return the event if it concerns the connection, such as an acknowledgement. Otherwise return None."""
         ...
 
     async def reject(self, error: RemoteProtocolError, event_id: str | None) -> None:
-        """Answer an event about the connection with an error. Waits while the client does not read."""
+        """Answer an event about the connection with an error. Waits if the client is slow to read."""
         ...
 
     async def resumed(self, token: str, how: HowResumed) -> Frame:
-        """Return the first frame for a client that has resumed the session, with its new token and how it was resumed.
+        """Return the first frame for a client that has resumed the session. It has the new token and `how`.
 
-        If the session is stored, waits until the token is stored too.
+        For a stored session, waits until the token is stored too.
         """
         ...
 
     def replaced(self) -> Frame:
-        """Return the last frame for a transport whose session continues on another one."""
+        """Return the last frame for a transport whose session continues on another transport."""
         ...
 
 
 class Attachment:
-    """The place of one live session, to which one transport at a time is attached.
+    """The slot of one live session, to which one transport at a time is attached.
 
     The session calls `serve` with its first transport in its own task group. Other connections call `resume`. The
-    session shares its `lifecycle`: the attachment reads it, and closes it when no client is attached and none can
+    session shares its `lifecycle`. The attachment reads it, and closes it when no client is attached and no client can
     resume.
     """
 
@@ -140,30 +141,30 @@ class Attachment:
         self._grace_s = grace_s
         self._stall_s = stall_s
         self._place = new_attachment()
-        # Notified when the state of the attachment changes, and when the session is closed.
+        # Set when the state of the attachment changes, and when the session is closed.
         self._changed = Signal()
-        # The number of frames received from the client, including the one in progress. A client that resumes sends all
+        # Number of frames received from the client, including the frame in progress. A client that resumes sends all
         # later frames again.
         self.num_received = 0
         self._group: anyio.abc.TaskGroup | None = None
-        # Scopes of the last attached transport: all its tasks, and its reader.
+        # Cancel scopes of the last attached transport: for all its tasks, and for its reader.
         self._scope = self._reading = anyio.CancelScope()
         self._resuming = anyio.Lock()
-        # Whether the session outlives its transport, if it has a token.
+        # Whether a session with a token outlives its transport.
         self._waits_for_client = True
 
     @property
     def state(self) -> AttachmentState:
-        """Whether a transport is currently attached, or about to be."""
+        """Whether a transport is attached at present, or is about to be."""
         return self._place.state
 
     @property
     def token(self) -> ResumeToken | None:
-        """The token that resumes the session; None: it cannot be resumed, and ends with its transport."""
+        """The token that resumes the session. If None, the session cannot be resumed and ends with its transport."""
         return self._token if self._lifecycle.state.resumable else None
 
     async def serve(self, transport: Transport, group: anyio.abc.TaskGroup) -> None:
-        """Serve the first transport and then those that resume. Returns when the session is closed.
+        """Serve the first transport, then the transports that resume. Returns when the session is closed.
 
         `group` is the session's task group. The grace period and the end of a drained session run in it.
         """
@@ -173,14 +174,14 @@ class Attachment:
         await self._closed()
 
     def stop_reading(self) -> None:
-        """Read no more frames, because the session has left OPEN, and wind it up if it drains. Does not wait."""
+        """Stop reading frames, because the session has left OPEN. If it drains, wind it up. Does not wait."""
         self._reading.cancel()
         draining = self._lifecycle.state is Lifecycle.DRAINING
         if draining and not self._place.state.has_transport and self._group:
             self._group.start_soon(self._session.wind_up)
 
     def abandon(self) -> None:
-        """Close the session at once, without sending the waiting frames. A no-op if it is closed. Does not wait."""
+        """Close the session at once, without sending the waiting frames. No-op for a closed session. Does not wait."""
         if self._lifecycle.state is not Lifecycle.CLOSED:
             self._lifecycle.apply(LifecycleEvent.ABANDONED)
             self._changed.notify()
@@ -194,23 +195,23 @@ class Attachment:
         *,
         has_left: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """Serve over `transport` from now on, until it is gone. A transport that is still attached is closed.
+        """Serve the session over `transport` until that is gone. Closes a transport that is still attached.
 
         - `last_received`: the number of the last frame that the client has.
-        - `has_left`: waits a moment for the client to leave. It is called if the client may have given up; if it has
+        - `has_left`: waits a moment for the client to leave. It is called if the client may have given up. If it has
           left, nothing is replaced.
 
-        Raises RemoteProtocolError (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) or JournalGap before
-        anything is replaced.
+        Raises RemoteProtocolError (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) or JournalGap. The
+        attached transport then stays.
         """
         journal = self.outbox.journal
         async with self._resuming:
-            # This must precede `_check`, which would make the previous token the current one again.
+            # Do this before `_check`, which would make the previous token the current token again.
             if has_left and self.doubts(token) and await self._has_given_up(token, has_left):
                 log.info("session %s: an attempt to resume it was given up", self._session.id)
                 return
             self._check(token)
-            # A client that cannot be served must not end the connection of another one.
+            # Check first: a client that cannot be served must not end the connection of another client.
             journal.check_rewind(last_received)
             self._apply(AttachmentEvent.RESUME_BEGAN)
             try:
@@ -223,7 +224,7 @@ class Attachment:
                 self._apply(AttachmentEvent.RESUME_FAILED)
                 self._wait_or_abandon()
                 raise
-            # Take the place before the lock is released, so that the next client finds it taken.
+            # Take the slot before the lock is released, so that the next client finds it taken.
             self._take_place()
         log.info("session %s is resumed", self._session.id)
         await self._attach(transport)
@@ -231,10 +232,10 @@ class Attachment:
     def continue_from(
         self, num_received: int, last_received: int, first_frame: Frame, frames: Sequence[SentFrame] = ()
     ) -> None:
-        """Prepare a session that was restored from the store, before `serve`.
+        """Prepare a session that was restored from the store. Call it before `serve`.
 
-        `num_received`: the number of the client's frames that the restored session contains. `first_frame` is sent
-        first, then those `frames` of another host that the client lacks after `last_received`. Without such frames,
+        `num_received`: how many of the client's frames the restored session contains. `first_frame` is sent first. Then
+        the frames in `frames`, from another host, are sent, except those up to `last_received`. If there are none,
         numbering continues at `last_received` + 1.
         """
         self.num_received = num_received
@@ -244,13 +245,14 @@ class Attachment:
         self.outbox.put_first(first_frame)
 
     def doubts(self, token: str) -> bool:
-        """Whether a client with this token may have given up: the attached transport got a newer token, and the client
-        has sent nothing on it yet.
+        """Whether a client with this token may have given up.
+
+        That is the case if the attached transport got a newer token, but the client has sent nothing on it yet.
         """
         return bool(self._place.state.has_transport and self._token and self._token.is_previous(token))
 
     async def _has_given_up(self, token: str, has_left: Callable[[], Awaitable[bool]]) -> bool:
-        """Whether a doubted client leaves. The doubt ends with the attached transport."""
+        """Return whether a doubted client leaves. Stops waiting when `doubts` becomes False."""
         left = False
         async with anyio.create_task_group() as group:
 
@@ -267,29 +269,29 @@ class Attachment:
     # --- the two states -----------------------------------------------------------------------------------------------
 
     def _apply(self, event: AttachmentEvent) -> None:
-        """Move to the next state of the attachment, and wake the tasks that depend on it."""
+        """Change the state of the attachment, and wake the tasks that depend on it."""
         self._place.apply(event)
         self.outbox.set_attached(self._place.state.takes_frames)
         self._changed.notify()
 
     def _stop(self) -> None:
-        """Send no more frames over the transport, and end its tasks. A frame in progress is handled to its end."""
+        """Stop sending over the transport, and end its tasks. A frame in progress is still handled completely."""
         if self._place.state is AttachmentState.ATTACHED:
             self._apply(AttachmentEvent.TRANSPORT_STOPPED)
         self._scope.cancel()
 
     def _wait_or_abandon(self) -> None:
-        """If the place is empty and no client is resuming, begin the grace period, or end the session."""
+        """If the slot is empty and no client is resuming, begin the grace period or end the session."""
         if self._place.state is not AttachmentState.DETACHED:
             return
         if self._token is None or not self._waits_for_client or not self._lifecycle.state.is_running:
             self.abandon()
         else:
-            # A session that drains ends by itself. If it does not, the grace period ends it.
+            # A session that drains ends by itself, or at the latest with the grace period.
             log.info("session %s waits to be resumed", self._session.id)
             assert self._group
             if self._lifecycle.state is Lifecycle.DRAINING:
-                # The drain may have begun while the transport was leaving, and its tasks are cancelled.
+                # The drain may have begun while the transport was leaving. The transport's tasks are cancelled then.
                 self._group.start_soon(self._session.wind_up)
             self._group.start_soon(self._abandon_after_grace, self._scope)
 
@@ -318,9 +320,9 @@ class Attachment:
             raise RemoteProtocolError("unknown_session", "The session has just ended.", "session_id")
 
     async def _replaced(self) -> None:
-        """End the tasks of a REPLACED transport, and wait for their end."""
+        """Cancel the tasks of a REPLACED transport, and wait until they have ended."""
         if self._place.state is AttachmentState.REPLACED:
-            # A frame in progress must be counted. From here on, its handler does not wait for room in the outbox.
+            # A frame in progress must still be counted. Its handler no longer waits for room in the outbox.
             self._scope.cancel()
         while self._place.state is AttachmentState.REPLACED:
             await self._changed.wait()
@@ -330,7 +332,7 @@ class Attachment:
         self._apply(AttachmentEvent.TRANSPORT_ATTACHED)
 
     async def _attach(self, transport: Transport) -> None:
-        """Read from and write to `transport`, which has the place, until either task or the session ends."""
+        """Read from and write to `transport`, which has the slot, until one of the tasks or the session ends."""
         reading = self._reading
         try:
             with self._scope:
@@ -343,10 +345,10 @@ class Attachment:
                     if self._lifecycle.state is Lifecycle.DRAINING:
                         await self._session.wind_up()
                     elif client_left:
-                        # Later frames would have no reader.
+                        # No task would read later frames.
                         self._stop()
         except* Exception:
-            # The outermost handler of the session: a failure in handling its frames ends only this session.
+            # This is the session's outermost handler. A failure to handle its frames ends this session only.
             log.exception("session %s failed", self._session.id)
             self.abandon()
         finally:
@@ -382,15 +384,15 @@ class Attachment:
             if data is None:
                 return True
             if not (self._token and isinstance(data, str | bytes) and await self._control(self._token, data)):
-                # A frame is handled completely or not at all, because a client that resumes does not send it again.
+                # Handle a frame completely or not at all, because a client that resumes does not send it again.
                 with anyio.CancelScope(shield=self._token is not None):
                     self.num_received += 1
                     await session.handle(data)
         return False
 
     async def _control(self, token: ResumeToken, data: str | bytes) -> bool:
-        """Handle an event about the connection itself; return False for all others."""
-        # The client has sent a frame after this token, so it has received the token.
+        """Handle an event about the connection itself. Returns False for any other event."""
+        # The client has sent a frame after it received this token, so the token is confirmed.
         token.confirm()
         message = self._session.control(data)
         if message is None:
@@ -412,7 +414,7 @@ class Attachment:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     async def _write(self, transport: Transport) -> None:
-        """Send frames until the end. Detaches a client that has left or stopped reading."""
+        """Send frames until the last one. Detaches the transport if the client has left or stopped reading."""
         try:
             while True:
                 item = await self.outbox.get()
@@ -428,7 +430,7 @@ class Attachment:
             log.info("session %s: the client is gone", self._session.id)
             if not self._lifecycle.state.is_running:
                 self.abandon()
-        # No more frames are sent over this transport, so no task may wait for room in it.
+        # No more frames are sent over this transport, so no task may wait for room in the outbox.
         self._stop()
 
     def _close_sent(self) -> None:

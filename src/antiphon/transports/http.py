@@ -1,4 +1,4 @@
-"""HTTP code that hosts and doors share: body deadlines, responses that may be cut off, and a limit on log lines."""
+"""HTTP code that hosts and doors share: body timeouts, responses that can be cut off, and a limit on log lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
-# A body may take as long as its size requires at this rate.
+# Minimum rate at which a body has to arrive.
 MIN_BYTES_PER_S = 4096
-# Log lines in each window, and the window in seconds: a client without a key can cause them at no cost.
+# Maximum number of log lines in a window, and the window's length in seconds. Without a limit, a client without a key
+# could fill the log.
 REFUSED_LINES, REFUSED_WINDOW_S = 20, 60.0
 Message = MutableMapping[str, Any]
 
@@ -22,8 +23,8 @@ Message = MutableMapping[str, Any]
 def in_time(receive: Callable[[], Awaitable[Message]], timeout_s: float) -> Callable[[], Awaitable[Message]]:
     """Return an ASGI `receive` that raises TimeoutError if its body takes too long.
 
-    The limit is `timeout_s`, plus a second for each MIN_BYTES_PER_S bytes that have arrived. Only the time spent
-    waiting for the body counts, not the time of its reader.
+    The timeout is `timeout_s`, plus a second for each MIN_BYTES_PER_S bytes that have arrived. Only the time spent
+    waiting for the body counts, not the time that the reader spends on it.
     """
     num_bytes, waited_s = 0, 0.0
 
@@ -40,10 +41,10 @@ def in_time(receive: Callable[[], Awaitable[Message]], timeout_s: float) -> Call
 
 
 class CutStream(StreamingResponse):
-    """A streamed response that is cut off if its body fails: the end is not sent, so the client sees that it is
-    incomplete.
+    """A streamed response that is cut off if its body fails. The client then sees that the response is incomplete.
 
-    `failures`: the exceptions of the body that cut the response; others are raised. `on_failure` is called with each.
+    `failures`: the exceptions of the body that cut off the response. Other exceptions are raised. `on_failure` is
+    called with each exception in `failures`.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class CutStream(StreamingResponse):
         self._failures, self._on_failure = failures, on_failure
 
     async def stream_response(self, send: Send) -> None:
-        """Send the head and the body. If the body's end is missing, the server closes the connection."""
+        """Send the head and the body. If the body fails, its end is not sent, and the server closes the connection."""
         try:
             await super().stream_response(send)
         except self._failures as error:
@@ -68,7 +69,7 @@ class CutStream(StreamingResponse):
 
 
 class LineLimit:
-    """Admits REFUSED_LINES log lines in each window of REFUSED_WINDOW_S, and counts the others."""
+    """Admits REFUSED_LINES log lines in each window of REFUSED_WINDOW_S, and counts the omitted lines."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -76,7 +77,7 @@ class LineLimit:
         self._admitted = self._unlogged = 0
 
     def admit(self) -> int | None:
-        """Return the number of lines left out since the last one, or None if this line must be left out too."""
+        """Return how many lines were omitted since the last admitted line, or None if this line is omitted too."""
         if self._clock() >= self._window_s + REFUSED_WINDOW_S:
             self._window_s, self._admitted = self._clock(), 0
         if self._admitted >= REFUSED_LINES:
@@ -87,6 +88,6 @@ class LineLimit:
         return unlogged
 
     def warn(self, log: logging.Logger, text: str, *values: object) -> None:
-        """Log a warning, if it is admitted, with the number of lines that were left out."""
+        """Log a warning if it is admitted. It reports how many lines were omitted before it."""
         if (unlogged := self.admit()) is not None:
             log.warning(f"{text}%s", *values, f" unlogged={unlogged}" if unlogged else "")

@@ -1,7 +1,7 @@
-"""The journal of a session that can be resumed, and its resume token. See docs/wire/index.md, "Resume".
+"""The journal and the resume token of a session that can be resumed. See docs/wire/index.md, "Resume".
 
-The journal is a queue of frames. It numbers them as they are sent, keeps them until the client acknowledges them, and
-sends them again on a new connection. It knows no socket and does not wait: an Outbox pushes, takes and waits.
+The journal is a queue of frames. It numbers frames when they are sent, keeps them until the client acknowledges them,
+and returns them again for a new connection. It neither uses a socket nor waits: the Outbox does the waiting.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from antiphon.protocols.wire import Frame
 
 
 class JournalGap(Exception):
-    """Frames that the client lacks are no longer kept, so the session cannot be resumed.
+    """Raised if frames that the client lacks are no longer kept, so that the session cannot be resumed.
 
-    `reason` is sent to the client: `journal_gap` (older than what is kept) or `journal_overflow` (while no client was
-    connected, more was produced than is kept).
+    `reason` is sent to the client. `journal_gap`: the frames are older than the kept frames. `journal_overflow`: the
+    session produced more frames than are kept while no client was connected.
     """
 
     def __init__(self, reason: str) -> None:
@@ -31,7 +31,7 @@ class JournalGap(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A frame that was not sent yet. `data`: its encoding without a number."""
+    """A frame that was not sent yet. `data`: the encoded frame without a number."""
 
     frame: Frame
     data: str | bytes
@@ -43,7 +43,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A frame as it was sent, with its number."""
+    """A frame in the form in which it was sent, with its number."""
 
     seq: int
     data: str | bytes
@@ -58,7 +58,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class SentFrame:
-    """A numbered frame for another host, as it is sent to the client: `text` or `data`, and its epoch, if any."""
+    """A numbered frame that is handed over to another host: the encoded `text` or `data`, and its epoch, if any."""
 
     seq: int
     text: str | None = None
@@ -77,7 +77,7 @@ class SentFrame:
         return SentFrame(seq, text, self.data, self.epoch)
 
 
-# The last field of a numbered frame, as `Frame.encode` writes it.
+# The last field of a numbered JSON frame, as `Frame.encode` writes it.
 _SEQ = ',"server_event_seq":'
 
 
@@ -85,36 +85,36 @@ _SEQ = ',"server_event_seq":'
 class Journal:
     """A queue of frames to one client; `len()` is the number of waiting frames.
 
-    Sent frames are kept up to `max_bytes` and `max_s`; beyond that the oldest are dropped. The caller bounds the
-    waiting frames: it stops pushing while an attached client is slow, and applies `max_bytes` while none is attached
-    (`is_overfull`). Sizes are in characters, which equal bytes for nearly all frames.
+    Sent frames are kept up to `max_bytes` and `max_s`; beyond these limits the oldest are dropped. The caller limits
+    the waiting frames. It stops pushing if an attached client is slow, and ends the session if no client is attached
+    and the journal `is_overfull`. Sizes are in characters, which equal bytes for nearly all frames.
     """
 
-    # Returns monotonic seconds.
+    # Monotonic clock, in seconds.
     now_s: Callable[[], float]
-    # Frames get a `server_event_seq` and can be sent again. Otherwise this is a plain queue that keeps nothing.
+    # If True, frames get a `server_event_seq` and can be sent again. If False, this is a plain queue.
     numbered: bool = False
-    # The most bytes of sent frames that are kept, and of waiting frames without a client.
+    # Maximum size of the kept frames, and of the waiting frames if no client is attached, in bytes.
     max_bytes: int = 8 << 20
-    # Seconds for which sent frames are kept.
+    # Time for which sent frames are kept, in seconds.
     max_s: float = 60.0
     _waiting: deque[_Waiting | _Sent] = field(default_factory=deque)
     _waiting_bytes: int = 0
     _sent: deque[_Sent] = field(default_factory=deque)
     _sent_bytes: int = 0
     _seq: int = 0
-    # Frames up to this number are acknowledged or dropped, and cannot be sent again.
+    # Frames up to this number were acknowledged or dropped, so they cannot be sent again.
     _floor: int = 0
     _epoch: int = 0
 
     def __len__(self) -> int:
-        """Return the number of waiting frames, including those to send again."""
+        """Return the number of waiting frames, including frames that are sent again."""
         return len(self._waiting)
 
     def push(self, frame: Frame, *, first: bool = False) -> None:
-        """Add a frame after those that wait, or before them if it is the `first` of a connection.
+        """Add a frame after the waiting frames, or before them if it is the `first` of a connection.
 
-        It has no number yet.
+        The frame gets its number only when it is sent.
         """
         waiting = _Waiting(frame, frame.encode())
         self._waiting_bytes += waiting.size
@@ -124,9 +124,10 @@ class Journal:
             self._waiting.append(waiting)
 
     def raise_epoch(self, epoch: int) -> int:
-        """Drop the waiting words and audio of older epochs, and return the number of dropped frames.
+        """Drop the waiting text and audio frames of older epochs. Returns the number of dropped frames.
 
-        Other frames stay. From now on `rewind` also skips media frames of older epochs; their numbers stay used.
+        Other frames stay. From now on, `rewind` also skips text and audio frames of older epochs. Their numbers are not
+        used again.
         """
         self._epoch = epoch
         before = len(self._waiting)
@@ -136,7 +137,7 @@ class Journal:
         return before - len(kept)
 
     def next(self) -> str | bytes | None:
-        """Remove and return the next frame in the form to send, numbered and kept if frames are; None if none waits."""
+        """Remove the next waiting frame and return it encoded; None if there is none. If `numbered`, also keep it."""
         if not self._waiting:
             return None
         waiting = self._waiting.popleft()
@@ -147,7 +148,9 @@ class Journal:
         return numbered.data
 
     def acknowledge(self, seq: int) -> None:
-        """Drop the kept frames up to this number, which the client has received. A lower number changes nothing.
+        """Drop the kept frames up to this number, because the client has received them.
+
+        No-op for a number below an earlier one.
 
         Raises RemoteProtocolError (`invalid_event_ack`) if the number was never sent.
         """
@@ -160,7 +163,7 @@ class Journal:
             self._sent_bytes -= self._sent.popleft().size
 
     def check_rewind(self, last_received: int) -> None:
-        """Raise the errors of `rewind`, without a change: a resume is checked before it replaces a connection."""
+        """Raise the errors of `rewind` without changing anything, to check a resume before it replaces a connection."""
         if not 0 <= last_received <= self._seq:
             raise RemoteProtocolError(
                 "invalid_event_ack",
@@ -171,14 +174,14 @@ class Journal:
             raise JournalGap("journal_gap")
 
     def rewind(self, last_received: int) -> None:
-        """Put the sent frames after this number, which did not arrive, before those that wait.
+        """Put the sent frames after this number, which the client did not receive, before the waiting frames.
 
-        They keep their numbers; words and audio of an older epoch are left out. Raises JournalGap if a frame is no
+        They keep their numbers. Skips text and audio of an older epoch. Raises JournalGap if one of the frames is no
         longer kept, and RemoteProtocolError (`invalid_event_ack`) if the number was never sent.
         """
         self.check_rewind(last_received)
         self._floor = last_received
-        # If a connection broke during an earlier rewind, frames to send again are still among the waiting ones.
+        # If a connection broke after an earlier rewind, some frames to send again are still among the waiting frames.
         again = [w for w in self._waiting if isinstance(w, _Sent)]
         missed = sorted((s for s in (*self._sent, *again) if s.seq > last_received), key=lambda s: s.seq)
         fresh = [w for w in self._waiting if not isinstance(w, _Sent)]
@@ -189,27 +192,28 @@ class Journal:
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of the waiting frames."""
+        """The total size of the waiting frames."""
         return self._waiting_bytes
 
     @property
     def num_bytes(self) -> int:
-        """The size of all frames here: waiting ones, and sent ones that are kept."""
+        """The total size of the waiting frames and the kept frames."""
         return self._waiting_bytes + self._sent_bytes
 
     @property
     def is_overfull(self) -> bool:
-        """Whether more than `max_bytes` wait. A session without an attached client has to end then."""
+        """Whether more than `max_bytes` are waiting. If no client is attached then, the session has to end."""
         return self._waiting_bytes > self.max_bytes
 
     def continue_from(self, seq: int) -> None:
-        """Number the next frame `seq` + 1: the session was restored, and its client has the frames up to `seq`."""
+        """Give the next frame the number `seq` + 1. For a restored session whose client has the frames up to `seq`."""
         self._seq = self._floor = seq
 
     def hand_over(self, max_bytes: int) -> list[SentFrame] | None:
-        """Number the waiting frames, and return all frames that the client may lack, for the host that takes over.
+        """Number the waiting frames. Returns all frames that the client may lack, for the host that takes over.
 
-        Returns None if they are larger than `max_bytes`; then some of them have to be produced again, as after a crash.
+        Returns None if they exceed `max_bytes`. The other host then has to generate some of them again, as after a
+        crash.
         """
         self._waiting = deque(self._number(waiting) for waiting in self._waiting)
         self._waiting_bytes = sum(waiting.size for waiting in self._waiting)
@@ -227,9 +231,9 @@ class Journal:
     def unacknowledged(self, coming: Sequence[Frame], max_bytes: int) -> list[SentFrame]:
         """Return the frames that the client may lack, oldest first.
 
-        These are the sent and unacknowledged frames, the waiting frames, and `coming`, which are pushed next, under
-        their current or future numbers. Pieces of responses, and everything older than the newest `max_bytes`, are left
-        out.
+        These are the unacknowledged sent frames, the waiting frames, and the frames in `coming`, which will be pushed
+        next. They have their current or future numbers. Skips pieces of responses. If the frames exceed `max_bytes`,
+        skips the oldest.
         """
         if not self.numbered:
             return []
@@ -256,7 +260,7 @@ class Journal:
         return found[::-1]
 
     def _number(self, waiting: _Waiting | _Sent) -> _Waiting | _Sent:
-        """Give a waiting frame the number under which it is sent later. A frame without numbers stays unchanged."""
+        """Give a waiting frame the number with which it will be sent. Without `numbered`, it stays unchanged."""
         if isinstance(waiting, _Sent) or not self.numbered or not waiting.frame.numbered:
             return waiting
         self._seq += 1
@@ -266,8 +270,7 @@ class Journal:
     def take_over(self, frames: Sequence[SentFrame], last_received: int) -> bool:
         """Continue another host's journal with the frames that it has handed over.
 
-        Returns whether these contain all frames after `last_received`, so that the client can have them. Otherwise
-        nothing changes.
+        Returns True if `frames` contain all frames after `last_received`. Otherwise returns False and changes nothing.
         """
         if not frames or not frames[0].seq - 1 <= last_received <= frames[-1].seq:
             return False
@@ -292,9 +295,9 @@ class Journal:
 
 @dataclass(slots=True)
 class ResumeToken:
-    """The token with which a client resumes its session: 32 random bytes as base64, of which only the SHA-256 is kept.
+    """The token with which a client resumes its session: 32 random bytes in base64. Only its SHA-256 is kept.
 
-    Each resume creates a new token. The previous one stays valid until the client sends something on its new
+    Each resume creates a new token. The previous token stays valid until the client sends something on its new
     connection, because the message with the new token may have been lost.
     """
 
@@ -306,16 +309,16 @@ class ResumeToken:
     def renew(self) -> str:
         """Return a new token, as URL-safe text.
 
-        The previous one stays valid until `confirm`; the one before it ends.
+        The current token becomes the previous token, which is valid until `confirm`. The token before that is invalid.
         """
         value = self.random(32)
         self._previous_hash, self._hash = self._hash, _digest(value)
         return value
 
     def matches(self, value: str) -> bool:
-        """Whether this is the current token, or the previous one while that is valid. Compares in constant time.
+        """Whether this is the current token, or the previous token if that is still valid. Compares in constant time.
 
-        A match of the previous token makes it the current one again, because the client never saw the newer one.
+        If the previous token matches, it becomes the current token again, because the client never saw the newer one.
         """
         given = _digest(value)
         is_current = hmac.compare_digest(given, self._hash)
@@ -325,21 +328,21 @@ class ResumeToken:
         return is_current or is_previous
 
     def is_previous(self, value: str) -> bool:
-        """Whether this is the previous token, while that is valid. Its client has not seen the current one."""
+        """Whether this is the previous token and still valid. A client that sends it has not seen the current token."""
         return bool(self._previous_hash) and hmac.compare_digest(_digest(value), self._previous_hash)
 
     def confirm(self) -> None:
-        """End the previous token: the client has sent something on its new connection, so it has the current one."""
+        """Invalidate the previous token. Call it when the client has sent something on its new connection."""
         self._previous_hash = b""
 
     @property
     def hash(self) -> bytes:
-        """The stored form of the token: its SHA-256 (32 bytes), then that of the previous one while it is valid."""
+        """The stored form of the token: its SHA-256 (32 bytes), followed by that of a still valid previous token."""
         return self._hash + self._previous_hash
 
     @classmethod
     def stored(cls, hash: bytes) -> ResumeToken:
-        """Return the token of a session from before a restart, from its `hash` then. The token's text is unknown."""
+        """Return the token with this stored `hash`, for a session from before a restart. Its text is unknown."""
         return cls(_hash=hash[:32], _previous_hash=hash[32:])
 
 

@@ -1,7 +1,7 @@
 """The two state machines of a live session: its lifecycle, and which transport is attached.
 
-What the server and the attachment may do with a session depends only on the two states. Pure. docs/design/resume.md
-prints the tables of transitions.
+Only these two states decide what the server and the attachment may do with a session. This module has no I/O.
+docs/design/resume.md shows the tables of transitions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from antiphon.state_machine import StateMachine
 class Lifecycle(Enum):
     """The stages of a live session.
 
-    Frames are read in OPEN. A session that the server ends is DRAINING until it has worked off what it received. In
-    FLUSHING and CLOSING nothing more is produced, and the waiting frames are sent before the transport is closed.
-    CLOSING means that the client closed the session, so it will not be resumed. CLOSED is final.
+    OPEN: the session reads frames. DRAINING: the server ends the session, which first processes the input that it has
+    received. FLUSHING and CLOSING: the session produces nothing more, and its waiting frames are sent before the
+    transport is closed. In CLOSING, the client has closed the session, so it will not be resumed. CLOSED is final.
     """
 
     OPEN = auto()
@@ -28,15 +28,15 @@ class Lifecycle(Enum):
 
     @property
     def reads_frames(self) -> bool:
-        """Whether the client's frames are read and handled. False: they stay in the transport."""
+        """Whether the client's frames are read and handled. If not, they stay in the transport."""
         return self is Lifecycle.OPEN
 
     @property
     def is_running(self) -> bool:
-        """Whether the session still works on what it received, and may produce more frames.
+        """Whether the session still processes its input, and may produce more frames.
 
-        In these states a session with a resume token waits for its client after the transport is gone. In the other
-        states it ends.
+        If the transport is gone in one of these states, a session with a resume token waits for its client. In the
+        other states, the session ends.
         """
         return self in (Lifecycle.OPEN, Lifecycle.DRAINING)
 
@@ -49,11 +49,11 @@ class Lifecycle(Enum):
 class LifecycleEvent(Enum):
     """The events of a live session's lifecycle.
 
-    - ENDED: the server ends it, because of a drain, a limit, an error or an inactive client.
-    - FINISHED: the session has put its last frame.
-    - CLIENT_CLOSED: the client has asked for the end.
+    - ENDED: the server ends the session, because of a drain, a limit, an error or an inactive client.
+    - FINISHED: the session has put its last frame into the outbox.
+    - CLIENT_CLOSED: the client has requested the end of the session.
     - CLOSE_SENT: the last frame was sent, and the transport closed.
-    - ABANDONED: no client is attached, and none can resume.
+    - ABANDONED: no client is attached, and no client can resume.
     """
 
     ENDED = auto()
@@ -88,16 +88,16 @@ LifecycleMachine = StateMachine[Lifecycle, LifecycleEvent]
 
 
 def new_lifecycle() -> LifecycleMachine:
-    """Return the lifecycle of a new session: OPEN. The session and its attachment share it."""
+    """Return the lifecycle of a new session, in the state OPEN. The session and its attachment share it."""
     return StateMachine(LIFECYCLE_TRANSITIONS, Lifecycle.OPEN)
 
 
 class AttachmentState(Enum):
-    """Which transport has the place of a live session.
+    """Whether a transport has the slot of a live session.
 
-    - LEAVING: the transport takes no more frames. A frame of its client may still be in progress.
-    - REPLACED: the same, and a client that resumes waits for the place.
-    - RESUMING: the place is empty and reserved for that client, while its first frames are prepared.
+    - LEAVING: the transport takes no more frames. A frame of the client may still be in progress.
+    - REPLACED: same as LEAVING, but a client that resumes waits for the slot.
+    - RESUMING: the slot is empty, but reserved for a client that resumes, until its first frames are ready.
     """
 
     DETACHED = auto()
@@ -108,28 +108,28 @@ class AttachmentState(Enum):
 
     @property
     def takes_frames(self) -> bool:
-        """Whether frames are sent, so that a session may wait for room in the outbox."""
+        """Whether frames are being sent, so that the session may wait for room in the outbox."""
         return self is AttachmentState.ATTACHED
 
     @property
     def has_transport(self) -> bool:
-        """Whether a transport has the place, even if it takes no more frames."""
+        """Whether a transport has the slot, even if it takes no more frames."""
         return self in (AttachmentState.ATTACHED, AttachmentState.LEAVING, AttachmentState.REPLACED)
 
     @property
     def expects_client(self) -> bool:
-        """Whether a client is attached or about to be, so that the session's last frames will be sent to it."""
+        """Whether a client is attached or about to be, so that the session's last frames can still be sent."""
         return self is not AttachmentState.DETACHED
 
 
 class AttachmentEvent(Enum):
-    """The events of a live session's place.
+    """The events of a live session's slot.
 
-    - TRANSPORT_ATTACHED: a transport takes the place.
-    - TRANSPORT_STOPPED: it takes no more frames.
-    - TRANSPORT_GONE: it has left the place, and no task uses it.
-    - RESUME_BEGAN: a client with the right token wants the place.
-    - RESUME_FAILED: that client has left, or could not be served.
+    - TRANSPORT_ATTACHED: a transport takes the slot.
+    - TRANSPORT_STOPPED: the transport takes no more frames.
+    - TRANSPORT_GONE: the transport has left the slot, and no task uses it.
+    - RESUME_BEGAN: a client with the right token requests the slot.
+    - RESUME_FAILED: the client that was resuming has left, or could not be served.
     """
 
     TRANSPORT_ATTACHED = auto()
@@ -166,5 +166,5 @@ AttachmentMachine = StateMachine[AttachmentState, AttachmentEvent]
 
 
 def new_attachment() -> AttachmentMachine:
-    """Return the state of an attachment before its first transport: DETACHED."""
+    """Return the state of an attachment before its first transport, which is DETACHED."""
     return StateMachine(ATTACHMENT_TRANSITIONS, AttachmentState.DETACHED)

@@ -1,6 +1,7 @@
-"""The queue of a live session's frames. It applies backpressure, and keeps frames for clients that resume.
+"""The queue of frames that a live session sends. It applies backpressure, and keeps frames for clients that resume.
 
-The journal (`transports/journal.py`) decides what is numbered, kept and sent again; the attachment sends the frames.
+The journal (`transports/journal.py`) numbers frames, and decides which are kept and sent again. The attachment sends
+the frames.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
 from antiphon.transports.journal import Journal
 
-# Bytes of waiting frames, in addition to one frame of any size, above which the session waits.
+# Maximum size of the waiting frames, in bytes, above which the session waits. One more frame may have any size.
 MAX_WAITING_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CloseFrame:
-    """The last entry of an outbox: the transport is closed with this WebSocket code and reason."""
+    """The last entry of an outbox. It closes the transport with this WebSocket code and reason."""
 
     code: int
     reason: str
 
 
 class Outbox:
-    """The frames of one live session that wait for its transport. Used from one event loop.
+    """The frames of one live session that wait for its transport. All calls come from one event loop.
 
-    Bounds: while a transport is attached, `max_waiting` frames and MAX_WAITING_BYTES; above them the session waits in
-    `wait_for_room`. While none is attached, the journal's `max_bytes`; above it `on_overflow` is called. With
-    `waits_detached`, the session waits even while no transport is attached.
+    If a transport is attached, the limits are `max_waiting` frames and MAX_WAITING_BYTES. Above them, the session waits
+    in `wait_for_room`. If no transport is attached, the limit is the journal's `max_bytes`. Above it, `on_overflow` is
+    called. With `waits_detached`, the session waits even if no transport is attached.
     """
 
     def __init__(
@@ -50,18 +51,18 @@ class Outbox:
 
     @property
     def num_waiting(self) -> int:
-        """The number of frames that `get` has not taken yet."""
+        """Number of frames that `get` has not returned yet."""
         return len(self.journal)
 
     def put(self, frame: Frame) -> None:
-        """Queue a frame after all others. Never waits: the task that produces frames also calls `wait_for_room`."""
+        """Queue a frame after all others. Never waits: the task that produces frames calls `wait_for_room` too."""
         self.journal.push(frame)
         self._changed.notify()
 
     async def wait_for_room(self) -> None:
-        """Wait until the waiting frames are within the bounds, while an attached transport could take them.
+        """Wait until the waiting frames are within the limits. Waits only as long as a transport can take frames.
 
-        Returns at once after `end`. Calls `on_overflow` if no transport is attached and too many bytes wait.
+        Returns at once after `end`. Calls `on_overflow` if no transport is attached and the limit is exceeded.
         """
         while self._is_full and self._may_wait:
             await self._changed.wait()
@@ -77,7 +78,7 @@ class Outbox:
         return (self._attached or self._waits_detached) and self._end is None
 
     async def get(self) -> str | bytes | CloseFrame:
-        """Wait for the next frame, and return it in the form to send. After all frames it returns the CloseFrame."""
+        """Wait for the next frame, and return it encoded. After all frames, returns the CloseFrame."""
         while True:
             frame = self.journal.next()
             if frame is not None:
@@ -88,12 +89,12 @@ class Outbox:
             await self._changed.wait()
 
     def raise_epoch(self, epoch: int) -> None:
-        """Drop the waiting frames that carry audio or text of an epoch below `epoch`."""
+        """Drop the waiting frames with audio or text of an epoch before `epoch`."""
         self.journal.raise_epoch(epoch)
         self._changed.notify()
 
     def end(self, code: int, reason: str) -> None:
-        """Close the transport with `code` and `reason` after the waiting frames. Only the first call counts."""
+        """Close the transport with `code` and `reason` after the waiting frames. Later calls are no-ops."""
         if self._end is None:
             self._end = CloseFrame(code, reason)
         self._changed.notify()
@@ -104,6 +105,6 @@ class Outbox:
         self._changed.notify()
 
     def put_first(self, frame: Frame) -> None:
-        """Queue a frame before all others, as the first one for a client that has resumed the session."""
+        """Queue a frame before all others. It is the first frame for a client that has resumed the session."""
         self.journal.push(frame, first=True)
         self._changed.notify()

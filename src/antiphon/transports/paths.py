@@ -1,9 +1,8 @@
-"""Checks the paths of requests, at hosts and doors: which paths are for clients, and whether a path is spelled
-properly.
+"""Checks the paths of requests at hosts and doors.
 
-Proxies and servers disagree on paths with several spellings: one hides `/metrics`, and another one reads `/%6detrics`
-or `/x/../metrics` as that. Therefore only one spelling is accepted. The list contains the paths for clients, not the
-hidden ones: a path that is not on the list passes no door.
+Proxies and servers disagree on paths with several spellings. A proxy may hide `/metrics`, but the server behind it may
+read `/%6detrics` or `/x/../metrics` as the same path. Therefore only one spelling is accepted. FOR_CLIENTS lists the
+paths that clients may use, not the hidden paths. A door forwards no other path.
 """
 
 from __future__ import annotations
@@ -16,38 +15,38 @@ from urllib.parse import quote, unquote_to_bytes
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-# Paths for clients: these, and all below those that end in a slash. The other paths of a host are for its operators.
-# The balancers of deploy/ and docs/hardening.md have the same list, plus the probes /health and /ready.
+# Paths for clients. An entry that ends in a slash includes all paths below it. A host's other paths are for operators.
+# The load balancers in deploy/ and docs/hardening.md have the same list, plus the probes /health and /ready.
 FOR_CLIENTS = ("/", "/realtime", "/v1/", "/web/", "/ws/")
 MAX_PATH_BYTES = 4096
-# Bound: rounds of percent-decoding. No client encodes more often.
+# Maximum rounds of percent-decoding. No client encodes a path more times.
 _MAX_DECODED = 4
 _NEEDLESS = re.compile(rb"%(?:3[0-9]|[46][1-9a-f]|[57][0-9a])", re.IGNORECASE)
 _NO_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
-# Only the slashes around the prefix are joined. The rest of a path stays as it was sent, so no other path becomes a
-# known one.
+# Only the slashes around the prefix `v1` are joined. The rest of a path is not changed, so that no unknown path becomes
+# a known path.
 _PREFIX = re.compile(r"/+v1/+")
-# Some servers treat a backslash as a slash, and do not count the text after a semicolon as part of the segment.
+# Some servers treat a backslash as a slash, and ignore the text after a semicolon in a segment.
 _DOTS = re.compile(r"[/\\]\.\.?(?:[/\\;]|$)")
 
 
 def raw_path(scope: Any) -> str:
-    """Return the path of a request as received, percent-encoded, without its query."""
+    """Return the path of a request as it was received: percent-encoded, and without the query."""
     raw: bytes | None = scope.get("raw_path")
     return quote(scope["path"]) if raw is None else raw.decode("latin-1")
 
 
 def is_for_clients(path: str) -> bool:
-    """Return whether a path, which has no flaw, is for clients."""
+    """Return whether a path is for clients. The path must not have a flaw."""
     return path in FOR_CLIENTS or path.startswith(tuple(p for p in FOR_CLIENTS if p != "/" and p.endswith("/")))
 
 
 def flaw(path: str) -> str:
-    """Return what is wrong with the spelling of a path as received; "" if nothing is.
+    """Describe the flaw in the spelling of a path as it was received. Returns "" if it has no flaw.
 
-    A path has no segment `.` or `..`, even after repeated decoding, and no empty segment inside. It is UTF-8 without
-    control characters, and no letter or digit of it is percent-encoded.
+    A valid path has no segment `.` or `..`, even after repeated decoding, and no empty segment except at its end. It is
+    UTF-8 without control characters. None of its letters and digits is percent-encoded.
     """
     if len(path) > MAX_PATH_BYTES:
         return f"A path has at most {MAX_PATH_BYTES} bytes."
@@ -86,7 +85,7 @@ class BasePath:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass the request on, with the corrected path."""
+        """Forward the request with the corrected path."""
         if scope["type"] in ("http", "websocket") and (found := _PREFIX.match(scope["path"])):
             raw = scope.get("raw_path")
             scope = scope | {"path": f"/v1/{scope['path'][found.end() :]}"}
@@ -96,7 +95,7 @@ class BasePath:
 
 
 class CheckedPaths:
-    """ASGI middleware that refuses paths with a flaw. It must be inside the one that joins slashes (`BasePath`).
+    """ASGI middleware that refuses paths with a flaw. It must be inside `BasePath`, which joins slashes.
 
     `refusal` creates the response, with status 400, from the description of the flaw.
     """
@@ -106,7 +105,7 @@ class CheckedPaths:
         self._refusal = refusal
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass the request on, or refuse it."""
+        """Forward the request, or refuse it if its path has a flaw."""
         if scope["type"] not in ("http", "websocket") or not (wrong := flaw(raw_path(scope))):
             await self._app(scope, receive, send)
         else:

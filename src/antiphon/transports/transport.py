@@ -1,4 +1,4 @@
-"""The protocols of transports, which carry a connection, and of players, which play a response's audio separately."""
+"""The interfaces of transports, which carry a connection, and of players, which play the audio of responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from antiphon.events.conversation import (
 from antiphon.events.playback import PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import AppendAudio, TranscriptionEvent
 
-# A client that has not read for this time counts as gone.
+# A client that has not read any data for STALL_S seconds counts as gone.
 STALL_S = 30.0
 # Input from a client: a frame, or audio that arrived outside of the frames.
 ClientData = str | bytes | AppendAudio
@@ -24,14 +24,16 @@ class TransportClosed(Exception):
 
 
 class AudioPlayer(PlaybackTracker, Protocol):
-    """Plays the responses' audio to the client in real time, so that events need not carry it (WebRTC)."""
+    """Plays the audio of responses to the client in real time (WebRTC). Events then need not carry the audio."""
 
     def attach(self, report: ReportPlayback) -> None:
-        """Set `report`, called in the event loop when a response starts or stops being heard. It must not wait."""
+        """Set the callback `report`. It is called in the event loop when a response becomes audible or falls silent. It
+        must not wait.
+        """
         ...
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
-        """Take one event of the session, in order. Audio is queued for playback; other events may be ignored.
+        """Receive one event of the session, in order. Queues audio for playback, and may ignore other events.
 
         Does not wait.
         """
@@ -41,20 +43,20 @@ class AudioPlayer(PlaybackTracker, Protocol):
 class Transport(Protocol):
     """Carries one connection: a WebSocket, a WebRTC call, or a recording that is replayed.
 
-    One task receives and one task sends. The code that opened the connection also releases it after the last use.
+    One task receives and another task sends. The code that opened the connection also releases it after its last use.
     """
 
     @property
     def playback(self) -> AudioPlayer | None:
-        """The player of the responses' audio; None if events carry the audio."""
+        """The player for the audio of responses; None if events carry the audio."""
         ...
 
     async def receive(self) -> ClientData | None:
-        """Wait for the next frame, or for audio that arrived outside of the frames. None: the client has left."""
+        """Wait for the next frame, or for audio outside of the frames. Returns None after the client has left."""
         ...
 
     async def send(self, data: str | bytes) -> None:
-        """Send one frame. Waits while the client does not read. Raises TransportClosed if the client has left.
+        """Send one frame. Waits if the client is slow to read. Raises TransportClosed if the client has left.
 
         Bytes are sent as a binary frame.
         """

@@ -1,6 +1,6 @@
-"""A WebRTC call as a transport: Opus in both directions, events over a data channel.
+"""A WebRTC call as a transport: Opus audio in both directions, and events over a data channel.
 
-The media run in aiortc's tasks and in tasks of this module, in the event loop that created the peer connection.
+Tasks of aiortc and of this module process the media, in the event loop that created the peer connection.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from antiphon.transports.transport import ReportPlayback, TransportClosed
 log = logging.getLogger(__name__)
 # Opus in WebRTC always has this clock rate (RFC 7587, section 4.1).
 RTC_HZ = 48_000
-# One packet: 20 ms.
+# Number of samples in one packet of 20 ms.
 FRAME_SAMPLES = RTC_HZ // 50
-# Unread bytes in the data channel above which a client counts as gone.
+# Maximum number of unread bytes in the data channel. Above it, the client counts as gone.
 MAX_CHANNEL_BYTES = 8 << 20
-# Bound: audio and events that wait for the session; 10 s of frames.
+# Maximum number of audio chunks and events that wait for the session. It corresponds to 10 s of frames.
 MAX_ARRIVED_ITEMS = 1000
-# How `close` waits for the data channel to empty: the number of polls, and the interval between them.
+# `close` polls until the data channel is empty: the maximum number of polls, and their interval in seconds.
 CLOSE_POLLS, CLOSE_POLL_S = 50, 0.02
 
 
 @dataclass(slots=True)
 class _AudioChunk:
-    """Audio of one item, int16 at 48 kHz. `last`: no audio of the item follows."""
+    """Audio of one item, as int16 at 48 kHz. `last`: it is the last audio of the item."""
 
     at: ContentPosition
     pcm: npt.NDArray[np.int16]
@@ -59,10 +59,10 @@ class _AudioChunk:
 
 
 class OutputTrack(MediaStreamTrack):
-    """The track that plays the responses' audio: 20 ms at a time, with silence in between.
+    """The track that plays the audio of responses in steps of 20 ms. It plays silence when there is no audio.
 
-    It is the call's `AudioPlayer`. It counts the samples of each item that were passed to the network, so that an
-    interrupted item can be cut to what was heard. `clock` is monotonic, in seconds.
+    It is the call's `AudioPlayer`. For each item, it counts the samples that were passed to the network, so that an
+    interrupted item can be truncated to the part that was heard. `clock` is monotonic, in seconds.
     """
 
     kind = "audio"
@@ -70,14 +70,14 @@ class OutputTrack(MediaStreamTrack):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        # Bound: a response's audio. Its tokens are limited, and the next response begins after this one was cut off or
-        # is done.
+        # It holds at most the audio of one response, because the next response begins after this response is cut off or
+        # done. The tokens of a response are limited.
         self._queue: deque[_AudioChunk] = deque()
         self._resamplers: dict[str, Resampler] = {}
-        # Items that are not played to their end, and the samples of each that were played.
+        # Items that were not played to their end, with the number of samples that were played.
         self._unfinished: dict[str, ContentPosition] = {}
         self._played_samples: dict[str, int] = {}
-        # Items whose later audio is dropped.
+        # Items whose further audio is dropped.
         self._discarded: set[str] = set()
         self._playing_response: str | None = None
         self._report: ReportPlayback = lambda _: None
@@ -86,13 +86,12 @@ class OutputTrack(MediaStreamTrack):
         self._is_held = False
 
     def attach(self, report: ReportPlayback) -> None:
-        """Set `report`, called when the first sample of a response is played, and after the last
-        sample of each item.
-        """
+        """Set the callback `report`. It is called when the first sample of a response is played, and after the last
+        sample of each item."""
         self._report = report
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the event's audio, resampled to 48 kHz. Events without audio are ignored. Does not wait."""
+        """Queue the event's audio, resampled to 48 kHz. Ignores events without audio. Does not wait."""
         match event:
             case ResponseAudioDelta(at, pcm, rate_hz) if at.item_id not in self._discarded:
                 if at.item_id not in self._resamplers:
@@ -107,12 +106,12 @@ class OutputTrack(MediaStreamTrack):
                 return
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
-        """Drop the queued audio, and the later audio of its items.
+        """Drop the queued audio, and the further audio of its items.
 
-        Returns each item that was not played to its end, with the milliseconds of it that were played.
+        Returns the items that were not played to their end, each with its played duration in milliseconds.
         """
         cut = [(at, self._played_samples.get(item_id, 0) * 1000 // RTC_HZ) for item_id, at in self._unfinished.items()]
-        # An item that is still being produced has a resampler.
+        # An item that is still being generated has a resampler.
         self._discarded |= self._resamplers.keys()
         self._queue.clear()
         self._resamplers.clear()
@@ -123,13 +122,13 @@ class OutputTrack(MediaStreamTrack):
         return cut
 
     def hold(self, held: bool) -> None:
-        """Play silence from the next 20 ms on, or continue at the sample where the silence began."""
+        """If `held`, play silence from the next 20 ms on. Otherwise continue at the sample where the silence began."""
         self._is_held = held
 
     async def recv(self) -> AudioFrame:
-        """Wait until the next 20 ms are due, and return them. aiortc's sender calls it, one call at a time.
+        """Wait until the next 20 ms are due, and return them. aiortc's sender calls it, never concurrently.
 
-        Raises MediaStreamError after the track was stopped.
+        Raises MediaStreamError if the track was stopped.
         """
         if self.readyState != "live":
             raise MediaStreamError
@@ -144,9 +143,9 @@ class OutputTrack(MediaStreamTrack):
         return frame
 
     def next_frame(self) -> npt.NDArray[np.int16]:
-        """Take the next 20 ms from the queue: int16 [960], filled with zeros at the end of the queue or during a hold.
+        """Take the next 20 ms from the queue, as int16 [960]. Missing samples, or all during a hold, are zeros.
 
-        Reports the responses that start or stop being heard in them.
+        Reports responses that begin or end in these 20 ms.
         """
         out, filled = np.zeros(FRAME_SAMPLES, np.int16), 0
         while self._queue and filled < FRAME_SAMPLES and not self._is_held:
@@ -182,10 +181,10 @@ def _int16(pcm: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
 
 
 class WebRtcCall:
-    """A peer connection as a transport. Its events travel over the first data channel that the client opens.
+    """A peer connection as a transport. Events are sent over the first data channel that the client opens.
 
-    `opened` is set when that channel is open, or when the connection has failed. The creator of a call must end it with
-    `hang_up`, whether it was answered or not.
+    `opened` is set when that channel is open or the connection has failed. The creator of a call must end it with
+    `hang_up`, even if the call was not answered.
     """
 
     def __init__(self, ice_servers: tuple[str, ...]) -> None:
@@ -196,7 +195,7 @@ class WebRtcCall:
         self._arrived: asyncio.Queue[str | bytes | AppendAudio | None] = asyncio.Queue(MAX_ARRIVED_ITEMS)
         self._audio_task: asyncio.Task[None] | None = None
         self._hung_up = False
-        # Whether the end has arrived, after which items are dropped, and whether an item was dropped before it.
+        # Whether the end of the call has arrived (later items are dropped), and whether an item was dropped before.
         self._has_ended = self._has_dropped = False
         self.peer.on("datachannel", self._on_data_channel)
         self.peer.on("track", self._on_track)
@@ -205,38 +204,39 @@ class WebRtcCall:
     async def answer(self, offer: str) -> str:
         """Answer an SDP offer with SDP. Waits until the ICE candidates are gathered.
 
-        Raises RemoteProtocolError (`invalid_offer`) if the offer is not SDP, or has other media than one audio section.
+        Raises RemoteProtocolError (`invalid_offer`) if the offer is not SDP, or if its media are not exactly one audio
+        section.
         """
         try:
             await self.peer.setRemoteDescription(Description(sdp=offer, type="offer"))
             kinds = [t.kind for t in self.peer.getTransceivers()]
             if kinds != ["audio"]:
-                # Every further track would be decoded, without any use for its media.
+                # aiortc would decode any further track, although its media are not used.
                 num_audio, num_video = kinds.count("audio"), kinds.count("video")
                 raise ValueError(f"it has {num_audio} audio and {num_video} video sections; one of audio is taken")
             self.peer.addTrack(self.playback)
             await self.peer.setLocalDescription(await self.peer.createAnswer())
         except Exception as error:
-            # The parser handles untrusted input: any exception is about the offer.
+            # The parser handles untrusted input, so any exception means that the offer is invalid.
             raise RemoteProtocolError("invalid_offer", f"The SDP offer cannot be answered: {error}", "sdp") from error
         return str(self.peer.localDescription.sdp)
 
     async def receive(self) -> str | bytes | AppendAudio | None:
-        """Wait for the next event of the data channel, or for the microphone's next audio, mono at 16 kHz.
+        """Wait for the data channel's next event, or for the microphone's next audio (mono at 16 kHz).
 
-        None: the channel was closed, or the connection has failed. If a client sends faster than the session handles,
-        the oldest items are dropped (`MAX_ARRIVED_ITEMS`).
+        Returns None if the channel was closed or the connection has failed. If more than MAX_ARRIVED_ITEMS wait for the
+        session, the oldest are dropped.
         """
         return await self._arrived.get()
 
     async def send(self, data: str | bytes) -> None:
-        """Queue an event in the data channel; see `send_now`."""
+        """Queue an event in the data channel. See `send_now`."""
         self.send_now(data)
 
     def send_now(self, data: str | bytes) -> None:
         """Queue an event in the data channel. Does not wait: the channel buffers up to `MAX_CHANNEL_BYTES`.
 
-        Raises TransportClosed if the channel is not open, is full, or does not take an event of this size.
+        Raises TransportClosed if the channel is not open, is full, or cannot send an event of this size.
         """
         channel = self._channel
         if channel is None or channel.readyState != "open" or channel.bufferedAmount > MAX_CHANNEL_BYTES:
@@ -244,7 +244,7 @@ class WebRtcCall:
         try:
             channel.send(data)
         except (ValueError, InvalidStateError) as error:
-            # The peer accepts no message of this size, or it has just closed.
+            # The peer does not accept a message of this size, or the channel was just closed.
             log.info("a frame of %d characters could not be sent: %s", len(data), error)
             raise TransportClosed from error
 
@@ -257,7 +257,7 @@ class WebRtcCall:
         await self.hang_up()
 
     async def hang_up(self) -> None:
-        """Close the peer connection, in whatever state it is. A second call is a no-op. Raises nothing."""
+        """Close the peer connection in any state. A second call is a no-op. Does not raise."""
         if self._hung_up:
             return
         self._hung_up = True
@@ -266,8 +266,8 @@ class WebRtcCall:
         try:
             await self.peer.close()
         except Exception as error:
-            # aiortc stops transports that a connection does not have yet if its offer was refused half-way. All sockets
-            # are opened after that.
+            # If an offer was refused half-way, aiortc fails when it stops transports that were not created yet. No
+            # socket is open then.
             log.info("a peer connection did not close cleanly: %r", error)
             self.peer.remove_all_listeners()
 
@@ -279,12 +279,12 @@ class WebRtcCall:
             self.opened.set()
 
     def arrive(self, item: str | bytes | AppendAudio | None) -> None:
-        """Queue an item for `receive`; None: the end. Does not wait."""
+        """Queue an item for `receive`. None marks the end. Does not wait."""
         if self._has_ended:
             return
         self._has_ended = item is None
         if self._arrived.full():
-            # A microphone is never this far ahead, so this client is not in a conversation.
+            # A live microphone is never this far ahead, so this client does not take part in a conversation.
             self._arrived.get_nowait()
             if not self._has_dropped:
                 self._has_dropped = True
@@ -309,7 +309,7 @@ class WebRtcCall:
         except MediaStreamError:
             self.arrive(None)
         except Exception:
-            # The decoder handles untrusted input. Without a microphone the call has no purpose.
+            # The decoder handles untrusted input, so it may fail. Without a microphone, the call has no purpose.
             log.exception("the microphone of a call cannot be read")
             self.arrive(None)
 

@@ -11,8 +11,8 @@ from antiphon.transports.transport import TransportClosed
 class WebSocketTransport:
     """An accepted WebSocket as a transport.
 
-    `first`: a frame that was already read from it, for example to detect the dialect; `receive` returns it again. The
-    route that accepted the WebSocket owns it.
+    `first`: a frame that was already read, for example to detect the dialect. `receive` returns it again. The route
+    that accepted the WebSocket owns it.
     """
 
     playback = None
@@ -22,7 +22,7 @@ class WebSocketTransport:
         self._first = first
 
     async def receive(self) -> str | bytes | None:
-        """Wait for the next frame: str for a text frame, bytes for a binary one. None: the client has disconnected."""
+        """Wait for the next frame: str for text, bytes for binary. Returns None after the client has disconnected."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
@@ -34,7 +34,7 @@ class WebSocketTransport:
         return data if text is None else text
 
     async def has_left(self, within_s: float) -> bool:
-        """Wait `within_s` seconds for the client to disconnect. A frame that arrives instead is received later."""
+        """Return whether the client disconnects within `within_s` seconds. Keeps a frame that arrives for `receive`."""
         with anyio.move_on_after(within_s):
             if self._first is None:
                 self._first = await self.receive()
@@ -42,9 +42,9 @@ class WebSocketTransport:
         return False
 
     async def send(self, data: str | bytes) -> None:
-        """Send a text frame, or a binary one for bytes. Waits while the socket's send buffer is full.
+        """Send a text frame for str, or a binary frame for bytes. Waits while the socket's send buffer is full.
 
-        Raises TransportClosed.
+        Raises TransportClosed if the client has left.
         """
         try:
             if isinstance(data, bytes):
@@ -52,7 +52,7 @@ class WebSocketTransport:
             else:
                 await self._websocket.send_text(data)
         except (WebSocketDisconnect, RuntimeError, OSError):
-            # Starlette raises RuntimeError for a socket that was closed before.
+            # Starlette raises RuntimeError for a socket that was already closed.
             raise TransportClosed from None
 
     async def close(self, code: int, reason: str) -> None:

@@ -1,1 +1,1 @@
-"""Bridges: the full-duplex dialects of other servers' clients, for full-duplex sessions. See docs/wire/bridges.md."""
+"""Bridges: full-duplex dialects for clients that were written for other servers. See docs/wire/bridges.md."""

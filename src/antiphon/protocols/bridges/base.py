@@ -1,7 +1,7 @@
 """The parts shared by the bridges: a full-duplex session, and the wire side of a connection. See docs/wire/bridges.md.
 
-A bridge's session ends with its connection and cannot be resumed. Turns end as with `semantic_vad`; a native model
-takes turns by itself.
+A bridge's session ends with its connection and cannot be resumed. A cascade detects turns with `semantic_vad`. A native
+model decides by itself when to speak.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
-# Sample rate that the clients play, in Hz.
+# Sample rate of the audio that the clients play, in Hz.
 OUT_HZ = 24_000
-# Turn detection of cascades. The clients have no setting for it.
+# Turn detection for cascades. These clients cannot configure it.
 ENDPOINTING = semantic_vad()
 
 
 class BridgeSession:
-    """One session of a bridge: begins the session, reads audio and queues frames for the bridge's dialect.
+    """One session of a bridge. Begins the session, decodes audio and queues frames for the bridge's dialect.
 
     `begun`: the session has begun. `closing`: the client has asked to end it. `epoch`: the current epoch; audio and
     text of older epochs are not sent.
@@ -72,7 +72,7 @@ class BridgeSession:
     def begin(
         self, instructions: str, voice: str | None = None, language: str | None = None, reference: bytes = b""
     ) -> ConfigureConversation:
-        """Return the command that begins the session. `reference`: an audio file of the voice to speak with.
+        """Return the command that begins the session. `reference`: an audio file with the voice to use.
 
         Raises RemoteProtocolError for instructions that are too long.
         """
@@ -86,7 +86,7 @@ class BridgeSession:
             audio_output=bool(voices),
             voice=voice if voice in voices else None,
             reports_transcripts=True,
-            # A native model hears the user during its responses, and decides by itself.
+            # A native model hears the user during its responses, and decides by itself whether to stop.
             interrupt_response=not self.context.unit_ms,
             allows_backchannels=True,
             duplex=DuplexConfig(voice_reference=reference),
@@ -118,21 +118,21 @@ class BridgeSession:
         return self._resamplers[item_id].feed(pcm)
 
     def flush_audio(self, item_id: str) -> Pcm:
-        """Return the last samples of an item's audio, which its resampler still held."""
+        """Return the last samples of an item's audio, which the resampler held back."""
         resampler = self._resamplers.pop(item_id, None)
         return resampler.flush() if resampler else np.zeros(0, np.float32)
 
     def add(self, **fields: Any) -> None:
-        """Queue a JSON message of these fields."""
+        """Queue a JSON message with these fields."""
         self._frames.append(Frame(fields))
 
     def add_media(self, at: ContentPosition, **fields: Any) -> None:
-        """Queue a message with text or audio of a response, with its epoch. Does nothing if that epoch has passed."""
+        """Queue a message with text or audio of a response, marked with the epoch. No-op if that epoch has passed."""
         if self._is_current(at):
             self._frames.append(Frame(fields, self.epoch))
 
     def add_binary(self, at: ContentPosition, data: bytes) -> None:
-        """Queue binary audio of a response, with its epoch. Does nothing if that epoch has passed."""
+        """Queue binary audio of a response, marked with the epoch. No-op if that epoch has passed."""
         if self._is_current(at):
             self._frames.append(Frame(data, self.epoch))
 
@@ -164,7 +164,7 @@ class BridgeSession:
 
 
 class BridgeDialect(Protocol):
-    """The messages of one bridge, in both directions. It is made for one session."""
+    """Reads and writes the messages of one bridge. Each session has its own instance."""
 
     # The name in metrics.
     name: str
@@ -174,7 +174,7 @@ class BridgeDialect(Protocol):
         ...
 
     def read(self, data: str | bytes) -> list[Command]:
-        """Return the commands of one frame. Raises RemoteProtocolError."""
+        """Return the commands in one frame. Raises RemoteProtocolError for an invalid frame."""
         ...
 
     def write(self, event: Event) -> None:
@@ -186,14 +186,14 @@ class BridgeDialect(Protocol):
         ...
 
     def closed(self) -> None:
-        """Queue the last frames, after the server has carried out the client's close."""
+        """Queue the last frames. The server calls it after it has closed the session at the client's request."""
         ...
 
 
 class BridgeConnection:
-    """One connection in the dialect of a bridge. `make`: makes the dialect for a session."""
+    """One connection in the dialect of a bridge. `make`: returns the dialect for a session."""
 
-    # A commit needs at least some new audio.
+    # A commit is only valid if there is some new audio.
     min_commit_ms = 1
     # Idle timeout: the session ends after this number of seconds without a frame from the client.
     idle_s: float | None = 300.0
@@ -206,7 +206,7 @@ class BridgeConnection:
 
     @property
     def id(self) -> str:
-        """The session's id, made for each connection."""
+        """The session's id. Each connection gets a new one."""
         return self._session.id
 
     @property
@@ -232,7 +232,7 @@ class BridgeConnection:
         return self._session.take()
 
     def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
-        """Read one frame from the client. An error in it is answered and has no effect; nothing is raised."""
+        """Read one frame from the client. An invalid frame only returns an error for the client; nothing is raised."""
         try:
             commands: list[Command] = [data] if isinstance(data, AppendAudio) else self._dialect.read(data)
         except RemoteProtocolError as error:
@@ -241,19 +241,19 @@ class BridgeConnection:
         return Received(commands, self._session.take())
 
     def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """Return the answer to a frame of more than `max_bytes`, which was not read. The session continues."""
+        """Return the answer to a frame that was not read because it exceeds `max_bytes`. The session continues."""
         return self.refuse(RemoteProtocolError("event_too_large", f"The event is larger than {max_bytes} bytes."), None)
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """Return an error for the client. Messages of these dialects have no ids, so `event_id` is ignored."""
+        """Return an error for the client. Ignores `event_id`, because messages have no ids in these dialects."""
         self._dialect.error(error)
         return self._session.take()
 
     def send(self, event: Event) -> list[Frame]:
         """Return the frames of an event; [] if the dialect has none for it.
 
-        Text and audio of a response from an older epoch are dropped. Rejected commands, failures and the end of the
-        session become errors.
+        Drops text and audio of a response from an older epoch. Reports rejected commands, failures and the end of the
+        session as errors.
         """
         if self._session.follow(event):
             return []
@@ -278,35 +278,35 @@ class BridgeConnection:
         return self._session.take()
 
     def close(self) -> list[Frame]:
-        """Return the dialect's last frames, after the server has carried out the client's close."""
+        """Return the dialect's last frames. The server calls it after it has closed the session for the client."""
         self._dialect.closed()
         return self._session.take()
 
-    # --- resuming, which bridges do not support
+    # --- resuming (bridges do not support it)
 
     def control(self, data: str | bytes) -> Control | None:
         """Return None: these dialects have no messages about the connection itself."""
         return None
 
     def snapshot(self) -> WireSnapshot | None:
-        """Return None: these sessions end with their connection and are not stored."""
+        """Return None: these sessions end with their connection, so they are not stored."""
         return None
 
     def replaced(self) -> Frame:
-        """Raise LocalProtocolError: another connection cannot resume the session."""
+        """Raise LocalProtocolError, because no other connection can resume the session."""
         raise LocalProtocolError("a session of a bridge cannot be resumed")
 
     def resumed(self, token: str, **facts: Any) -> Frame:
-        """Raise LocalProtocolError: the session cannot be resumed."""
+        """Raise LocalProtocolError, because the session cannot be resumed."""
         raise LocalProtocolError("a session of a bridge cannot be resumed")
 
     def restore(self, kept: WireSnapshot) -> None:
-        """Raise LocalProtocolError: the session is not stored."""
+        """Raise LocalProtocolError, because the session is never stored."""
         raise LocalProtocolError("a session of a bridge is not stored")
 
 
 def read_bridge(data: str | bytes, kind: TypeForm[T]) -> T:
-    """Decode a frame into a member of the union `kind`. Raises RemoteProtocolError, worded as the bridges do."""
+    """Decode a frame into a member of the union `kind`. Raises RemoteProtocolError with the wording of the bridges."""
     try:
         return decode(data, kind)
     except RemoteProtocolError as error:
@@ -323,5 +323,5 @@ def read_bridge(data: str | bytes, kind: TypeForm[T]) -> T:
 
 
 def f32_base64(pcm: Pcm) -> str:
-    """Encode samples as base64 of little-endian float32, neither scaled nor clipped, as these dialects carry audio."""
+    """Encode samples as base64 of little-endian float32, the audio format of these dialects. Does not scale or clip."""
     return b64encode(pcm.astype("<f4").tobytes()).decode()

@@ -1,10 +1,10 @@
-"""The bridge for the MiniCPM-o demo's stock front end (`/ws/duplex`): docs/wire/bridges.md.
+"""The bridge for the unmodified front end of the MiniCPM-o demo (`/ws/duplex`): docs/wire/bridges.md.
 
-The client sends audio one second at a time, and gets one result for each second. Its player has no clock except these
-results: it plays them one after another. After a result shorter than a second it runs dry, and clips the next one.
-Every result is therefore exactly one second long. It is silent while the model listens, and padded with leading silence
-while the response has less than a second of audio. Only the last result of a turn may be shorter. The rest of the
-response's audio is kept until the client's next message.
+The client sends audio one second at a time, and gets one result for each second. Its player simply plays one result
+after another. After a result shorter than a second, the player runs out of audio and clips the next result. Every
+result is therefore exactly one second long; only the last result of a turn may be shorter. A result is silent while the
+model listens. It is padded with leading silence if the response has less than a second of audio so far. Further audio
+of the response is kept until the client's next message.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from antiphon.protocols.realtime.audio_buffer import appended
 
 
 class WorkerPrepare(msgspec.Struct, tag_field="type", tag="prepare"):
-    """Begins the session. A prompt that is not text counts as missing.
+    """Begins the session. A prompt that is not a string counts as missing.
 
-    The demo sends a recording for the language model and one for the speech decoder; either is enough here. Both are
-    base64 of float32 at 16 kHz, checked when decoded.
+    The demo sends two recordings of the voice: for the language model, and for the speech decoder. Here, one is enough.
+    Both are base64 of float32 at 16 kHz, and are checked when they are decoded.
     """
 
     system_prompt: object = None
@@ -41,18 +41,18 @@ class WorkerPrepare(msgspec.Struct, tag_field="type", tag="prepare"):
 
 
 class WorkerChunk(msgspec.Struct, tag_field="type", tag="audio_chunk"):
-    """A second of the user's audio: base64 of float32 at 16 kHz, checked when decoded."""
+    """One second of the user's audio, as base64 of float32 at 16 kHz. It is checked when it is decoded."""
 
     audio_base64: object = None
     force_listen: object = None
 
 
 class WorkerPause(msgspec.Struct, tag_field="type", tag="pause"):
-    """Pauses the session: audio is ignored from here on."""
+    """Pauses the session: the server ignores audio until `resume`."""
 
 
 class WorkerResume(msgspec.Struct, tag_field="type", tag="resume"):
-    """Resumes the session: audio is heard again from here on."""
+    """Resumes the session: the server uses audio again."""
 
 
 class WorkerStop(msgspec.Struct, tag_field="type", tag="stop"):
@@ -72,7 +72,7 @@ class MinicpmoWorkerBridge:
         self._text = ""
         self._pending_audio: list[Pcm] = []
         self._speaking = False
-        # Results of the response were sent, but not yet the one that ends its turn.
+        # True if results of the response were sent, but not yet the result that ends the turn.
         self._end_is_due = False
 
     def opened(self) -> None:
@@ -83,11 +83,11 @@ class MinicpmoWorkerBridge:
         self._session.add(type="stopped")
 
     def error(self, error: RemoteProtocolError) -> None:
-        """Queue an error. It is flat in this dialect: the text in `error`, the code in `code`."""
+        """Queue an error. In this dialect, `error` is the message and `code` is the code, both at the top level."""
         self._session.add(type="error", error=error.message, code=error.code)
 
     def read(self, data: str | bytes) -> list[Command]:
-        """Return the commands of one frame. Raises RemoteProtocolError."""
+        """Return the commands in one frame. Raises RemoteProtocolError for an invalid frame."""
         session = self._session
         kinds = WorkerPrepare | WorkerChunk | WorkerPause | WorkerResume | WorkerStop
         match read_bridge(data, kinds):
@@ -119,14 +119,14 @@ class MinicpmoWorkerBridge:
         pcm = self._session.decode_f32(message.audio_base64)
         commands: list[Command] = []
         if message.force_listen is True:
-            # The user hears no more of the response, including the audio that is already here.
+            # Stop the response, and drop its audio that was not sent yet.
             self._pending_audio, self._text, self._speaking = [], "", False
             commands.append(BargeIn("client_force_listen"))
         self._add_result(received_s)
         return commands if self._paused else [*commands, *appended(pcm)]
 
     def write(self, event: Event) -> None:
-        """Keep text and audio for the next result: this dialect sends only answers to the client's messages."""
+        """Keep text and audio for the next result, because this dialect only answers messages of the client."""
         match event:
             case ResponseTextDelta(_, text):
                 self._text += text
@@ -150,14 +150,13 @@ class MinicpmoWorkerBridge:
     def _add_result(self, received_s: float) -> None:
         """Queue one result: exactly one second of audio, or less at the end of the response.
 
-        `received_s`: when the client's message arrived, for the processing time that the result reports.
+        `received_s`: the time at which the client's message arrived. The result reports the processing time since then.
         """
         waiting = np.concatenate(self._pending_audio) if self._pending_audio else np.zeros(0, np.float32)
         audio, rest = waiting[:OUT_HZ], waiting[OUT_HZ:]
         self._pending_audio = [rest]
         is_over = not self._speaking and not len(rest)
-        # Words are sent with the first second of their audio. Without a synthesizer they are sent when they are
-        # generated.
+        # Send text with the first second of its audio, or at once if there is no synthesizer.
         is_text_due = len(audio) or is_over or not self._session.context.voices
         text, self._text = (self._text, "") if is_text_due else ("", self._text)
         is_response = bool(len(audio) or text)

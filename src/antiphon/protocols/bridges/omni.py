@@ -1,7 +1,6 @@
-"""The bridge `/v1/omni`, for clients that send and receive audio outside of JSON: docs/wire/bridges.md, "Omni".
+"""The bridge `/v1/omni`, for clients that send and receive audio as binary frames: docs/wire/bridges.md, "Omni".
 
-Audio is binary in both directions: the client sends PCM16, the server sends whole WAV files. A few JSON messages are
-interleaved with it.
+The client sends PCM16 and the server sends whole WAV files, in binary frames. The other messages are JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from antiphon.protocols.connection import Command, Dialect, Event
 
 
 class OmniConfig(msgspec.Struct, tag_field="type", tag="session.config"):
-    """Begins the session. A field that is not text counts as missing."""
+    """Begins the session. A field that is not a string counts as missing."""
 
     instructions: object = None
     voice: object = None
@@ -38,7 +37,7 @@ class OmniInputDone(msgspec.Struct, tag_field="type", tag="input.done"):
 
 
 class OmniBridge:
-    """The dialect for one session. Audio that arrives before `session.config` begins it with the defaults."""
+    """The dialect for one session. If audio arrives before `session.config`, the session begins with the defaults."""
 
     name = "omni"
 
@@ -51,14 +50,14 @@ class OmniBridge:
         """Queue nothing: the client sends first."""
 
     def closed(self) -> None:
-        """Queue nothing: the client closes the connection."""
+        """Queue nothing: the client itself closes the connection."""
 
     def error(self, error: RemoteProtocolError) -> None:
         """Queue an error with its code and message."""
         self._session.add(type="error", error={"code": error.code, "message": error.message})
 
     def read(self, data: str | bytes) -> list[Command]:
-        """Return the commands of one frame; a binary frame is audio. Raises RemoteProtocolError."""
+        """Return the commands in one frame; binary frames are audio. Raises RemoteProtocolError if it is invalid."""
         session = self._session
         if isinstance(data, bytes):
             return self._audio(data)

@@ -1,7 +1,7 @@
 """The bridge for the openbmb-realtime SDK (`/v1/realtime?mode=audio|video`): docs/wire/bridges.md.
 
-Audio is float32 in JSON; text and audio have separate deltas. `mode` makes no difference: a model that sees receives
-images in either mode.
+Audio is float32 in JSON. Text and audio have separate deltas. `mode` has no effect: a model that takes images receives
+them in either mode.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUBPROTOCOL = "map.realtime"
 
 
 class OpenbmbInit(msgspec.Struct, tag_field="type", tag="session.init"):
-    """Begins the session. A payload that is not an object counts as missing, and so does a prompt that is not text."""
+    """Begins the session. If the payload is not an object, or the prompt is not a string, it counts as missing."""
 
     payload: object = None
 
@@ -41,7 +41,7 @@ class OpenbmbInit(msgspec.Struct, tag_field="type", tag="session.init"):
 
 
 class OpenbmbInput(msgspec.Struct):
-    """The user's speech and images. `audio`: base64 of float32 at 16 kHz, checked when decoded."""
+    """The user's speech and images. `audio`: base64 of float32 at 16 kHz, which is checked when it is decoded."""
 
     audio: object = None
     video_frames: object = None
@@ -59,7 +59,7 @@ class OpenbmbClose(msgspec.Struct, tag_field="type", tag="session.close"):
 
 
 class OpenbmbBridge:
-    """The dialect for one session. The server sends first, to say that the client need not wait in a queue."""
+    """The dialect for one session. The server sends the first message: the client need not wait in a queue."""
 
     name = "openbmb"
 
@@ -71,7 +71,7 @@ class OpenbmbBridge:
         self._session.add(type="session.queue_done")
 
     def closed(self) -> None:
-        """Queue `session.closed`, which the client gets after its own close and after any other end of the session."""
+        """Queue `session.closed`. The client gets it however the session ends, including after its own close."""
         self._session.add(type="session.closed", reason="closed", session_id=self._session.id)
 
     def error(self, error: RemoteProtocolError) -> None:
@@ -79,7 +79,7 @@ class OpenbmbBridge:
         self._session.add(type="error", error={"code": error.code, "message": error.message})
 
     def read(self, data: str | bytes) -> list[Command]:
-        """Return the commands of one frame. Raises RemoteProtocolError."""
+        """Return the commands in one frame. Raises RemoteProtocolError for an invalid frame."""
         session = self._session
         match read_bridge(data, OpenbmbInit | OpenbmbAppend | OpenbmbClose):
             case OpenbmbInit() as init:

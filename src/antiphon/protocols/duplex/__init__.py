@@ -1,1 +1,1 @@
-"""Full duplex (docs/wire/duplex.md): OpenAI's conversation with epochs, acknowledged playback and turn states."""
+"""Full duplex (docs/wire/duplex.md): OpenAI's conversation plus epochs, acknowledged playback and turn states."""

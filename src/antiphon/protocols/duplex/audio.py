@@ -1,4 +1,4 @@
-"""Encodes the audio of responses for a full-duplex client, with its duration and the times of its words.
+"""Encodes the audio of responses for a full-duplex client, and adds its duration and the times of its words.
 
 docs/wire/duplex.md describes the deltas and the formats.
 """
@@ -27,7 +27,7 @@ def _from_f32(data: bytes) -> Pcm:
     return np.asarray(np.clip(np.frombuffer(data, "<f4"), -1.0, 1.0), np.float32)
 
 
-# By the name of an input format: the decoder to float32 samples in [-1, 1], and the bytes of a sample.
+# For each input format: its decoder to float32 samples in [-1, 1], and its number of bytes per sample.
 _DECODERS: dict[str, tuple[Callable[[bytes], Pcm], int]] = {
     "pcm16": (from_pcm16, 2),
     "pcm_f32le": (_from_f32, 4),
@@ -37,9 +37,9 @@ _DECODERS: dict[str, tuple[Callable[[bytes], Pcm], int]] = {
 
 
 def duplex_audio(max_bytes: int) -> DecodeAudio:
-    """Return a decoder of this dialect's formats. `max_bytes`: the limit of one append, in decoded bytes.
+    """Return a decoder for this dialect's formats. `max_bytes`: maximum size of one append, in decoded bytes.
 
-    The decoder raises RemoteProtocolError (`bad_audio`), also for a sample that is not a finite number.
+    The decoder raises RemoteProtocolError (`bad_audio`) for invalid data, including NaN and infinite samples.
     """
 
     def decode(text: str, audio_format: AudioFormat, param: str) -> Pcm:
@@ -61,14 +61,14 @@ def duplex_audio(max_bytes: int) -> DecodeAudio:
 
 
 class TextMark(TypedDict):
-    """The end of a word: its position in the item's text, in characters, and in the item's audio, in milliseconds."""
+    """The end of a word: as an offset in characters into the item's text, and in milliseconds into its audio."""
 
     text_chars: int
     audio_end_ms: int
 
 
 class DeltaFacts(TypedDict):
-    """The `metadata` of a delta of audio. `playback`: milliseconds of the item's audio that were generated and sent."""
+    """The `metadata` of an audio delta. `playback`: how many milliseconds of the item were generated and sent."""
 
     end_of_turn: bool
     audio_duration_ms: int
@@ -78,7 +78,7 @@ class DeltaFacts(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class AudioDelta:
-    """A delta of an item's audio, as a client receives it: base64 and its metadata."""
+    """An audio delta of an item, as a client receives it: base64 and metadata."""
 
     audio: str
     format: str
@@ -88,39 +88,39 @@ class AudioDelta:
 
 @dataclass(slots=True)
 class _SentItem:
-    """The text and audio of one item that was sent so far."""
+    """The text and audio of one item, as far as they were sent."""
 
     text: str = ""
-    # Characters of the text up to the last word of the audio so far.
+    # Length of the text up to the last word that was spoken so far, in characters.
     spoken_chars: int = 0
     audio_s: float = 0.0
-    # Ends of words for the next delta.
+    # Ends of words, to be sent with the next delta.
     marks: list[TextMark] = field(default_factory=list)
     resampler: Resampler | None = None
 
 
 class ResponseAudioTexts:
-    """Aligns the text and the audio of each item, so that deltas of audio carry the ends of their words.
+    """Aligns the text and audio of each item, so that audio deltas state where their words end.
 
-    The state of an item is dropped with its last delta, or by `forget`.
+    The last delta of an item, or `forget`, drops the item's state.
     """
 
     def __init__(self) -> None:
         self._items: dict[str, _SentItem] = {}
 
     def add_text(self, item_id: str, text: str) -> None:
-        """Add to an item's text. Call it before the audio of these words is added: otherwise their marks do not
-        advance.
+        """Append text to an item. Call it before `add_audio` adds the audio of these words; otherwise their marks do
+        not advance.
         """
         self._items.setdefault(item_id, _SentItem()).text += text
 
     def add_audio(
         self, item_id: str, pcm: Pcm, rate_hz: int, words: Sequence[Word], audio_format: AudioFormat
     ) -> AudioDelta | None:
-        """Return the next delta of an item's audio; None if the audio is too short for a sample at the output rate.
+        """Return the item's next audio delta; None if the audio is too short for a sample at the output rate.
 
-        `pcm` is float32 [num_samples] at `rate_hz`. `words` are the words that end in it, with times from the beginning
-        of the item's audio.
+        `pcm` is float32 [num_samples] at `rate_hz`. `words` are the words that end within `pcm`; their times are
+        measured from the beginning of the item's audio.
         """
         sent = self._items.setdefault(item_id, _SentItem())
         sent.audio_s += len(pcm) / rate_hz
@@ -134,18 +134,18 @@ class ResponseAudioTexts:
         return _delta(sent, out, audio_format, last=False) if len(out) else None
 
     def end(self, item_id: str, audio_format: AudioFormat) -> AudioDelta:
-        """Return an item's last delta, whose audio may be empty, and forget the item."""
+        """Return an item's last delta, and forget the item. The delta's audio may be empty."""
         sent = self._items.pop(item_id, _SentItem())
         rest = sent.resampler.flush() if sent.resampler else np.zeros(0, np.float32)
         return _delta(sent, rest, audio_format, last=True)
 
     def forget(self, item_id: str) -> None:
-        """Forget an item that was cut off. Does nothing for an unknown item."""
+        """Forget an item that was cut off. No-op for an unknown item."""
         self._items.pop(item_id, None)
 
 
 def encoded(pcm: Pcm, audio_format: AudioFormat) -> bytes:
-    """Encode float32 samples, at the format's rate, as bytes of an output format. `wav` is a file with a header."""
+    """Encode float32 samples, already at the format's rate, in an output format. `wav` is a file with a header."""
     match audio_format.type:
         case "pcm_f32le":
             return pcm.astype("<f4").tobytes()

@@ -25,16 +25,16 @@ DROP_ACTIONS = ("drop", "ignore", "silence")
 
 
 def overlap_action(message: DuplexAppend) -> str | None:
-    """Return the action that an append requests for audio over a response, in lower case; None if it requests none."""
+    """Return the requested action for audio that overlaps a response, in lower case; None if there is none."""
     action = message.overlap if message.overlap_action is UNSET else message.overlap_action
     return action.strip().lower() if isinstance(action, str) else None
 
 
 def overlap_command(message: DuplexAppend, *, silent: bool) -> BargeIn | HoldFloor | None:
-    """Return the command of an append for audio over a response; None if the append requests nothing.
+    """Return the command for an append that overlaps a response; None if the append requests no action.
 
-    The first of these fields counts: its action, `force_barge_in`, `force_listen`, and a `transcript` that is a
-    backchannel. The transcript of audio that is `silent` is ignored.
+    Fields are checked in this order: the action, `force_barge_in`, `force_listen`, and a `transcript` that is a
+    backchannel. The first that applies decides. If the audio is `silent`, its transcript is ignored.
     """
     action, event_id = overlap_action(message), message.own_id
     if action in INTERRUPT_ACTIONS:
@@ -52,7 +52,7 @@ def overlap_command(message: DuplexAppend, *, silent: bool) -> BargeIn | HoldFlo
 
 
 def named_item_command(message: NamedItemMessage) -> RetrieveItem | TruncateItem | DeleteItem:
-    """Return the command of a message about one item. Raises RemoteProtocolError (`missing_item_id`) without an id."""
+    """Return the command for a message about one item. Raises RemoteProtocolError (`missing_item_id`) without an id."""
     item_id, event_id = message.item_id, message.own_id
     if not item_id:
         raise RemoteProtocolError("missing_item_id", f"{message.__struct_config__.tag} needs an item_id.", "item_id")
@@ -67,7 +67,7 @@ def named_item_command(message: NamedItemMessage) -> RetrieveItem | TruncateItem
 
 
 def text_or_none(value: object, param: str = "response_id") -> str | None:
-    """Return `value` if it is text or null. Raises RemoteProtocolError that names `param` for any other value."""
+    """Return `value` if it is a string or null. Otherwise raise RemoteProtocolError with `param`."""
     if value is None or isinstance(value, str):
         return value
     raise RemoteProtocolError("invalid_type", f"Invalid type for '{param}': expected str or null.", param)
@@ -76,7 +76,7 @@ def text_or_none(value: object, param: str = "response_id") -> str | None:
 def acknowledgement(message: PlaybackAck) -> AcknowledgePlayback:
     """Convert a `playback.ack` into a command.
 
-    Without `committed_ms`, all audio that was played counts as heard. Raises RemoteProtocolError for an invalid time.
+    If `committed_ms` is missing, all played audio counts as heard. Raises RemoteProtocolError for an invalid time.
     """
     played_ms = milliseconds(message.played_ms, "played_ms")
     committed = message.committed_ms
@@ -87,7 +87,7 @@ def acknowledgement(message: PlaybackAck) -> AcknowledgePlayback:
 
 
 def milliseconds(value: float, param: str) -> int:
-    """Return a duration in [0, 1e9) ms, rounded down. Raises RemoteProtocolError that names `param`."""
+    """Return a duration rounded down to whole ms. Raises RemoteProtocolError with `param` if it is not in [0, 1e9)."""
     if not 0 <= value < 1e9:
         raise RemoteProtocolError("bad_event", f"'{param}' is a number of milliseconds from 0 on.", param)
     return int(value)

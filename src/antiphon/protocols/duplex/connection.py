@@ -1,7 +1,7 @@
-"""The full-duplex dialect: OpenAI's conversation with epochs, overlap, playback and turn states (docs/wire/duplex.md).
+"""The full-duplex dialect (docs/wire/duplex.md): OpenAI's conversation plus epochs, overlap, playback and turn states.
 
-The client sends first, and its first message opens the session. Frames with text or audio of a response carry its
-epoch, so that queued frames can be dropped when the epoch is raised (`transports/journal.py`).
+The client's first message opens the session. Frames with text or audio of a response carry the response's epoch, so
+that queued frames can be dropped when the session's epoch increases (`transports/journal.py`).
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ from antiphon.protocols.wire import Frame, Received
 
 
 class DuplexConnection(FrameReader[DuplexMessage]):
-    """One full-duplex connection. Errors have the dialect's own codes. An update is checked as a whole before it is
+    """One full-duplex connection. Errors have the dialect's own codes. A whole update is checked before any of it is
     applied.
     """
 
     dialect = "duplex"
     too_large_code = "event_too_large"
-    # A commit needs at least some new audio.
+    # A commit is only valid if there is some new audio.
     min_commit_ms = 1
 
     def __init__(self, opening: Opening, context: Context) -> None:
@@ -104,9 +104,9 @@ class DuplexConnection(FrameReader[DuplexMessage]):
         self.context = context
         self._session = DuplexSessionState(context)
         self._is_open = False
-        # Commands of the opening, passed to the session with the client's first frame.
+        # Commands that open the session. They are returned with those of the client's first frame.
         self._pending: list[Command] = []
-        # The client's reason for ending the session; None until it asks for that.
+        # The client's reason for ending the session; None until it requests the end.
         self._close_reason: str | None = None
         self._buffer = AudioBuffer(self._session.input_format, duplex_audio(context.max_append_bytes))
         session = self._session
@@ -122,16 +122,16 @@ class DuplexConnection(FrameReader[DuplexMessage]):
         self._events = ConversationEvents(self._writer, TranscriptEvents(self._writer, context.new_id))
         self._audio_texts = ResponseAudioTexts()
         self._running = RunningOutputs(lambda: ShownOutput(session.output.format, session.output.voice))
-        # Whether a response is generated or played. Only then does the client's information about overlap count.
+        # Whether a response is being generated or played. If not, the client's fields about overlap are ignored.
         self._responding = False
-        # Epoch at the beginning of each response in progress, by the response's id.
+        # For each response in progress, by its id: the epoch in which it began.
         self._epochs: dict[str, int] = {}
 
     # --- the session
 
     @property
     def id(self) -> str:
-        """The session's id as the client knows it; a restored session keeps its earlier id."""
+        """The session's id as the client knows it. A restored session keeps its id."""
         return self._session.id
 
     @property
@@ -141,19 +141,19 @@ class DuplexConnection(FrameReader[DuplexMessage]):
 
     @property
     def idle_s(self) -> float:
-        """Idle timeout: seconds without a frame of the client before the session expires (`idle_timeout_s`)."""
+        """Idle timeout: seconds without a client's frame after which the session ends (`idle_timeout_s`)."""
         return self._session.own.idle_timeout_s
 
     @property
     def closing(self) -> bool:
-        """Whether the client has asked to end the session, which the server then does."""
+        """Whether the client has requested the end of the session. The server then ends it."""
         return self._close_reason is not None
 
     def open(self) -> list[Frame]:
-        """Set the defaults, and with `autostart` open the session. Without it no frame is sent yet.
+        """Apply the defaults. With `autostart`, open the session; otherwise return no frames yet.
 
-        Raises RemoteProtocolError if no conversation model is loaded, if names are strict and the URL names an unknown
-        model, or if a field of a client secret's session is wrong.
+        Raises RemoteProtocolError if no conversation model is loaded, if names are strict and the model in the URL is
+        unknown, or if the client secret's session has an invalid field.
         """
         name, models = self.opening.model, self.context.conversation_models
         if models is None or not (not name or models.lenient(name) or models.exact(name) or not models.strict):
@@ -168,20 +168,20 @@ class DuplexConnection(FrameReader[DuplexMessage]):
         return self._writer.take()
 
     def snapshot(self) -> WireSnapshot | None:
-        """Return the stored state of the session, without the items; None before the first frame."""
+        """Return the session's state to store, without the items; None before the first frame."""
         if not self._is_open:
             return None
         return WireSnapshot(self.id, self.dialect, msgspec.Raw(msgspec.json.encode(self._session.snapshot())))
 
     def restore(self, kept: WireSnapshot) -> None:
-        """Continue a session of an earlier process. Call it after `open`, and do not send the frames of `open`."""
+        """Continue a session from its stored state. Call it after `open`, but do not send the frames of `open`."""
         self._session.restore(kept.session_id, msgspec.json.decode(kept.session, type=DuplexSnapshot))
         self._buffer.set_format(self._session.input_format)
         self._is_open = True
         self._pending.append(self._session.configured())
 
     def _begin(self, warned: Mapping[str, list[Unread]] = MappingProxyType({})) -> None:
-        """Open the session. `warned`: the warnings about fields of its first update that were ignored."""
+        """Open the session. `warned`: warnings about ignored fields in the first update."""
         self._is_open = True
         self._pending.append(self._session.configured())
         head = {"type": "session.created", "event_id": self.context.new_id("event_"), "session_id": self.id}
@@ -191,10 +191,10 @@ class DuplexConnection(FrameReader[DuplexMessage]):
     # --- from the client
 
     def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
-        """Read one frame from the client. An error in it is answered and has no effect; nothing is raised.
+        """Read one frame from the client. An invalid frame only returns an error for the client; nothing is raised.
 
-        A first frame that is an update opens the session with its fields; if they are wrong, the session stays
-        unopened. Any other first frame opens the session with the defaults, and is then read.
+        If the first frame is an update, it opens the session with its fields; if a field is invalid, the session is not
+        opened. Any other first frame opens the session with the defaults, and is then read as usual.
         """
         commands: list[Command] = []
         if isinstance(data, AppendAudio):
@@ -208,7 +208,7 @@ class DuplexConnection(FrameReader[DuplexMessage]):
         return read_duplex(data)
 
     def _opened_by(self, data: str | bytes) -> bool:
-        """Open the session with its first frame; return whether the frame needs no further reading."""
+        """Open the session with its first frame. Return True if that frame needs no further reading."""
         update = _first_update(data)
         try:
             if update:
@@ -220,11 +220,11 @@ class DuplexConnection(FrameReader[DuplexMessage]):
         return update is not None
 
     def control(self, data: str | bytes) -> Control | None:
-        """Return the message if it is about the connection itself, such as `session.resume`; None for any other."""
+        """Return the message if it concerns the connection itself, such as `session.resume`. Otherwise return None."""
         return control(data)
 
     def _commands(self, message: ClientMessage, data: str | bytes | msgspec.Raw) -> list[Command]:
-        """Return the commands of a message. `data`: its text, in which the fields of an update may be flat."""
+        """Return the commands of a message. `data`: its JSON text, where an update's fields may be at the top level."""
         match message:
             case DuplexUpdate():
                 held_back = self._update(_update_fields(message, data))
@@ -263,13 +263,13 @@ class DuplexConnection(FrameReader[DuplexMessage]):
                 return [command_of(message, self._items)]  # type: ignore[arg-type]
 
     def _signal(self, message: TurnSignal) -> list[Command]:
-        # Null, false, 0 and an empty text or list count as missing.
+        # Null, false, 0, an empty string and an empty list count as missing.
         is_missing = bytes(message.payload) in (b"null", b"false", b"0", b'""', b"[]")
         payload = msgspec.Raw(b"{}") if is_missing else message.payload
         if kind := SIGNALLED.get(message.event):
             inner = decode(payload, kind, "payload")
             if message.event.startswith("conversation.item."):
-                # Errors of these messages repeat the id of the payload, if it has one.
+                # Errors about these messages quote the payload's `event_id`, if it has one.
                 self._event_id = inner.own_id
             else:
                 inner.event_id = message.event_id
@@ -280,12 +280,12 @@ class DuplexConnection(FrameReader[DuplexMessage]):
         return [SignalTurn(message.event, fields, message.own_id)]
 
     def _update(self, given: DuplexUpdateFields) -> list[Command]:
-        """Apply an update. Returns the audio in the previous format that was held back. Raises RemoteProtocolError."""
+        """Apply an update. Returns the audio that was held back in the previous format. Raises RemoteProtocolError."""
         self._session.update(given)
         return self._set_format(self._session.input_format)
 
     def _set_format(self, form: AudioFormat) -> list[Command]:
-        """Set the format of later appends. Returns the audio in the previous format that was held back."""
+        """Set the format of later appends. Returns the audio that was held back in the previous format."""
         if form == self._buffer.format:
             return []
         self._session.set_input_format(form)
@@ -320,25 +320,25 @@ class DuplexConnection(FrameReader[DuplexMessage]):
     # --- to the client
 
     def send(self, event: Event) -> list[Frame]:
-        """Return the frames of an event. Text and audio of a response from an older epoch are dropped.
+        """Return the frames of an event. Drops text and audio of a response from an older epoch.
 
-        Raises LocalProtocolError for an event that no conversation reports.
+        Raises LocalProtocolError for an event that cannot occur in a conversation.
         """
         self._write(event)
         return self._writer.take()
 
     def close(self) -> list[Frame]:
-        """Return `session.closed`, after the server has carried out the client's close."""
+        """Return `session.closed`. The server calls it after it has closed the session at the client's request."""
         self._writer.event("session.closed", session_id=self.id, reason=self._close_reason or "closed")
         return self._writer.take()
 
     def resumed(self, token: str, **facts: Any) -> Frame:
-        """Return the `session.resumed` frame with a new token; `facts` are its further fields."""
+        """Return the `session.resumed` frame with a new token. `facts` are additional fields."""
         self._session.resume_token = token
         return resumed_frame(self.context.new_id, self.id, self._session.shown(), resume_token=token, **facts)
 
     def replaced(self) -> Frame:
-        """Return the `session.replaced` frame, the last to a connection whose session another one has resumed."""
+        """Return `session.replaced`: the last frame to a connection whose session another connection has resumed."""
         return replaced_frame(self.context.new_id, self.id)
 
     def _write(self, event: Event) -> None:
@@ -351,8 +351,8 @@ class DuplexConnection(FrameReader[DuplexMessage]):
                 write_turn_event(self._writer, event, self.id, self.epoch)
             case ResponseCreated(response):
                 if response.stored:
-                    # A response outside of the conversation has no epoch: it continues whatever happens in the
-                    # conversation.
+                    # A response outside of the conversation has no epoch, because nothing in the conversation
+                    # interrupts it.
                     self._epochs[response.id] = self.epoch
                 shown = self._response(response, self._running.of(response.id))
                 self._writer.event("response.created", response_id=response.id, response=shown)
@@ -388,7 +388,7 @@ class DuplexConnection(FrameReader[DuplexMessage]):
                 self._events.part_done(position, part)
 
     def _media(self, position: ContentPosition, kind: str, *, facts: DeltaFacts | None = None, **fields: Any) -> None:
-        """Queue text or audio of a response with its epoch. Does nothing if that epoch has passed."""
+        """Queue text or audio of a response, marked with its epoch. No-op if that epoch has passed."""
         epoch = self._epochs.get(position.response_id, self.epoch)
         if epoch < self.epoch:
             return
@@ -414,7 +414,7 @@ TurnEvent = TurnStateChanged | OverlapReported | SpeakStepTaken | ListenStepTake
 
 
 def write_turn_event(writer: EventWriter, event: TurnEvent, session_id: str, epoch: int) -> None:
-    """Queue the message of an event. `epoch`: the session's current epoch."""
+    """Queue the message for an event. `epoch`: the session's current epoch."""
     match event:
         case TurnStateChanged(name, state, payload):
             more = {"payload": payload} if payload else {}
@@ -435,7 +435,7 @@ def write_turn_event(writer: EventWriter, event: TurnEvent, session_id: str, epo
             response = {"object": "realtime.response", "status": "listening", "metadata": {"reason": reason}}
             writer.event("response.listen", session_id=session_id, epoch=epoch, response=response)
         case PlaybackAcknowledged():
-            # The only event whose fields are nested.
+            # Only this event has nested fields.
             acknowledged = {
                 "session_id": session_id,
                 "epoch": epoch,
@@ -451,7 +451,7 @@ def write_turn_event(writer: EventWriter, event: TurnEvent, session_id: str, epo
 
 
 def _first_update(data: str | bytes) -> DuplexUpdate | None:
-    """Return the frame as an update, by either of its names; None if it is another message or invalid."""
+    """Decode the frame as an update, under either name. Returns None if it is another message or invalid."""
     try:
         message = read_duplex(data)
     except RemoteProtocolError:
@@ -460,14 +460,14 @@ def _first_update(data: str | bytes) -> DuplexUpdate | None:
 
 
 def _update_fields(message: DuplexUpdate, data: str | bytes | msgspec.Raw) -> DuplexUpdateFields:
-    """Return the session's fields of an update, nested or flat."""
+    """Return the session's fields in an update, from `session` or from the top level."""
     if message.session is not UNSET and bytes(message.session)[:1] == b"{":
         return decode(message.session, DuplexUpdateFields, "session")
     return decode(data, DuplexUpdateFields)
 
 
 def _warned(message: DuplexUpdate, data: str | bytes | msgspec.Raw, unspoken: list[Unread]) -> dict[str, list[Unread]]:
-    """Return the `warnings` of the answer to an update, {} without any: the ignored fields and `unspoken`."""
+    """Return the `warnings` field of the answer to an update: ignored fields and `unspoken`. {} without warnings."""
     if message.session is not UNSET and bytes(message.session)[:1] == b"{":
         # Fields next to `session` are not read.
         found = warnings_of(data, DuplexUpdate) + warnings_of(message.session, DuplexUpdateFields, "session")
@@ -477,7 +477,7 @@ def _warned(message: DuplexUpdate, data: str | bytes | msgspec.Raw, unspoken: li
     return {"warnings": found} if found else {}
 
 
-# The fields of a flat update in addition to the session's fields.
+# The fields that an update has at its top level in addition to the session's fields.
 FLAT_FIELDS = ("type", "event_id", "session")
 
 DIALECT = Dialect(

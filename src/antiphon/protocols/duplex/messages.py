@@ -1,6 +1,6 @@
 """The messages of full-duplex clients: docs/wire/duplex.md.
 
-A subclass with another `type` is an alias of the same message.
+A subclass that only has another `type` is an alias of its base class.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class DuplexUpdate(ClientMessage, tag="session.update", kw_only=True):
-    """Changes the session. The fields are in `session`; if that is not an object, they are at the top level."""
+    """Changes the session. The changed fields are in `session`, or at the top level if `session` is not an object."""
 
     session: msgspec.Raw | UnsetType = UNSET
 
@@ -36,11 +36,11 @@ class SessionCreate(DuplexUpdate, tag="session.create"):
 
 
 class Heartbeat(ClientMessage, tag="session.heartbeat"):
-    """Keeps the session from its idle timeout. It is acknowledged."""
+    """Restarts the idle timeout. The server acknowledges it."""
 
 
 class SessionClose(ClientMessage, tag="session.close", kw_only=True):
-    """Asks to end the session. `reason` may be any value; only text is repeated in the answer."""
+    """Requests the end of the session. `reason` may be any value, but the answer repeats only a string."""
 
     reason: object = None
 
@@ -54,30 +54,31 @@ class Close(SessionClose, tag="close"):
 
 
 class DuplexAppend(ClientMessage, tag="input_audio_buffer.append", kw_only=True):
-    """Audio of the user, and what the client knows of it.
+    """Audio of the user, with the client's information about it.
 
-    The fields about overlap (docs/wire/duplex.md) are checked when they are used; a wrong type counts as missing.
+    The fields about overlap (docs/wire/duplex.md) are checked only when they are used. A value of a wrong type counts
+    as missing.
     """
 
     # Base64 in the session's input format.
     audio: str
-    # Name of the input format, or an object with `type` and `rate`, from this append on.
+    # Name of the input format, or an object with `type` and `rate`. It applies from this append on.
     format: object = None
-    # Sample rate in Hz, from this append on.
+    # Sample rate in Hz. It applies from this append on.
     sample_rate_hz: object = None
-    # Images of the user's camera, in base64.
+    # Images from the user's camera, in base64.
     video_frames: object = None
-    # The treatment of audio over a response, such as `barge_in`, `listen` or `drop`.
+    # How to treat audio that overlaps a response: for example `barge_in`, `listen` or `drop`.
     overlap_action: object = UNSET
     # Older name of `overlap_action`.
     overlap: object = None
-    # True: the audio interrupts the response.
+    # If true, the audio interrupts the response.
     force_barge_in: object = None
-    # True: the response continues over the audio.
+    # If true, the response continues in spite of the audio.
     force_listen: object = None
-    # The client's own transcript of the audio. A backchannel leaves the floor to the response.
+    # The client's own transcript of the audio. If it is a backchannel, the response continues.
     transcript: object = None
-    # False: over a response, the audio counts as silence.
+    # If false, audio that overlaps a response counts as silence.
     is_speech: object = None
 
 
@@ -90,7 +91,7 @@ class PushChunk(DuplexAppend, tag="push_chunk"):
 
 
 class DuplexCommit(ClientMessage, tag="input_audio_buffer.commit", kw_only=True):
-    """Commits audio and ends the turn, unless `final` is false. A flag that is not a bool counts as missing."""
+    """Commits audio. It also ends the turn, unless `final` is false. A flag that is not a bool counts as missing."""
 
     final: object = True
     response_create: object = UNSET
@@ -98,18 +99,18 @@ class DuplexCommit(ClientMessage, tag="input_audio_buffer.commit", kw_only=True)
 
     @property
     def wants_response(self) -> object:
-        """Whether to answer the turn; None to follow the session's configuration."""
+        """Whether the model responds to the turn; None if the session's configuration decides."""
         return self.create_response if self.response_create is UNSET else self.response_create
 
 
 class InputCommit(DuplexCommit, tag="input.commit", kw_only=True):
-    """A commit whose turn is answered by default."""
+    """A commit to whose turn the model responds by default."""
 
     create_response: object = True
 
 
 class PushText(ClientMessage, tag="push_text", kw_only=True):
-    """The user's turn as written text."""
+    """A turn that the user typed."""
 
     text: Text
 
@@ -127,12 +128,12 @@ class InputCancel(ClientMessage, tag="input.cancel"):
 
 
 class DuplexBargeIn(ClientMessage, tag="barge_in"):
-    """The user takes the floor: the response is cut off."""
+    """Gives the floor to the user and cuts off the response."""
 
 
 class PlaybackAck(ClientMessage, tag="playback.ack", kw_only=True):
-    """Reports that the first `played_ms` of a response were played. `committed_ms` of them count as heard, all if
-    missing.
+    """Reports that the first `played_ms` of a response were played. The first `committed_ms` of them count as heard. If
+    `committed_ms` is missing, all of them do.
     """
 
     played_ms: float
@@ -146,7 +147,7 @@ class AudioPlaybackAck(PlaybackAck, tag="audio.playback_ack"):
 
 
 class TurnSignal(ClientMessage, tag="turn.signal", kw_only=True):
-    """Carries another message by its name, with its fields in `payload`, or a turn event of the client's own."""
+    """Wraps another message, by its name and with its fields in `payload`. May also report the client's turn events."""
 
     event: Text
     payload: msgspec.Raw = NULL
@@ -158,13 +159,13 @@ class SignalTurnAlias(TurnSignal, tag="signal_turn"):
 
 
 class ItemRetrieve(ClientMessage, tag="conversation.item.retrieve", kw_only=True):
-    """Asks for the current state of an item."""
+    """Requests the current state of an item."""
 
     item_id: Text | None = None
 
 
 class ItemTruncate(ClientMessage, tag="conversation.item.truncate", kw_only=True):
-    """Cuts an item to what was heard: the first `audio_end_ms` milliseconds of its audio."""
+    """Truncates an item to the part that was heard: the first `audio_end_ms` milliseconds of its audio."""
 
     audio_end_ms: int
     item_id: Text | None = None
@@ -178,7 +179,7 @@ class ItemDelete(ClientMessage, tag="conversation.item.delete", kw_only=True):
 
 
 NamedItemMessage = ItemRetrieve | ItemTruncate | ItemDelete
-# The messages that a TurnSignal may carry, by name.
+# The messages that a TurnSignal may wrap, by name.
 SIGNALLED: dict[str, type[ClientMessage]] = {
     "barge_in": DuplexBargeIn,
     "input.cancel": InputCancel,
@@ -219,11 +220,11 @@ _MESSAGE: Reader[DuplexMessage] = Reader(DuplexMessage)
 
 
 def read_duplex(data: str | bytes) -> DuplexMessage:
-    """Decode one frame. Raises RemoteProtocolError, with the dialect's own code if the frame is not a message of it."""
+    """Decode one frame. Raises RemoteProtocolError. Its code is the dialect's own if the message is unknown."""
     try:
         message = _MESSAGE.read(data)
         if not isinstance(message, DuplexUpdate):
-            # The answer to an update reports its unknown fields.
+            # Updates are not checked here: their answer reports unknown fields.
             check_names(data, message)
         return message
     except RemoteProtocolError as error:

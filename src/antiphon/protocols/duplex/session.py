@@ -1,4 +1,4 @@
-"""The state of a full-duplex session: the fields that clients update and are shown, and that snapshots store."""
+"""The state of a full-duplex session: the fields that clients set and see, and that snapshots store."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ from antiphon.turns.end_of_turn import semantic_vad
 
 
 class DuplexSnapshot(msgspec.Struct):
-    """The session's configuration and epoch as they are stored.
+    """The stored form of the session's configuration and epoch.
 
-    Never rename a field. Give a new one a default, which older snapshots get.
+    Never rename a field. A new field needs a default, because older snapshots do not have it.
     """
 
     # The model's name as the client spells it.
     model: str
-    # Format and fields of the client's audio.
+    # The settings of the client's audio.
     audio: AudioInput
-    # The fields that a conversation has too.
+    # The fields that an OpenAI conversation has too.
     fields: SessionFields
-    # Whether audio was sent to the client, so that the voice is fixed.
+    # Whether audio was sent to the client. The voice can then no longer change.
     spoken: bool
     # The fields that only a full-duplex session has, without `ref_audio`.
     own: DuplexFields
-    # The last epoch.
+    # The session's last epoch.
     epoch: int
 
 
 class DuplexSessionState:
-    """The state of a full-duplex session between two messages.
+    """The state of a full-duplex session.
 
-    `id`: as the client knows it. `model`: the model's name as the client spells it. `epoch`: the current epoch; audio
-    and text of older epochs are not sent. `has_spoken`: audio was sent to the client, so the voice can no longer be
-    changed. `resume_token`: the token that resumes the session, None if it cannot be resumed.
+    `id`: the id that the client knows. `model`: the model's name as the client spells it. `epoch`: the current epoch.
+    Audio and text of older epochs are not sent. `has_spoken`: audio was sent to the client, so the voice can no longer
+    change. `resume_token`: the token with which a client resumes the session; None if it cannot be resumed.
     """
 
     def __init__(self, context: Context) -> None:
@@ -94,12 +94,12 @@ class DuplexSessionState:
 
     @property
     def output(self) -> SessionOutput:
-        """Format, voice and speed of the audio that is sent to the client."""
+        """The format, voice and speed of the audio for the client."""
         return self._fields.output
 
     @property
     def responds(self) -> bool:
-        """Whether a turn is answered without a request for it."""
+        """Whether the model responds to a turn without a request from the client."""
         vad = self._audio.turn_detection or TurnDetection()
         extra = self.own.extra
         answers = extra.full_duplex if extra.auto_response is None else extra.auto_response
@@ -110,7 +110,7 @@ class DuplexSessionState:
         self._audio = msgspec.structs.replace(self._audio, format=form)
 
     def update(self, given: DuplexUpdateFields) -> None:
-        """Check a whole update, then apply it. Raises RemoteProtocolError, and applies nothing, for a wrong field."""
+        """Check a whole update, then apply it. Raises RemoteProtocolError, without any change, for an invalid field."""
         context, changes = self._context, conversation_changes(given)
         own = apply_duplex(self.own, given)
         audio = apply_input(self._audio, changes.input, context, "session.")
@@ -127,16 +127,16 @@ class DuplexSessionState:
             self.model = given.model
 
     def configured(self) -> ConfigureConversation:
-        """Return the command that configures the session: it begins the session or takes effect at once."""
+        """Return the command that begins the session or changes its configuration."""
         voice = self.loaded_voice(self.output.voice)
         config = conversation_config(self._fields, self._audio, voice, self._enrolled)
         vad, transcription = self._audio.turn_detection, config.transcription
         if vad is None:
-            # Null leaves endpointing to the server: a native model decides by itself, a cascade uses a turn detector.
+            # With null, the server chooses: a native model decides by itself, and a cascade uses a turn detector.
             transcription = replace(transcription, vad=semantic_vad())
         policy = self.own.overlap_policy
-        # A native model hears the user during its responses. It decides by itself unless the client sets turn
-        # detection.
+        # A native model hears the user during its responses. It decides by itself whether to stop, unless the client
+        # has set turn detection.
         interrupts = (vad is not None or not self._context.unit_ms) and (vad or TurnDetection()).interrupts
         return ConfigureConversation(
             replace(
@@ -152,12 +152,12 @@ class DuplexSessionState:
 
     @property
     def unspoken(self) -> list[Unread]:
-        """Warnings for the client if no loaded voice speaks the session's language."""
+        """Return a warning for the client if no loaded voice speaks the session's language."""
         language = self._audio.transcription.language if self._audio.transcription else None
         return self._context.unspoken(language or None, "session.input_audio_transcription.language")
 
     def loaded_voice(self, asked: VoiceId | str) -> str | None:
-        """Return the loaded voice of this name; None for the default."""
+        """Return the loaded voice with this name; None stands for the default voice."""
         return self._context.loaded_voice(asked.id if isinstance(asked, VoiceId) else asked)
 
     def shown(self) -> ShownSession:
@@ -190,15 +190,15 @@ class DuplexSessionState:
         )
 
     def snapshot(self) -> DuplexSnapshot:
-        """Return the stored state of the session. `ref_audio` is not stored."""
+        """Return the session's state to store, without `ref_audio`."""
         own = msgspec.structs.replace(self.own, ref_audio=None)
         return DuplexSnapshot(self.model, self._audio, self._fields, self.has_spoken, own, self.epoch)
 
     def restore(self, session_id: str, kept: DuplexSnapshot) -> None:
-        """Take the id and the configuration of an earlier session.
+        """Take over the id and configuration of a stored session.
 
-        Raises the epoch, so that nothing of an earlier response is sent. Raises RemoteProtocolError if the session's
-        enrolled voice no longer exists.
+        Increases the epoch, so that nothing from an earlier response is sent. Raises RemoteProtocolError if the
+        session's enrolled voice no longer exists.
         """
         self._enrolled = enrolled_voices((), InputFields(), kept.audio, self._context)
         self.id, self.model, self.epoch = session_id, kept.model, kept.epoch + 1

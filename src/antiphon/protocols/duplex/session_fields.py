@@ -1,7 +1,7 @@
-"""The fields that only a full-duplex session has, its audio formats and its capabilities.
+"""The fields, audio formats and capabilities that only a full-duplex session has.
 
-docs/wire/duplex.md describes them. Every function that reads a client's field raises RemoteProtocolError for a wrong
-one.
+docs/wire/duplex.md describes them. Every function that reads a client's field raises RemoteProtocolError if the field
+is invalid.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from antiphon.protocols.realtime.session_fields import (
     modalities_of_beta,
 )
 
-# Error codes of a conversation, and their names in this dialect.
+# For each error code of an OpenAI conversation: its name in this dialect.
 DUPLEX_CODES = {
     "invalid_type": "bad_event",
     "invalid_value": "bad_event",
@@ -49,14 +49,14 @@ DUPLEX_CODES = {
     "input_audio_buffer_overflow": "input_backpressure",
     "rate_limit_exceeded": "resource_exhausted",
 }
-# Error codes after which the same message may be accepted later.
+# Error codes of messages that may succeed if they are sent again later.
 RETRYABLE = frozenset({"resource_exhausted", "input_backpressure"})
 
 OVERLAP_POLICIES = ("listen_only", "barge_in_on_speech", "auto")
 COMMIT_POLICIES = ("commit_all_on_done", "ack_only")
 _INPUT_FORMATS = ("pcm16", "pcm_f32le", "g711_ulaw", "g711_alaw")
 _OUTPUT_FORMATS = (*_INPUT_FORMATS, "wav")
-# Aliases of formats.
+# Other names that clients may use for formats.
 _FORMAT_ALIASES = {
     "pcm": "pcm16",
     "pcm_s16le": "pcm16",
@@ -70,13 +70,13 @@ _FORMAT_ALIASES = {
     "audio/wav": "wav",
 }
 MIN_RATE_HZ, MAX_RATE_HZ = 8000, 192_000
-# Reported in `capabilities`: how often to send audio to a cascade, and the time in which a barge-in silences a
-# response.
+# Values in `capabilities`: the best duration of an append for a cascade, and the maximum time until a barge-in silences
+# a response.
 CHUNK_PERIOD_MS = 100
 TARGET_BARGE_IN_MS = 300
-# Largest file of a reference recording.
+# Maximum size of a reference recording's file, in bytes.
 MAX_REFERENCE_BYTES = 10 << 20
-# Lowest and highest values of the numbers in `extra_body`.
+# Minimum and maximum of each number in `extra_body`.
 EXTRA_RANGES: dict[str, tuple[float, float]] = {
     "force_listen_count": (0, 3600),
     "top_k": (0, 1000),
@@ -95,7 +95,7 @@ _ANSWERS = frozenset(("auto_response", "full_duplex"))
 
 
 class DuplexTurnDetection(TurnDetectionFields, forbid_unknown_fields=True):
-    """Turn detection as a client sends it. `min_speech_duration_ms` is shown and has no effect."""
+    """Turn detection as a client sends it. `min_speech_duration_ms` is shown to the client, but has no effect."""
 
     min_speech_duration_ms: object = UNSET
 
@@ -106,21 +106,21 @@ class DuplexTurnDetection(TurnDetectionFields, forbid_unknown_fields=True):
 
 
 class DuplexInput(msgspec.Struct):
-    """`session.audio.input` as a client sends it. The format is checked when it is used."""
+    """`session.audio.input` as a client sends it. The format is checked only when it is used."""
 
     # Transcripts of the user's turns; null turns them off.
     transcription: TranscriptionFields | UnsetType | None = UNSET
-    noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
-    # Turn detection; null leaves it to the conversation model.
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown to the client; has no effect.
+    # Turn detection; null selects the conversation model's default.
     turn_detection: DuplexTurnDetection | UnsetType | None = UNSET
     primary_speaker: Text | UnsetType | None = UNSET  # The voices whose turns count: `off`, `auto` or `enrolled`.
-    enrolled_voice: Text | UnsetType | None = UNSET  # Name of the uploaded voice of the mode `enrolled`.
+    enrolled_voice: Text | UnsetType | None = UNSET  # Name of the uploaded voice, for `enrolled`.
     format: object = None  # Name of a format, or an object with `type` and `rate`.
     sample_rate_hz: object = None  # Sample rate in Hz.
 
 
 class DuplexOutput(msgspec.Struct):
-    """`session.audio.output` as a client sends it. The format is checked when it is used."""
+    """`session.audio.output` as a client sends it. The format is checked only when it is used."""
 
     voice: VoiceId | Text | None = None
     speed: float | None = None
@@ -136,7 +136,7 @@ class DuplexAudio(msgspec.Struct):
 
 
 class ReferenceAudio(msgspec.Struct):
-    """A recording of a voice. `data`: an audio file, in base64 or as a `data:` URI."""
+    """A recording of a voice. `data`: an audio file, as base64 or as a `data:` URI."""
 
     data: str
 
@@ -144,24 +144,24 @@ class ReferenceAudio(msgspec.Struct):
 class ExtraFields(msgspec.Struct):
     """The fields of `extra_body` that have an effect.
 
-    Most of them are for a native model, under the names that MiniCPM-o uses; None leaves the model's default.
+    Most of them are parameters of a native model, with the names that MiniCPM-o uses. None selects the model's default.
     """
 
-    auto_response: object = None  # False: turns are only answered on request.
+    auto_response: object = None  # If false, the model responds only on request.
     full_duplex: object = None  # Alias of `auto_response`.
-    force_listen_count: float | None = None  # The number of units at the start in which the model only listens.
-    top_k: int | None = None  # The number of likeliest tokens that may be sampled; 0 for no limit.
-    top_p: float | None = None  # The share of probability that may be sampled.
-    text_repetition_penalty: float | None = None  # Repetition penalty of the words.
-    length_penalty: float | None = None  # Above 1, turns get longer.
-    listen_prob_scale: float | None = None  # Factor of the logit of listening.
-    listen_top_k: int | None = None  # The model listens if that is among this number of likeliest choices; 0 for never.
-    tts_temperature: float | None = None  # Temperature of the voice's codes.
-    tts_repetition_penalty: float | None = None  # Repetition penalty of the voice's codes.
-    seed: int | None = None  # Seed of the random numbers, with which the same input gives the same response.
+    force_listen_count: float | None = None  # Number of units at the start during which the model only listens.
+    top_k: int | None = None  # Number of most likely tokens to sample from; 0 for no limit.
+    top_p: float | None = None  # Top-p sampling: the total probability of the tokens to sample from.
+    text_repetition_penalty: float | None = None  # Repetition penalty for text tokens.
+    length_penalty: float | None = None  # Values above 1 make turns longer.
+    listen_prob_scale: float | None = None  # Factor applied to the logit of the listen token.
+    listen_top_k: int | None = None  # The model listens if the listen token is one of this number of top tokens.
+    tts_temperature: float | None = None  # Sampling temperature for audio codes.
+    tts_repetition_penalty: float | None = None  # Repetition penalty for audio codes.
+    seed: int | None = None  # Random seed. The same seed and input give the same response.
 
     def sampling(self, temperature: float | None) -> NativeSampling:
-        """Return the model's sampling parameters, with the `temperature` of the session."""
+        """Return the model's sampling parameters. `temperature` is that of the session."""
         return NativeSampling(
             temperature,
             self.top_k,
@@ -177,34 +177,34 @@ class ExtraFields(msgspec.Struct):
 
 
 class DuplexUpdateFields(msgspec.Struct):
-    """A `session` as a client sends it, flat or nested. Unknown fields are ignored."""
+    """A `session` as a client sends it, with flat or nested fields. Unknown fields are ignored."""
 
-    overlap_policy: Text | None = None  # The effect of speech over a response: one of OVERLAP_POLICIES.
-    overlap_short_ack_ms: float | None = None  # Longest speech that may count as a backchannel, in ms.
-    overlap_barge_in_ms: float | None = None  # Backchannel words take the floor after this duration of speech, in ms.
-    overlap_silence_rms: float | None = None  # Shown, without effect.
+    overlap_policy: Text | None = None  # How to treat speech that overlaps a response: one of OVERLAP_POLICIES.
+    overlap_short_ack_ms: float | None = None  # Maximum duration of a backchannel, in ms.
+    overlap_barge_in_ms: float | None = None  # Duration after which even backchannel words take the floor, in ms.
+    overlap_silence_rms: float | None = None  # Shown to the client; has no effect.
     playback_commit_policy: Text | None = None  # Which audio counts as heard: one of COMMIT_POLICIES.
     idle_timeout_s: float | None = None  # Idle timeout, in seconds.
-    temperature: float | None = None  # Temperature of a native model's words; 0 takes the likeliest token.
-    # The voice that a native model is to speak with: an audio file, as base64 or a `data:` URI.
+    temperature: float | None = None  # A native model's temperature for text; 0 always takes the most likely token.
+    # A recording of the voice for a native model to use: an audio file, as base64 or a `data:` URI.
     ref_audio: ReferenceAudio | str | None = None
-    metadata: msgspec.Raw = NULL  # An object of the client's own; shown, without effect.
-    extra_body: msgspec.Raw = NULL  # See ExtraFields; other fields in it are shown without effect.
+    metadata: msgspec.Raw = NULL  # Any object of the client; shown, but has no effect.
+    extra_body: msgspec.Raw = NULL  # See ExtraFields. Its other fields are shown, but have no effect.
     instructions: Text | UnsetType | None = UNSET  # Instructions for the conversation model.
     tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
     tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
-    truncation: Text | Truncation | UnsetType | None = UNSET  # Policy for a history that exceeds the context.
+    truncation: Text | Truncation | UnsetType | None = UNSET  # How to shorten a history that exceeds the context.
     modalities: list[object] | UnsetType | None = UNSET  # Output modalities: text, or audio and text.
-    output_modalities: list[object] | None = None  # Alias of `modalities`, the name in the GA.
-    # Largest number of tokens of a response, or "inf".
+    output_modalities: list[object] | None = None  # OpenAI's GA name of `modalities`.
+    # Maximum number of tokens in a response, or "inf".
     max_response_output_tokens: int | Text | UnsetType | None = UNSET
-    # Alias of `max_response_output_tokens`, the name in the GA.
+    # OpenAI's GA name of `max_response_output_tokens`.
     max_output_tokens: int | Text | UnsetType | None = UNSET
-    audio: DuplexAudio | None = None  # Nested input and output fields; the flat names below take precedence.
+    audio: DuplexAudio | None = None  # Nested input and output fields. The flat fields below take precedence.
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET  # See DuplexInput.
     turn_detection: DuplexTurnDetection | UnsetType | None = UNSET  # See DuplexInput.
     voice: VoiceId | Text | None = None  # Voice of the responses.
-    speed: float | None = None  # Speed of speech; 1 is the voice's own.
+    speed: float | None = None  # Speaking rate; 1 is the voice's normal speed.
     input_audio_format: object = UNSET  # Format of the client's audio.
     output_audio_format: object = UNSET  # Format of the server's audio.
     sample_rate_hz: object = UNSET  # Sample rate of the client's audio, in Hz.
@@ -212,32 +212,32 @@ class DuplexUpdateFields(msgspec.Struct):
 
     @property
     def inputs(self) -> DuplexInput:
-        """The fields of `audio.input`; all unset if it is missing."""
+        """The fields of `audio.input`. If it is missing, all of them are UNSET."""
         return (self.audio and self.audio.input) or DuplexInput()
 
     @property
     def outputs(self) -> DuplexOutput:
-        """The fields of `audio.output`; all unset if it is missing."""
+        """The fields of `audio.output`. If it is missing, all of them are UNSET."""
         return (self.audio and self.audio.output) or DuplexOutput()
 
 
 class DuplexFields(msgspec.Struct):
-    """The fields that a full-duplex session has in addition to those of a conversation, as a client is shown them.
+    """The fields that a full-duplex session has and an OpenAI conversation has not, as the client sees them.
 
     They are stored with the session under these names, except `ref_audio`.
     """
 
-    overlap_policy: OverlapPolicy = "auto"  # The effect of speech over a response: one of OVERLAP_POLICIES.
-    overlap_short_ack_ms: int | float = 700  # Longest speech that may count as a backchannel, in ms.
-    overlap_barge_in_ms: int | float = 1200  # Backchannel words take the floor after this duration of speech, in ms.
-    overlap_silence_rms: float = 0.003  # Shown, without effect.
+    overlap_policy: OverlapPolicy = "auto"  # How to treat speech that overlaps a response: one of OVERLAP_POLICIES.
+    overlap_short_ack_ms: int | float = 700  # Maximum duration of a backchannel, in ms.
+    overlap_barge_in_ms: int | float = 1200  # Duration after which even backchannel words take the floor, in ms.
+    overlap_silence_rms: float = 0.003  # Shown to the client; has no effect.
     playback_commit_policy: str = "commit_all_on_done"  # Which audio counts as heard: one of COMMIT_POLICIES.
     idle_timeout_s: float = 300.0  # Idle timeout, in seconds.
-    temperature: float | None = None  # Temperature of a native model's words; None for the model's default.
-    # Audio file of the voice that a native model is to speak with; neither shown nor stored.
+    temperature: float | None = None  # A native model's temperature for text; None for its default.
+    # An audio file with the voice for a native model to use. It is neither shown nor stored.
     ref_audio: bytes | None = None
-    metadata: msgspec.Raw = NULL  # An object of the client's own, shown as it was sent.
-    # The client's object, shown as it was sent, of which ExtraFields have an effect.
+    metadata: msgspec.Raw = NULL  # Any object of the client, shown as it was sent.
+    # The client's object, shown as it was sent. Only its ExtraFields have an effect.
     extra_body: msgspec.Raw = msgspec.Raw(b'{"auto_response":true}')
 
     @property
@@ -247,23 +247,23 @@ class DuplexFields(msgspec.Struct):
 
 
 class ShownCapabilities(msgspec.Struct):
-    """`session.capabilities` as a client is shown it."""
+    """`session.capabilities` as the client sees it."""
 
     implementation_level: str  # `model_native_duplex` or `turn_based_duplex`.
     input_modes: list[str]  # The kinds of input that the model uses: `audio`, `video`, `text`.
-    chunk_period_ms: int  # Best duration of an append, in ms; a native model's unit.
+    chunk_period_ms: int  # Best duration of an append, in ms. For a native model, this is its unit.
     required_modalities: list[str]  # Input that the client has to send.
     optional_modalities: list[str]  # Input that the client may send.
     output_modalities: list[str]  # The kinds of output that the model generates.
-    supports_barge_in: bool  # Whether speech may cut off a response.
+    supports_barge_in: bool  # Whether speech can cut off a response.
     supports_session_resume: bool  # Whether the session outlives its connection.
     supports_audio_truncate: bool  # Whether the history keeps only the audio that was heard.
     supports_kv_lease: bool  # Whether a session keeps its KV between responses. Always true.
-    target_barge_in_latency_ms: int  # Time in which a barge-in silences a response, in ms.
+    target_barge_in_latency_ms: int  # Maximum time until a barge-in silences a response, in ms.
 
 
 class ShownInput(msgspec.Struct):
-    """`session.audio.input` as a client is shown it, without transcription and turn detection."""
+    """`session.audio.input` as the client sees it, without transcription and turn detection."""
 
     format: str
     sample_rate_hz: int
@@ -272,7 +272,7 @@ class ShownInput(msgspec.Struct):
 
 
 class ShownOutputAudio(msgspec.Struct):
-    """`session.audio.output` as a client is shown it, with the voice and its speed."""
+    """`session.audio.output` as the client sees it, including voice and speed."""
 
     format: str
     sample_rate_hz: int
@@ -281,48 +281,48 @@ class ShownOutputAudio(msgspec.Struct):
 
 
 class ShownSessionAudio(msgspec.Struct):
-    """`session.audio` as a client is shown it, nested."""
+    """`session.audio` as the client sees it."""
 
     input: ShownInput
     output: ShownOutputAudio
 
 
 class ShownSession(msgspec.Struct, kw_only=True):
-    """A session as a client is shown it, under the flat names of this dialect and without `ref_audio`."""
+    """A session as the client sees it: with the flat field names of this dialect, and without `ref_audio`."""
 
     id: str  # The session's id.
-    session_id: str  # The session's id again, the name that other clients of full duplex read.
-    object: str = "realtime.session"  # Type of the object in OpenAI's API.
-    type: str = "realtime"  # Type of the session in OpenAI's API.
+    session_id: str  # Same as `id`, for clients that read this field instead.
+    object: str = "realtime.session"  # Object type in OpenAI's API.
+    type: str = "realtime"  # Session type in OpenAI's API.
     model: str  # The model's name as the client spells it.
     expires_at: int  # Expiry, in Unix seconds.
-    modalities: list[str]  # Output: `text`, or `audio` and `text`.
+    modalities: list[str]  # Output modalities: `text`, or `audio` and `text`.
     instructions: str  # Instructions for the conversation model.
     voice: VoiceId | str  # Voice of the responses.
     input_audio_format: str  # Format of the client's audio.
     output_audio_format: str  # Format of the server's audio.
     sample_rate_hz: int  # Sample rate of the client's audio, in Hz.
-    audio: ShownSessionAudio  # The same fields, nested, with the rates of both directions.
-    turn_detection: TurnDetection | None  # Turn detection; null leaves it to the conversation model.
+    audio: ShownSessionAudio  # The same fields in nested form, with the sample rates of both directions.
+    turn_detection: TurnDetection | None  # Turn detection; null selects the conversation model's default.
     input_audio_transcription: Transcription | None  # Transcripts of the user's turns; null if they are off.
     tools: list[msgspec.Raw]  # Functions that the model may call.
     tool_choice: str | NamedTool  # Which function the model may or must call.
-    max_response_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
-    overlap_policy: str  # The effect of speech over a response.
-    overlap_short_ack_ms: float  # Longest speech that may count as a backchannel, in ms.
-    overlap_barge_in_ms: float  # Backchannel words take the floor after this duration of speech, in ms.
-    overlap_silence_rms: float  # Shown, without effect.
+    max_response_output_tokens: int | str  # Maximum number of tokens in a response, or "inf".
+    overlap_policy: str  # How to treat speech that overlaps a response.
+    overlap_short_ack_ms: float  # Maximum duration of a backchannel, in ms.
+    overlap_barge_in_ms: float  # Duration after which even backchannel words take the floor, in ms.
+    overlap_silence_rms: float  # Shown to the client; has no effect.
     playback_commit_policy: str  # Which audio counts as heard.
     idle_timeout_s: float  # Idle timeout, in seconds.
-    temperature: float | None  # Temperature of a native model's words; null for the model's default.
+    temperature: float | None  # A native model's temperature for text; null for its default.
     metadata: msgspec.Raw  # The client's own object.
-    extra_body: msgspec.Raw  # The client's own object, with the fields of ExtraFields.
+    extra_body: msgspec.Raw  # The client's own object, which includes the ExtraFields.
     epoch: int  # The current epoch.
     capabilities: ShownCapabilities  # The session's capabilities.
 
 
 def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> ShownCapabilities:
-    """Return the capabilities of a session. `unit_ms`: length of a native model's unit, 0 for a cascade.
+    """Return the capabilities of a session. `unit_ms`: length of a native model's unit; 0 for a cascade.
 
     `speaks`: a voice is loaded. `resumes`: the session outlives its connection.
     """
@@ -342,16 +342,16 @@ def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> ShownCapabilit
 
 
 def audio_json(audio: AudioInput, output: SessionOutput) -> ShownSessionAudio:
-    """Return the session's `audio` as a client is shown it."""
+    """Return the session's `audio` as the client sees it."""
     shown = ShownInput(audio.format.type, audio.format.rate_hz, audio.primary_speaker, audio.enrolled_voice)
     form = output.format
     return ShownSessionAudio(shown, ShownOutputAudio(form.type, form.rate_hz, output.voice, output.speed))
 
 
 def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexFields:
-    """Return the fields that only full duplex has, with the changes that were `given`; null changes nothing.
+    """Return the fields that only full duplex has, after applying the changes in `given`. Null changes nothing.
 
-    Raises RemoteProtocolError with the error codes of a conversation, or `bad_event` for an unknown policy.
+    Raises RemoteProtocolError with the error codes of an OpenAI conversation, or `bad_event` for an unknown policy.
     """
     merged = msgspec.structs.replace(fields)
     for key, allowed in (("overlap_policy", OVERLAP_POLICIES), ("playback_commit_policy", COMMIT_POLICIES)):
@@ -385,7 +385,7 @@ def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexField
 
 
 def _merged_extra(before: msgspec.Raw, given: msgspec.Raw) -> msgspec.Raw:
-    """Merge the given fields into `extra_body`. The two names of `auto_response` replace each other."""
+    """Merge the given fields into `extra_body`. A new `auto_response` or `full_duplex` replaces both of them."""
     kept, changes = decode(before, dict[str, msgspec.Raw]), decode(given, dict[str, msgspec.Raw], "session.extra_body")
     if changes.keys() & _ANSWERS:
         kept = {name: value for name, value in kept.items() if name not in _ANSWERS}
@@ -393,7 +393,7 @@ def _merged_extra(before: msgspec.Raw, given: msgspec.Raw) -> msgspec.Raw:
 
 
 def duplex_config(fields: DuplexFields) -> DuplexConfig:
-    """Return the configuration of full duplex that the session's fields stand for."""
+    """Convert the session's fields into the configuration of full duplex."""
     extra = fields.extra
     return DuplexConfig(
         fields.overlap_policy,
@@ -407,9 +407,9 @@ def duplex_config(fields: DuplexFields) -> DuplexConfig:
 
 
 def conversation_changes(given: DuplexUpdateFields) -> SessionChanges:
-    """Return the fields of an update that a conversation has too, without formats. Flat fields override nested ones.
+    """Return the fields of an update that an OpenAI conversation has too, without formats.
 
-    Raises RemoteProtocolError for an unknown type of turn detection.
+    Flat fields override nested fields. Raises RemoteProtocolError for an unknown type of turn detection.
     """
     modalities = given.output_modalities if given.modalities is UNSET else given.modalities
     tokens = given.max_response_output_tokens if given.max_output_tokens is UNSET else given.max_output_tokens
@@ -443,14 +443,14 @@ def conversation_changes(given: DuplexUpdateFields) -> SessionChanges:
 
 
 def input_format(given: DuplexUpdateFields, before: AudioFormat) -> AudioFormat:
-    """Return the format of the client's audio under any of its names in an update; `before` if it has none."""
+    """Return the format of the client's audio, which has several names in an update; `before` if all are missing."""
     kind = given.inputs.format if given.input_audio_format is UNSET else given.input_audio_format
     rate = given.inputs.sample_rate_hz if given.sample_rate_hz is UNSET else given.sample_rate_hz
     return read_audio_format(kind, rate, before, _INPUT_FORMATS, "session.input_audio_format")
 
 
 def output_format(given: DuplexUpdateFields, before: AudioFormat) -> AudioFormat:
-    """Return the format of the server's audio; `before` if the update has none."""
+    """Return the format of the server's audio; `before` if the update does not name a format."""
     kind = given.outputs.format if given.output_audio_format is UNSET else given.output_audio_format
     rate = given.outputs.sample_rate_hz
     return read_audio_format(kind, rate, before, _OUTPUT_FORMATS, "session.output_audio_format")
@@ -463,9 +463,9 @@ def read_audio_format(
     allowed: tuple[str, ...] = _INPUT_FORMATS,
     param: str = "format",
 ) -> AudioFormat:
-    """Read a format: a name, or an object with `type` and `rate`. Missing values are those of `before`.
+    """Read a format: a name, or an object with `type` and `rate`. Missing values are taken from `before`.
 
-    G.711 without a rate has 8,000 Hz. Raises RemoteProtocolError (`unsupported_audio_format`).
+    G.711 defaults to 8,000 Hz. Raises RemoteProtocolError (`unsupported_audio_format`).
     """
     if isinstance(kind, dict):
         rate = kind.get("rate", rate)

@@ -1,1 +1,1 @@
-"""OpenAI's Realtime API in GA and beta names: docs/wire/openai-transcription.md and docs/wire/openai-realtime.md."""
+"""OpenAI's Realtime API, with its GA or beta names: docs/wire/openai-realtime.md, docs/wire/openai-transcription.md."""

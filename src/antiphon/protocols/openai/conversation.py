@@ -1,4 +1,4 @@
-"""OpenAI's Realtime conversation in GA and beta names: docs/wire/openai-realtime.md."""
+"""OpenAI's Realtime conversation, with GA (general availability) or beta names: docs/wire/openai-realtime.md."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from antiphon.protocols.realtime.writer import EventWriter, beta_paths
 from antiphon.protocols.wire import Frame
 
 _InputMessage = SessionUpdate | InputAudioBufferAppend | InputAudioBufferCommit | InputAudioBufferClear
-# The messages of a client, without and with those for a server that plays the audio of responses itself.
+# The messages of a client, without and with those that need a server which plays the responses itself.
 _Message = _InputMessage | ItemMessage | ResponseCreate | ResponseCancel
 ConversationInput = _InputMessage | ConversationMessage
 INPUT: Reader[_Message] = Reader(_Message)
@@ -71,7 +71,7 @@ _ANY_INPUT: Reader[ConversationInput] = Reader(ConversationInput)
 
 
 class ConversationSnapshot(msgspec.Struct):
-    """The session's configuration as it is stored. Never rename a field. `spoken`: audio was sent to the client."""
+    """The stored form of the configuration. Never rename a field. `spoken`: audio was sent to the client."""
 
     model: str
     audio: AudioInput
@@ -83,9 +83,9 @@ class ConversationSnapshot(msgspec.Struct):
 class OpenAIConversation(FrameReader[ConversationInput]):
     """The dialect of one connection, after its `session.created` was sent (negotiation.py).
 
-    `model`: the name in the URL, shown as the client spells it. `beta`: events and sessions have the beta's names.
-    `server_plays`: the server plays the audio of responses on a WebRTC track, and events carry no audio. Each update is
-    checked as a whole before it is applied.
+    `model`: the name in the URL, shown as the client spells it. `beta`: events and sessions have beta names.
+    `server_plays`: the server plays the audio of responses on a WebRTC track, so events carry no audio. A whole update
+    is checked before any of it is applied.
     """
 
     name = "realtime"
@@ -119,35 +119,35 @@ class OpenAIConversation(FrameReader[ConversationInput]):
         self._events = ConversationEvents(self._writer, self._transcripts)
         self._output = OutputAudio(self._writer, self._events, by_events=not server_plays)
         self._running = RunningOutputs(lambda: ShownOutput(self._fields.output.format, self._fields.output.voice))
-        # An update had a name that only the GA has, so the session keeps the GA names.
+        # True if an update had a name that exists only in the GA API. The session then keeps GA names.
         self._is_ga = False
-        # Audio was sent to the client, so the voice can no longer be changed.
+        # True if audio was sent to the client. The voice can then no longer change.
         self._has_spoken = False
 
     # --- the session
 
     def preset(self, session: msgspec.Raw) -> None:
-        """Apply an update before the session begins, for a client secret or a call. Sends nothing to the client.
+        """Apply the session of a client secret or a call, before the session begins. Sends nothing to the client.
 
-        Raises RemoteProtocolError for a wrong field, and then changes nothing.
+        Raises RemoteProtocolError for an invalid field, and then changes nothing.
         """
         self._apply(session)
 
     def configured(self) -> ConfigureConversation:
-        """Return the command that configures the session: it begins the session or takes effect at once."""
+        """Return the command that begins the session or changes its configuration."""
         return ConfigureConversation(self._config())
 
     def session(self) -> GaSession | BetaSession:
-        """Return the session as it is shown, under the names in use: the beta's or the GA's."""
+        """Return the session as the client sees it, with the names in use: beta or GA."""
         show = beta_session if self._writer.beta else ga_session
         return show((self._session_id, self._expires_at, self._model), self._fields, self._audio)
 
     def snapshot(self) -> ConversationSnapshot:
-        """Return the session's configuration, for `restore`."""
+        """Return the session's configuration, to be stored for `restore`."""
         return ConversationSnapshot(self._model, self._audio, self._fields, self._writer.beta, self._has_spoken)
 
     def restore(self, session_id: str, kept: ConversationSnapshot) -> None:
-        """Take the id and the configuration of an earlier session.
+        """Take over the id and configuration of a stored session.
 
         Raises RemoteProtocolError if the session's enrolled voice no longer exists.
         """
@@ -168,7 +168,7 @@ class OpenAIConversation(FrameReader[ConversationInput]):
     # --- from the client
 
     def _read(self, data: str | bytes) -> ConversationInput:
-        # Errors list the messages that every client may send.
+        # Errors list only the messages that every client may send.
         if self._server_plays:
             return read_message(data, _ANY_INPUT, INPUT.tags)
         return read_message(data, INPUT, INPUT.tags)
@@ -193,9 +193,9 @@ class OpenAIConversation(FrameReader[ConversationInput]):
                 return [command_of(message, self._items)]
 
     def _apply(self, session: msgspec.Raw) -> Pcm:
-        """Check a whole update, then apply it. A wrong field refuses the whole update.
+        """Check a whole update, then apply it. If one field is invalid, the whole update is refused.
 
-        Returns the audio in the previous format that was held back.
+        Returns the audio that was held back in the previous format.
         """
         beta = self._writer.beta or (not self._is_ga and uses_beta_names(session))
         given = read_beta_update(session) if beta else read_ga_update(session)
@@ -212,9 +212,9 @@ class OpenAIConversation(FrameReader[ConversationInput]):
     # --- to the client
 
     def send(self, event: Event) -> list[Frame]:
-        """Return the frames of an event. Some events have no frame here, and some of the GA's have none in the beta.
+        """Return the frames of an event. Some events have no frames, and some GA events do not exist in the beta API.
 
-        Raises LocalProtocolError for an event that no conversation reports.
+        Raises LocalProtocolError for an event that cannot occur in a conversation.
         """
         match event:
             case ResponseCreated(response):

@@ -1,8 +1,8 @@
-"""OpenAI's Realtime transcription session in GA and beta names: docs/wire/openai-transcription.md.
+"""OpenAI's Realtime transcription session, with GA or beta names: docs/wire/openai-transcription.md.
 
-With server VAD, the server detects turns; with `turn_detection: null`, the client commits them. Each turn is an item,
-whose deltas may be sent before the item is committed. `completed.transcript` is the final of the whole turn. The joined
-deltas may differ from it by words that the model first decoded differently.
+With server VAD, the server detects turns. With `turn_detection: null`, the client ends each turn with a commit. Each
+turn is an item. The deltas of an item may be sent before the item is committed. `completed.transcript` is the final of
+the whole turn. It may differ from the joined deltas in words that the model first decoded differently.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ from antiphon.protocols.realtime.transcript_events import (
 from antiphon.protocols.realtime.writer import EventWriter, beta_paths
 from antiphon.protocols.wire import Frame
 
-# Least new audio of a commit, the same as OpenAI's.
+# Minimum new audio in a commit, in milliseconds. It is the same as OpenAI's.
 MIN_COMMIT_MS = 100
 
 
 class TranscriptionUpdate(ClientMessage, tag="session.update", kw_only=True, forbid_unknown_fields=True):
-    """An update under its GA name. `session` has the GA names, or the beta's names if they are in use."""
+    """An update under its GA name. `session` has GA names, or beta names if they are in use."""
 
     session: msgspec.Raw
 
 
 class BetaTranscriptionUpdate(TranscriptionUpdate, tag="transcription_session.update", forbid_unknown_fields=True):
-    """An update under its beta name. `session` has the beta's names."""
+    """An update under its beta name. `session` has beta names."""
 
 
 TranscriptionMessage = (
@@ -90,24 +90,24 @@ class _GaFields(msgspec.Struct, forbid_unknown_fields=True):
 class _BetaFields(msgspec.Struct, forbid_unknown_fields=True):
     # Name of a format.
     input_audio_format: FormatFields | Text | UnsetType = UNSET
-    # The transcriber's settings; null changes nothing.
+    # The settings of the transcriber; null changes nothing.
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
-    # Shown, without effect.
+    # Shown to the client; has no effect.
     input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
-    # Turn detection; null leaves the turns to the client.
+    # Turn detection; if null, the client ends turns by committing its audio.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
-    # Additional facts about transcripts, of INCLUDABLE.
+    # Additional facts about transcripts: values of INCLUDABLE.
     include: list[Text] | UnsetType | None = UNSET
-    # Accepted, without effect.
+    # Accepted, but has no effect.
     modalities: object = None
-    # Accepted, without effect.
+    # Accepted, but has no effect.
     client_secret: object = None
-    # Accepted, without effect.
+    # Accepted, but has no effect.
     type: object = None
 
 
 class _GaNames(msgspec.Struct):
-    """The fields that only a GA update has."""
+    """The fields that exist only in a GA update."""
 
     audio: msgspec.Raw | UnsetType = UNSET
     type: msgspec.Raw | UnsetType = UNSET
@@ -124,7 +124,7 @@ class _ShownAudio(msgspec.Struct):
 
 
 class GaTranscriptionSession(_Shown, kw_only=True):
-    """A session as it is shown under the GA names."""
+    """A session as the client sees it with GA names."""
 
     type: str = "transcription"
     audio: _ShownAudio
@@ -132,7 +132,7 @@ class GaTranscriptionSession(_Shown, kw_only=True):
 
 
 class BetaTranscriptionSession(_Shown, kw_only=True):
-    """A session as it is shown under the beta's names."""
+    """A session as the client sees it with beta names."""
 
     input_audio_format: str
     input_audio_transcription: object
@@ -144,8 +144,8 @@ class BetaTranscriptionSession(_Shown, kw_only=True):
 class OpenAITranscription(FrameReader[TranscriptionMessage]):
     """The dialect of one connection, after its `session.created` was sent (negotiation.py).
 
-    `model`: the name in the URL, shown as the client spells it. `beta`: events and sessions have the beta's names. Each
-    update is checked as a whole before it is applied.
+    `model`: the name in the URL, shown as the client spells it. `beta`: events and sessions have beta names. A whole
+    update is checked before any of it is applied.
     """
 
     name = "openai"
@@ -165,9 +165,9 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
     # --- the session
 
     def preset(self, session: msgspec.Raw) -> None:
-        """Apply an update before the session begins, for a client secret or a call. Sends nothing to the client.
+        """Apply the session of a client secret or a call, before the session begins. Sends nothing to the client.
 
-        Raises RemoteProtocolError for a wrong field, and then changes nothing.
+        Raises RemoteProtocolError for an invalid field, and then changes nothing.
         """
         self._apply(session, beta_names=False)
 
@@ -183,7 +183,7 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
         return ConfigureTranscription(config)
 
     def session(self) -> GaTranscriptionSession | BetaTranscriptionSession:
-        """Return the session as it is shown, under the names in use: the beta's or the GA's."""
+        """Return the session as the client sees it, with the names in use: beta or GA."""
         audio = self._audio
         if not self._writer.beta:
             return GaTranscriptionSession(
@@ -223,9 +223,9 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
         return [*appended(held_back), self.configured()]
 
     def _apply(self, session: msgspec.Raw, *, beta_names: bool) -> Pcm:
-        """Check a whole update, then apply it. A wrong field refuses the whole update.
+        """Check a whole update, then apply it. If one field is invalid, the whole update is refused.
 
-        Returns the audio in the previous format that was held back.
+        Returns the audio that was held back in the previous format.
         """
         names = decode(session, _GaNames, "session")
         beta = beta_names or (self._writer.beta and names.audio is UNSET and names.type is UNSET)
@@ -241,7 +241,7 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
     # --- to the client
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> list[Frame]:
-        """Return the frames of an event. Raises LocalProtocolError for one that no transcription session reports."""
+        """Return the frames of an event. Raises LocalProtocolError if it cannot occur in a transcription session."""
         self._transcripts.write(event)  # type: ignore[arg-type]
         return self._writer.take()
 

@@ -1,4 +1,4 @@
-"""Decodes the audio that a client appends: from base64 in the session's format to samples at the server's rate."""
+"""Decodes the audio that a client appends, from base64 in the session's format to samples at the server's rate."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from antiphon.protocols.realtime.input_fields import AudioFormat
 _DECODERS = {"audio/pcm": from_pcm16, "audio/pcmu": from_ulaw, "audio/pcma": from_alaw}
 
 
-# Decodes base64 audio in a format to float32 [num_samples] at the format's rate. The last argument is the path of its
-# field. Raises RemoteProtocolError.
+# Decodes base64 audio in the given format to float32 [num_samples] at the format's rate. The last argument is the path
+# of the field with the audio. Raises RemoteProtocolError.
 DecodeAudio = Callable[[str, AudioFormat, str], Pcm]
 
 
 class AudioBuffer:
-    """Decodes the audio of one client as one stream: `feed` holds back a few samples, which `flush` returns.
+    """Decodes the audio of one client as a single stream. `feed` holds back a few samples, which `flush` returns.
 
-    `decode`: decodes the formats of a dialect. Samples are float32 [num_samples] at 16 kHz.
+    `decode`: the decoder for the formats of a dialect. Samples are float32 [num_samples] at 16 kHz.
     """
 
     def __init__(self, audio_format: AudioFormat, decode: DecodeAudio) -> None:
@@ -33,13 +33,14 @@ class AudioBuffer:
         self.set_format(audio_format)
 
     def set_format(self, audio_format: AudioFormat) -> None:
-        """Set the format of later audio. Drops audio that is held back: call `flush` first."""
+        """Set the format of later audio. Drops held-back audio, so call `flush` first."""
         self.format = audio_format
         self._resampler = Resampler(audio_format.rate_hz, SAMPLE_RATE_HZ)
 
     def change_format(self, audio_format: AudioFormat) -> Pcm:
-        """Set the format of later audio, and return the samples held back in the previous one. No-op for the same
-        format.
+        """Set the format of later audio. Returns the samples that were held back in the previous format.
+
+        No-op if the format is the same.
         """
         if audio_format == self.format:
             return np.zeros(0, np.float32)
@@ -48,7 +49,7 @@ class AudioBuffer:
         return held_back
 
     def feed(self, text: str) -> Pcm:
-        """Return the samples of one append. Raises RemoteProtocolError."""
+        """Return the samples of one append. Raises RemoteProtocolError for invalid audio."""
         return self._resampler.feed(self._decode(text, self.format, "audio"))
 
     def flush(self) -> Pcm:
@@ -56,13 +57,13 @@ class AudioBuffer:
         return self._resampler.flush()
 
     def whole(self, text: str, param: str) -> Pcm:
-        """Return all samples of a separate recording, which is not part of the stream. Raises RemoteProtocolError."""
+        """Return all samples of a separate recording that is not part of the stream. Raises RemoteProtocolError."""
         resampler = Resampler(self.format.rate_hz, SAMPLE_RATE_HZ)
         return np.concatenate((resampler.feed(self._decode(text, self.format, param)), resampler.flush()))
 
 
 def openai_audio(max_bytes: int) -> DecodeAudio:
-    """Return a decoder of OpenAI's formats, PCM16 and G.711. `max_bytes`: the limit of one append, in decoded bytes."""
+    """Return a decoder for OpenAI's formats, PCM16 and G.711. `max_bytes`: maximum decoded size of one append."""
 
     def decode(text: str, audio_format: AudioFormat, param: str) -> Pcm:
         try:
@@ -83,5 +84,5 @@ def openai_audio(max_bytes: int) -> DecodeAudio:
 
 
 def appended(pcm: Pcm) -> list[AppendAudio]:
-    """Return the command that adds these samples; [] without samples."""
+    """Return a list with the command that appends these samples; [] if there are none."""
     return [AppendAudio(pcm)] if len(pcm) else []

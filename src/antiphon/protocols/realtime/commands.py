@@ -1,4 +1,4 @@
-"""Converts frames of the dialects with OpenAI's messages into commands, and answers frames that are wrong."""
+"""Converts frames with OpenAI's messages into commands, and answers invalid frames. Used by several dialects."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from antiphon.protocols.realtime.messages import (
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.wire import Frame, Received
 
-# The largest `audio_end_ms`.
+# Maximum of `audio_end_ms`.
 MAX_AUDIO_MS = 2**31
 M = TypeVar("M", bound=ClientMessage)
 
 
 class FrameReader(ABC, Generic[M]):
-    """Reads the frames of one client. A wrong frame is answered with an error and has no effect."""
+    """Reads the frames of one client. An invalid frame is answered with an error and has no other effect."""
 
-    # Error code for a frame that was not read because of its size.
+    # Error code for a frame that was not read because it is too large.
     too_large_code = "invalid_event"
 
     def __init__(self, writer: EventWriter) -> None:
         self._writer = writer
-        # The id of a message inside the message that is read. Errors repeat it instead of the outer one.
+        # The id of a message that is wrapped in the current message. Errors quote it instead of the outer message's id.
         self._event_id: str | None = None
 
     def feed(self, data: str | bytes) -> Received[Command]:
-        """Read one frame from the client. Raises nothing for a wrong frame."""
+        """Read one frame from the client. Does not raise for an invalid frame."""
         return Received(self._asked(data), self._writer.take())
 
     def _asked(self, data: str | bytes) -> list[Command]:
-        """Return the commands of a frame; [] for a wrong one, whose error is written."""
+        """Return the commands in a frame. For an invalid frame, write an error and return []."""
         self._event_id = None
         try:
             return self._commands(self._read(data), data)
@@ -67,25 +67,25 @@ class FrameReader(ABC, Generic[M]):
 
     @abstractmethod
     def _read(self, data: str | bytes) -> M:
-        """Decode the message of a frame. Raises RemoteProtocolError."""
+        """Decode the message in a frame. Raises RemoteProtocolError for an invalid message."""
 
     @abstractmethod
     def _commands(self, message: M, data: str | bytes | msgspec.Raw) -> list[Command]:
-        """Return the commands of a message; `data` is its text. Raises RemoteProtocolError."""
+        """Return the commands for a message. `data` is its JSON text. Raises RemoteProtocolError."""
 
     def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """Return the answer to a frame of more than `max_bytes`, which was not read. The session continues."""
+        """Return the answer to a frame that was not read because it exceeds `max_bytes`. The session continues."""
         error = RemoteProtocolError(self.too_large_code, f"The event is larger than {max_bytes} bytes.")
         return self.refuse(error, event_id_at_ends(data))
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """Return an error for the client. `event_id` is the client's id of the message. The session continues."""
+        """Return an error for the client. `event_id` is the id of the client's message. The session continues."""
         self._writer.error(error, event_id)
         return self._writer.take()
 
 
 def command_of(message: ConversationMessage, context: ItemContext) -> ConversationCommand:
-    """Return the command that a message stands for. Raises RemoteProtocolError for a wrong object in it."""
+    """Convert a message into a command. Raises RemoteProtocolError if the message contains an invalid object."""
     event_id = message.own_id
     match message:
         case ConversationItemCreate(item=item, previous_item_id=previous_id):

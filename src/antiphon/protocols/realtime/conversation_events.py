@@ -1,4 +1,4 @@
-"""Writes the events of a conversation's items and responses for a client: docs/wire/openai-realtime.md."""
+"""Writes the events about a conversation's items and responses: docs/wire/openai-realtime.md."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _ENCODERS = {"audio/pcmu": to_ulaw, "audio/pcma": to_alaw}
 
 
 class ConversationEvents:
-    """Writes the events of a conversation, except for a response's beginning, end, text and audio.
+    """Writes the events of a conversation, except those for the beginning, end, text and audio of a response.
 
-    Those depend on the dialect, which uses `part_done` and OutputAudio for them.
+    The dialects write the latter themselves, with `part_done` and OutputAudio.
     """
 
     def __init__(self, writer: EventWriter, transcripts: TranscriptEvents) -> None:
@@ -52,9 +52,9 @@ class ConversationEvents:
         self._transcripts = transcripts
 
     def write(self, event: TranscriptionEvent | ConversationEvent) -> None:
-        """Write the messages of an event; some events have none.
+        """Write the messages for an event. Some events have no message.
 
-        Raises LocalProtocolError for an event that no conversation reports.
+        Raises LocalProtocolError for an event that cannot occur in a conversation.
         """
         add = self._writer.event
         match event:
@@ -85,11 +85,11 @@ class ConversationEvents:
             case ArgumentsDelta() | ArgumentsDone():
                 self._arguments(event)
             case _:
-                # The other events are about the input, or do not belong to a conversation.
+                # The other events are about the input, or cannot occur in a conversation.
                 self._transcripts.write(event)  # type: ignore[arg-type]
 
     def part_done(self, position: ContentPosition, part: ContentPart) -> None:
-        """Write the end of a content part, after its last audio or text."""
+        """Write the events that end a content part. Call it after the part's last audio or text."""
         add, place = self._writer.event, content_place(position)
         if part.kind == "output_audio":
             add("response.output_audio.done", **place)
@@ -144,9 +144,9 @@ class ConversationEvents:
 
 
 class RunningOutputs:
-    """The format and voice of each response in progress, which stay as they were at its beginning.
+    """The format and voice of each response in progress. They do not change after the response has begun.
 
-    `session`: returns the session's, for responses that begin later.
+    `session`: returns the session's current format and voice, for a new response.
     """
 
     def __init__(self, session: Callable[[], ShownOutput]) -> None:
@@ -154,29 +154,30 @@ class RunningOutputs:
         self._kept: dict[str, ShownOutput] = {}
 
     def of(self, response_id: str) -> ShownOutput:
-        """Return the format and voice of a response, which begins with the first call."""
+        """Return the format and voice of a response. The first call fixes them."""
         return self._kept.setdefault(response_id, self._session())
 
     def ended(self, response_id: str) -> ShownOutput:
-        """Return the format and voice of a response that has ended, and forget them."""
+        """Forget the format and voice of a response that has ended, and return them."""
         return self._kept.pop(response_id, None) or self._session()
 
 
 class OutputAudio:
     """Writes the text and audio of responses, each in its own format.
 
-    `by_events`: audio is sent in deltas. Otherwise the server plays it itself, and only its end is sent.
+    `by_events`: audio is sent as delta events. Otherwise the server itself plays it, and only sends an event for its
+    end.
     """
 
     def __init__(self, writer: EventWriter, events: ConversationEvents, *, by_events: bool) -> None:
         self._writer = writer
         self._events = events
         self._by_events = by_events
-        # By item, since a response outside of the conversation may be spoken at the same time.
+        # One resampler for each item, because a response outside of the conversation may be spoken at the same time.
         self._resamplers: dict[str, Resampler] = {}
 
     def write(self, event: ResponseTextDelta | ResponseAudioDelta | ContentPartDone, audio_format: AudioFormat) -> None:
-        """Write the messages of an event. Audio that is too short for a sample is held back."""
+        """Write the messages for an event. Holds back audio that is too short for one output sample."""
         position = event.at
         match event:
             case ResponseTextDelta(_, text, spoken):

@@ -1,8 +1,8 @@
 """The fields of `session.audio.input`: formats, noise reduction and turn detection, with their defaults and checks.
 
 Transcriptions and conversations share most of them: docs/wire/openai-transcription.md, docs/wire/openai-realtime.md. A
-check takes the client's value and returns the value that the session shows from then on. It changes nothing in place.
-Checks raise RemoteProtocolError with the path of the field at fault, which begins with `param`.
+check takes the client's value and returns the value that the session has from then on. It modifies no argument. Checks
+raise RemoteProtocolError with the path of the field at fault. That path begins with `param`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from antiphon.turns.end_of_turn import semantic_vad
 
 F = TypeVar("F")
 G = TypeVar("G", bound=msgspec.Struct)
-# Sample rates of PCM, in Hz. G.711 always has 8,000.
+# Sample rates allowed for PCM, in Hz. G.711 is always at 8,000 Hz.
 PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
-# Path of the primary speaker's fields in every dialect that has them, and the field that names an enrolled voice.
+# Path of the primary speaker's fields, the same in all dialects. Name of the field for an enrolled voice.
 SPEAKER_PATH, _FIELD = "session.audio.input.", "enrolled_voice"
-# Limit of the voices that are looked up for one message, which needs only one.
+# Maximum number of voices that are looked up for one message. A valid message names only one.
 MAX_NAMED = 4
-# Lowest and highest `idle_timeout_ms`.
+# Minimum and maximum of `idle_timeout_ms`.
 IDLE_TIMEOUT_RANGE_MS = (1000, 60_000)
 
 
 class AudioFormat(msgspec.Struct, frozen=True):
-    """An audio format as a session shows it. `rate`: Hz; missing for G.711, which has 8,000."""
+    """An audio format as the client sees it. `rate`: sample rate in Hz; missing for G.711, which is at 8,000 Hz."""
 
     type: str = "audio/pcm"
     rate: int | UnsetType = UNSET
@@ -53,7 +53,7 @@ class AudioFormat(msgspec.Struct, frozen=True):
 
 
 PCM_24K = AudioFormat("audio/pcm", 24000)
-# The beta's names of formats.
+# Formats by their beta names.
 BETA_FORMATS = {"pcm16": PCM_24K, "g711_ulaw": AudioFormat("audio/pcmu"), "g711_alaw": AudioFormat("audio/pcma")}
 
 
@@ -65,7 +65,7 @@ class FormatFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NoiseReduction(msgspec.Struct, forbid_unknown_fields=True):
-    """Noise reduction as clients send it and sessions show it. It has no effect. `strength` is not checked."""
+    """Noise reduction, as clients send it and see it. It has no effect. `strength` is not checked."""
 
     type: str | UnsetType = UNSET
     strength: object = UNSET
@@ -75,23 +75,23 @@ class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
     """Turn detection of either type, as a client sends it."""
 
     type: str | UnsetType = UNSET  # `server_vad` or `semantic_vad`.
-    # Least probability of speech in a frame that counts as speech, in [0, 1].
+    # Speech probability, in [0, 1], from which a frame counts as speech.
     threshold: float | UnsetType | None = UNSET
-    prefix_padding_ms: float | UnsetType | None = UNSET  # Audio before the onset that belongs to a turn, in ms.
+    prefix_padding_ms: float | UnsetType | None = UNSET  # Audio before the onset that is added to a turn, in ms.
     silence_duration_ms: float | UnsetType | None = UNSET  # Pause that ends a turn, in ms.
-    # Silence after a response that triggers another one, in ms; null for never.
+    # Silence after a response that triggers another response, in ms; null for never.
     idle_timeout_ms: float | UnsetType | None = UNSET
-    create_response: bool | UnsetType | None = UNSET  # Whether the end of a turn gets a response.
+    create_response: bool | UnsetType | None = UNSET  # Whether the model responds when a turn ends.
     interrupt_response: bool | UnsetType | None = UNSET  # Whether speech cuts off a response.
     eagerness: str | UnsetType | None = UNSET  # How readily `semantic_vad` ends a turn.
 
     @property
     def least_speech_ms(self) -> object:
-        """The client's `min_speech_duration_ms`. Only full duplex has it; here it is UNSET."""
+        """The client's `min_speech_duration_ms`. It is UNSET except in full duplex."""
         return UNSET
 
 
-# The fields that only one type has.
+# For each type: the fields that only this type has.
 VAD_LEAVES: Mapping[str, Collection[str]] = MappingProxyType(
     {
         "server_vad": ("threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"),
@@ -101,32 +101,32 @@ VAD_LEAVES: Mapping[str, Collection[str]] = MappingProxyType(
 
 
 class TurnDetection(msgspec.Struct, kw_only=True):
-    """Turn detection as a session shows it. Fields that its type, or its kind of session, does not have are missing."""
+    """Turn detection as the client sees it. Fields that do not exist for its type or kind of session are UNSET."""
 
     type: Literal["server_vad", "semantic_vad"] = "server_vad"  # The type of turn detection.
-    threshold: float | UnsetType = UNSET  # Least probability of speech in a frame that counts as speech, in [0, 1].
-    prefix_padding_ms: int | UnsetType = UNSET  # Audio before the onset that belongs to a turn, in ms.
+    threshold: float | UnsetType = UNSET  # Speech probability, in [0, 1], from which a frame counts as speech.
+    prefix_padding_ms: int | UnsetType = UNSET  # Audio before the onset that is added to a turn, in ms.
     silence_duration_ms: int | UnsetType = UNSET  # Pause that ends a turn, in ms.
     eagerness: str | UnsetType = UNSET  # How readily `semantic_vad` ends a turn.
-    create_response: bool | UnsetType | None = UNSET  # Whether the end of a turn gets a response.
+    create_response: bool | UnsetType | None = UNSET  # Whether the model responds when a turn ends.
     interrupt_response: bool | UnsetType | None = UNSET  # Whether speech cuts off a response.
-    # Silence after a response that triggers another one, in ms. In a transcription, such a silence becomes a turn
+    # Silence after a response that triggers another response, in ms. In a transcription, such a silence becomes a turn
     # without words.
     idle_timeout_ms: int | UnsetType | None = UNSET
     min_speech_duration_ms: object = UNSET  # Shown in full duplex, without effect.
 
     @property
     def responds(self) -> bool:
-        """Whether the end of a turn gets a response."""
+        """Whether the model responds when a turn ends."""
         return self.create_response is not False
 
     @property
     def interrupts(self) -> bool:
-        """Whether the user's speech ends a response."""
+        """Whether the user's speech cuts off a response."""
         return self.interrupt_response is not False
 
     def config(self) -> ServerVad:
-        """Return the session's turn detection that these fields stand for."""
+        """Convert these fields into the session's turn detection."""
         if isinstance(self.eagerness, str):
             return semantic_vad(cast(Eagerness, self.eagerness))
         assert self.threshold is not UNSET
@@ -135,7 +135,7 @@ class TurnDetection(msgspec.Struct, kw_only=True):
         return ServerVad(self.threshold, self.prefix_padding_ms, self.silence_duration_ms)
 
 
-# The hosted service's defaults for a conversation.
+# Defaults of OpenAI's hosted service for a conversation.
 CONVERSATION_VAD = TurnDetection(
     threshold=0.5,
     prefix_padding_ms=300,
@@ -144,13 +144,13 @@ CONVERSATION_VAD = TurnDetection(
     interrupt_response=True,
     idle_timeout_ms=None,
 )
-# The defaults of a transcription.
+# Defaults for a transcription.
 SERVER_VAD = msgspec.structs.replace(
     CONVERSATION_VAD, create_response=UNSET, interrupt_response=UNSET, idle_timeout_ms=UNSET
 )
 
 
-# Limits of a session's keyterms and of the characters of one. Decoding a final compares each of them with its words.
+# Limits of a session's keyterms: their number, and the length of each. A final's words are compared with all keyterms.
 MAX_KEYTERMS = 200
 MAX_KEYTERM_CHARS = 64
 
@@ -159,17 +159,17 @@ class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
     """`transcription` as a client sends it."""
 
     model: Text | UnsetType | None = UNSET  # Name of the transcriber.
-    language: Text | UnsetType | None = UNSET  # Language of the speech; missing to detect it.
-    prompt: Text | UnsetType | None = UNSET  # Names and words to expect.
+    language: Text | UnsetType | None = UNSET  # Language of the speech. If missing, it is detected.
+    prompt: Text | UnsetType | None = UNSET  # Names and words that the audio is likely to contain.
     keywords: list[Text] | UnsetType | None = UNSET  # Terms to recognize, at most MAX_KEYTERMS.
     keyterms: list[Text] | UnsetType | None = UNSET  # Alias of `keywords`.
-    languages: list[Text] | UnsetType | None = UNSET  # The languages among which to detect.
+    languages: list[Text] | UnsetType | None = UNSET  # Candidates for language detection.
 
     def terms(self, param: str) -> list[str] | UnsetType:
-        """Return `keywords`, or `keyterms`, which is an alias. Null is an empty list; blank terms are dropped.
+        """Return `keywords` or its alias `keyterms`. Null counts as an empty list, and blank terms are dropped.
 
-        Raises RemoteProtocolError if both are given, for more than MAX_KEYTERMS terms, and for a term of more than
-        MAX_KEYTERM_CHARS characters.
+        Raises RemoteProtocolError if both fields are present, if there are more than MAX_KEYTERMS terms, or if a term
+        is longer than MAX_KEYTERM_CHARS characters.
         """
         name = "keywords" if self.keyterms is UNSET else "keyterms"
         if self.keywords is not UNSET and self.keyterms is not UNSET:
@@ -190,7 +190,7 @@ class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Transcription(msgspec.Struct):
-    """`transcription` as a session shows it: the fields that were set."""
+    """`transcription` as the client sees it. Only fields that were set are shown."""
 
     model: str | UnsetType = UNSET
     language: str | UnsetType = UNSET
@@ -200,32 +200,32 @@ class Transcription(msgspec.Struct):
 
 
 class InputFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The changes to `session.audio.input`, as a client sends them."""
+    """Changes to `session.audio.input`, as a client sends them."""
 
     format: FormatFields | Text | UnsetType = UNSET  # Format of the client's audio.
     # Transcripts of the user's turns; null turns them off.
     transcription: TranscriptionFields | UnsetType | None = UNSET
-    noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
-    # Turn detection; null leaves the turns to the client.
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown to the client; has no effect.
+    # Turn detection; if null, the client ends turns by committing its audio.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
     primary_speaker: Text | UnsetType | None = UNSET  # The voices whose turns count: `off`, `auto` or `enrolled`.
-    enrolled_voice: Text | UnsetType | None = UNSET  # Name of the uploaded voice of the mode `enrolled`.
+    enrolled_voice: Text | UnsetType | None = UNSET  # Name of the uploaded voice, for `enrolled`.
 
 
 class AudioInput(msgspec.Struct):
-    """`session.audio.input` as it is shown to the client. It is stored with a conversation under these names."""
+    """`session.audio.input` as the client sees it. It is stored with a conversation under these names."""
 
     format: AudioFormat = PCM_24K  # Format of the client's audio.
     transcription: Transcription | None = None  # Transcripts of the user's turns; None if they are off.
-    noise_reduction: NoiseReduction | None = None  # Without effect.
-    turn_detection: TurnDetection | None = None  # Turn detection; None if the client commits its turns.
-    # The voices whose turns count; an extension, shown to clients that have set it.
+    noise_reduction: NoiseReduction | None = None  # Has no effect.
+    turn_detection: TurnDetection | None = None  # Turn detection; None if the client ends its turns.
+    # The voices whose turns count. This extension is only shown to clients that have set it.
     primary_speaker: PrimarySpeakerMode | UnsetType = UNSET
-    # Name of the enrolled voice; an extension, shown only in the mode `enrolled`.
+    # Name of the enrolled voice. This extension is only shown in the mode `enrolled`.
     enrolled_voice: str | UnsetType = UNSET
 
     def config(self, included: Collection[str]) -> TranscriptionConfig:
-        """Return the configuration of the transcription. `included`: additional facts that the client has requested."""
+        """Return the configuration for transcription. `included`: additional facts that the client has requested."""
         asked = self.transcription or Transcription()
         return TranscriptionConfig(
             language=asked.language or None,
@@ -240,9 +240,9 @@ class AudioInput(msgspec.Struct):
 
 
 def merged(given: G, before: object) -> G:
-    """Return `given` with the missing fields filled in from `before`. Null stays, and stands for the default.
+    """Return `given` with its missing fields filled in from `before`. Null is kept, and stands for the default.
 
-    `before`: the fields in force, as the session shows them. If it is not a struct, nothing is filled in.
+    `before`: the current values, in the form that the client sees. If it is not a struct, nothing is filled in.
     """
     if not isinstance(before, msgspec.Struct):
         return given
@@ -251,21 +251,21 @@ def merged(given: G, before: object) -> G:
 
 
 def format_of_beta(given: F) -> F | FormatFields:
-    """Return the format that a beta name stands for. Any other value is returned unchanged, for `check_format`."""
+    """Convert a format's beta name into its fields. Returns any other value unchanged, for `check_format`."""
     found = BETA_FORMATS.get(given) if isinstance(given, str) else None
     return FormatFields(found.type, 24000) if found else given
 
 
 def beta_format_name(audio_format: AudioFormat) -> str:
-    """Return the beta's name of a format; `pcm16` for PCM of any rate."""
+    """Return the beta name of a format. For PCM of any rate it is `pcm16`."""
     return next((name for name, f in BETA_FORMATS.items() if f.type == audio_format.type), "pcm16")
 
 
 def check_format(given: FormatFields | str, before: AudioFormat, param: str) -> AudioFormat:
-    """Check a format: an object with `type` and, for PCM, a `rate` of PCM_RATES_HZ, merged into the one `before`.
+    """Check a format, after merging it into `before`: an object with `type` and, for PCM, a `rate` in PCM_RATES_HZ.
 
-    Text is refused: it is either an unknown beta name, since `format_of_beta` has replaced the known ones, or a beta
-    name in an update under GA names.
+    A string is refused. It is either an unknown beta name (`format_of_beta` has replaced the known names), or a beta
+    name in an update that uses GA names.
     """
     if isinstance(given, str) and (meant := BETA_FORMATS.get(given)):
         expected = f'expected an object, {{"type": "{meant.type}"}}'
@@ -288,7 +288,7 @@ def check_format(given: FormatFields | str, before: AudioFormat, param: str) -> 
 
 
 def check_primary_speaker(given: str | None, context: Context, param: str) -> PrimarySpeakerMode | UnsetType:
-    """Check which voices count: all voices, or the user's voice, either learned or enrolled."""
+    """Check the mode that says which voices count: all voices, or only the user's, which is learned or enrolled."""
     if given is None:
         return UNSET
     if given not in get_args(PrimarySpeakerMode):
@@ -301,9 +301,9 @@ def check_primary_speaker(given: str | None, context: Context, param: str) -> Pr
 
 
 def check_enrolled_voice(given: InputFields, audio: AudioInput, param: str) -> str | UnsetType:
-    """Return the name of the enrolled voice, with the changes that were `given`.
+    """Return the name of the enrolled voice, after applying the changes in `given`.
 
-    `audio`: its `primary_speaker` already has the changes.
+    The changes were already applied to `audio.primary_speaker`.
     """
     named = audio.enrolled_voice if given.enrolled_voice is UNSET else given.enrolled_voice or UNSET
     if audio.primary_speaker == "enrolled":
@@ -320,7 +320,7 @@ def check_enrolled_voice(given: InputFields, audio: AudioInput, param: str) -> s
 
 
 def refuse_primary_speaker(given: InputFields) -> None:
-    """Raise RemoteProtocolError for the fields of a primary speaker, in a session that does not support them."""
+    """Raise RemoteProtocolError for fields of a primary speaker. For sessions that do not support them."""
     for name in ("primary_speaker", _FIELD):
         if getattr(given, name) not in (UNSET, None, "off"):
             raise unknown_parameter(f"{SPEAKER_PATH}{name}")
@@ -329,10 +329,10 @@ def refuse_primary_speaker(given: InputFields) -> None:
 def enrolled_voices(
     before: tuple[EnrolledVoice, ...], given: InputFields, audio: AudioInput, context: Context
 ) -> tuple[EnrolledVoice, ...]:
-    """Return the vectors of the enrolled voice. `audio` already has the changes that were `given`.
+    """Return the vectors of the enrolled voice. The changes in `given` were already applied to `audio`.
 
-    A voice is looked up when an update names it, and later changes to the uploaded voice have no effect. Raises
-    RemoteProtocolError.
+    A voice is looked up when an update names it. Later changes to the uploaded voice have no effect. Raises
+    RemoteProtocolError if the voice is not available.
     """
     if audio.enrolled_voice is UNSET:
         return ()
@@ -342,9 +342,10 @@ def enrolled_voices(
 
 
 def named_voices(data: str | bytes | msgspec.Raw) -> list[str]:
-    """Return the voices that a message enrols, so that they can be looked up before the message is read.
+    """Return the names of enrolled voices in a message, so that they can be looked up before the message is read.
 
-    These are the texts under the name `enrolled_voice`, at most MAX_NAMED. Other messages are not decoded.
+    These are the strings in fields called `enrolled_voice`, at most MAX_NAMED. Messages without this word are not
+    decoded.
     """
     text: str | bytes = bytes(data) if isinstance(data, msgspec.Raw) else data
     if _FIELD not in text if isinstance(text, str) else _FIELD.encode() not in text:
@@ -368,7 +369,7 @@ def named_voices(data: str | bytes | msgspec.Raw) -> list[str]:
 def check_noise_reduction(
     given: NoiseReduction | None, before: NoiseReduction | None, param: str
 ) -> NoiseReduction | None:
-    """Check noise reduction, which is accepted and shown without effect. None turns it off."""
+    """Check noise reduction. It is accepted and shown, but has no effect. None turns it off."""
     if given is None:
         return None
     if given.type is not UNSET and given.type not in ("near_field", "far_field"):
@@ -379,11 +380,11 @@ def check_noise_reduction(
 def check_turn_detection(
     given: TurnDetectionFields | None, before: TurnDetection | None, param: str, *, responds: bool = True
 ) -> TurnDetection | None:
-    """Check turn detection: `server_vad`, `semantic_vad`, or None for turns that the client commits.
+    """Check turn detection: `server_vad`, `semantic_vad`, or None if the client ends turns by committing its audio.
 
-    It is merged into the one `before`. The default type is the previous one, or `server_vad`. `responds`: the session
-    is a conversation. A transcription has no responses: `create_response` true is refused, and `interrupt_response` is
-    accepted but not shown.
+    Missing fields are filled in from `before`. If `type` is missing there too, it is `server_vad`. `responds`: the
+    session is a conversation. A transcription has no responses, so `create_response: true` is refused, and
+    `interrupt_response` is accepted but not shown.
     """
     if given is None:
         return None
@@ -438,10 +439,10 @@ def _unsupported(value: object, supported: tuple[str, ...], param: str) -> Remot
 def apply_input(
     audio: AudioInput, given: InputFields, context: Context, where: str, *, responds: bool = True
 ) -> AudioInput:
-    """Return the input of a session with the changes that were `given`. `where`: the prefix of their paths.
+    """Return a session's input after applying the changes in `given`. `where`: the prefix of their paths.
 
-    `responds`: the session is a conversation. A transcription has no primary speaker, and always has a model that
-    transcribes. Raises RemoteProtocolError.
+    `responds`: the session is a conversation. A transcription has no primary speaker, and cannot turn transcripts off.
+    Raises RemoteProtocolError for an invalid field.
     """
     if not responds:
         refuse_primary_speaker(given)
@@ -451,7 +452,7 @@ def apply_input(
     if given.transcription is not UNSET:
         asked, before, param = given.transcription, audio.transcription, f"{where}transcription"
         if responds:
-            # Null turns the user's transcripts off.
+            # Null turns off the user's transcripts.
             changed.transcription = _merged_transcription(asked, before, context, param) if asked else None
         else:
             changed.transcription = _loaded_transcription(asked, before or Transcription(), context, param)
@@ -473,7 +474,7 @@ def apply_input(
 def _loaded_transcription(
     given: TranscriptionFields | None, before: Transcription, context: Context, param: str
 ) -> Transcription:
-    """Check `transcription` of a transcription session; null changes nothing. A hosted model's name is logged."""
+    """Check the `transcription` of a transcription session. Null changes nothing. Logs the name of a hosted model."""
     changed = _merged_transcription(given or TranscriptionFields(), before, context, param)
     changed.model = model = changed.model or context.models.loaded[0]
     if context.models.lenient(model) is None:
@@ -486,7 +487,7 @@ def _loaded_transcription(
 def _merged_transcription(
     given: TranscriptionFields, before: Transcription | None, context: Context, param: str
 ) -> Transcription:
-    """Merge `transcription` into the one `before`, without checking the model's name. Raises RemoteProtocolError."""
+    """Merge `transcription` into `before`, without checking the model's name. Raises RemoteProtocolError."""
     kept, found, terms = before or Transcription(), merged(given, before), given.terms(param)
     context.check_language(found.language or None, f"{param}.language")
     languages = kept.languages

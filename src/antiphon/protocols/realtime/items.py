@@ -1,7 +1,7 @@
 """Items, responses and tools of OpenAI's Realtime API, read from a client's JSON.
 
-docs/wire/openai-realtime.md describes them. Reading raises RemoteProtocolError with the path of the field at fault,
-which begins with `where` or `param`.
+docs/wire/openai-realtime.md describes them. The functions raise RemoteProtocolError with the path of the field at
+fault. That path begins with `where` or `param`.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from antiphon.events.tools import JsonSchema, Tool
 from antiphon.protocols.fields import Text, any_value, check_length, decode, decode_named, number
 from antiphon.protocols.wire import NewId
 
-# Raises RemoteProtocolError for tools that no model can be held to. The second argument is the path of their list.
+# Raises RemoteProtocolError if a model's output cannot be constrained to the tools. The second argument is the path of
+# the list of tools.
 CheckTools = Callable[[Sequence[Tool], str], None]
 NULL = msgspec.Raw(b"null")
 ROLES = ("system", "user", "assistant")
 
 
 def take_tools(tools: Sequence[Tool], param: str) -> None:
-    """Accept any tools: a CheckTools for models that are not held to schemas, and for tools checked before."""
+    """Accept any tools: a CheckTools for models without constrained output, and for tools that were already checked."""
 
 
 class VoiceId(msgspec.Struct, omit_defaults=True):
-    """A voice that is named by an object."""
+    """A voice that the client names with an object instead of a string."""
 
     id: Text | None = None
 
 
 class NamedTool(msgspec.Struct, kw_only=True):
-    """A `tool_choice` of one function. `type` is shown as it was sent."""
+    """A `tool_choice` that names one function. `type` is shown as it was sent."""
 
     type: Text | msgspec.UnsetType = msgspec.UNSET
     name: Text | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ToolKind(msgspec.Struct):
-    """The type of a tool, which decides how the rest of it is read."""
+    """The type of a tool. It decides how the other fields are read."""
 
     type: Text = "function"
 
 
 class ToolFields(msgspec.Struct):
-    """A function as a client sends it. `parameters` is the JSON schema of its arguments, which `CheckTools` checks."""
+    """A function as a client sends it. `parameters` is the JSON schema of its arguments. `CheckTools` checks it."""
 
     name: Text
     description: Text | None = None
@@ -86,76 +87,76 @@ ItemFields = MessageFields | FunctionCallFields | FunctionCallOutputFields
 
 
 class ItemReference(msgspec.Struct, tag_field="type", tag="item_reference"):
-    """An item of the history that belongs to the input of a response."""
+    """A reference to an item of the history, in the input of a response."""
 
     id: Text
 
 
 class PartKind(msgspec.Struct):
-    """The type of a content part, which decides how the rest of it is read."""
+    """The type of a content part. It decides how the other fields are read."""
 
     type: Text
 
 
 class TextPart(msgspec.Struct):
-    """A content part of the type `input_text` or `output_text`."""
+    """A content part with text: `input_text` or `output_text`."""
 
     text: Text
 
 
 class InputAudioPart(msgspec.Struct):
-    """A content part of the user's audio. `audio` is base64 in the session's format."""
+    """A content part with the user's audio. `audio` is base64 in the session's format."""
 
     transcript: Text | None = None
     audio: str | None = None
 
 
 class OutputAudioPart(msgspec.Struct):
-    """A content part that the assistant spoke."""
+    """A content part with speech of the assistant."""
 
     transcript: Text | None = None
 
 
 class InputImagePart(msgspec.Struct):
-    """An image as a content part. `image_url` is a `data:` URI. `detail` has no effect: images are seen in full."""
+    """A content part with an image. `image_url` is a `data:` URI. `detail` has no effect."""
 
     image_url: str
     detail: Text | None = None
 
 
 class ResponseOutputFields(msgspec.Struct):
-    """`response.audio.output`. `format` may only be the session's."""
+    """`response.audio.output`. `format` has to be the same as the session's."""
 
     format: msgspec.Raw | None = None
     voice: VoiceId | str | None = None
 
 
 class ResponseAudioFields(msgspec.Struct):
-    """`response.audio`, which has only an output."""
+    """`response.audio`. It has no fields except `output`."""
 
     output: ResponseOutputFields | None = None
 
 
 class ResponseFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The `response` of a `response.create`, in GA and beta names."""
+    """The `response` of a `response.create`, with GA or beta names."""
 
     # Instructions for this response, instead of the session's.
     instructions: Text | None = None
-    # Whether the response is spoken; the session's if missing.
+    # `["audio"]` or `["text"]`; if missing, the session's modalities apply.
     output_modalities: list[object] | None = None
-    # The beta's name of `output_modalities`.
+    # Beta name of `output_modalities`.
     modalities: list[object] | None = None
-    # Voice and format.
+    # Voice and format of the response's audio.
     audio: ResponseAudioFields | None = None
-    # The beta's name of `audio.output.voice`.
+    # Beta name of `audio.output.voice`.
     voice: VoiceId | Text | None = None
     # Functions that the model may call, instead of the session's.
     tools: list[msgspec.Raw] | None = None
     # Which function the model may or must call, instead of the session's choice.
     tool_choice: Text | NamedTool | None = None
-    # Largest number of tokens, or "inf".
+    # Maximum number of tokens, or "inf".
     max_output_tokens: int | Text | None = None
-    # The beta's name of `max_output_tokens`.
+    # Beta name of `max_output_tokens`.
     max_response_output_tokens: int | Text | None = None
     # The client's own data, repeated in the response's events.
     metadata: Metadata | None = None
@@ -163,30 +164,30 @@ class ResponseFields(msgspec.Struct, forbid_unknown_fields=True):
     conversation: Text | None = None
     # Items to respond to, instead of the conversation.
     input: list[msgspec.Raw] | None = None
-    # Accepted, without effect.
+    # Accepted, but has no effect.
     output_audio_format: object = None
-    # Accepted, without effect.
+    # Accepted, but has no effect.
     temperature: object = None
-    # Whether the response may contain several calls.
+    # Whether the response may contain several function calls.
     parallel_tool_calls: bool | None = None
     # Refused unless null or empty.
     prompt: msgspec.Raw = NULL
     # Refused unless null or empty.
     reasoning: msgspec.Raw = NULL
-    # Accepted, without effect.
+    # Accepted, but has no effect.
     commit: object = None
-    # Accepted, without effect.
+    # Accepted, but has no effect.
     cancel_previous: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class ItemContext:
-    """The session's functions and values that are needed to read items and responses.
+    """The parts of a session that are needed to read items and responses.
 
-    `decode`: decodes base64 audio in the session's format to float32 [num_samples] at 16 kHz; the second argument is
-    the path of its field. Raises RemoteProtocolError. `voice_of`: returns the loaded voice of a name; None for the
-    default. `output_format`: returns the format of the session's audio, as it is shown. `check_tools`: see the
-    connection's Context.
+    `decode`: decodes base64 audio in the session's format to float32 [num_samples] at 16 kHz. Its second argument is
+    the path of the field. It raises RemoteProtocolError. `voice_of`: returns the loaded voice with a name; None for the
+    default. `output_format`: returns the format of the session's audio, as the client sees it. `check_tools`: see
+    `Context` of the connection.
     """
 
     new_id: NewId
@@ -197,9 +198,9 @@ class ItemContext:
 
 
 def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
-    """Read an item: a message, a function call or a call's result. Makes an id for an item without one.
+    """Read an item: a message, a function call or a function call's result. If it has no id, make one.
 
-    Audio is decoded. Images stay `data:` URIs; only their beginning is checked here.
+    Audio is decoded. Images stay `data:` URIs, of which only the beginning is checked.
     """
     try:
         fields: ItemFields = decode_named(raw, ItemFields, where)
@@ -263,7 +264,7 @@ def _part_from(raw: msgspec.Raw, role: str, where: str, context: ItemContext) ->
 def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) -> CreateResponse:
     """Read the `response` of a `response.create`, which may be null.
 
-    Missing fields are None, which stands for the session's value. Fields without effect are accepted.
+    Missing fields become None: the session's value then applies. Fields without effect are accepted.
     """
     fields = ResponseFields() if bytes(raw) == b"null" else decode(raw, ResponseFields, "response")
     check_nothing_asked(fields.prompt, "response.prompt")
@@ -297,7 +298,7 @@ def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) 
 
 
 def check_nothing_asked(given: msgspec.Raw, param: str, *defaults: object) -> None:
-    """Raise RemoteProtocolError for an unsupported field, unless it is null, `{}` or one of `defaults`."""
+    """Raise RemoteProtocolError for a field that is not supported, unless its value is null, `{}` or in `defaults`."""
     if any_value(given, param) not in (None, {}, *defaults):
         raise RemoteProtocolError("unsupported_parameter", f"'{param}' is not supported.", param)
 
@@ -327,7 +328,7 @@ def _input_item(raw: msgspec.Raw, where: str, context: ItemContext) -> Item | st
 def tools_from(
     given: Sequence[msgspec.Raw] | None, param: str = "session.tools", check: CheckTools = take_tools
 ) -> tuple[Tool, ...]:
-    """Read a list of function tools; None is an empty list. Together, their JSON is limited to MAX_TEXT characters."""
+    """Read a list of function tools; None counts as an empty list. Their JSON may have MAX_TEXT characters in total."""
     check_length(sum(len(bytes(raw)) for raw in given or ()), param)
     tools = []
     for i, raw in enumerate(given or ()):
@@ -342,13 +343,13 @@ def tools_from(
 
 
 def _check_name(name: str, param: str) -> None:
-    """Raise RemoteProtocolError for a function with an empty name."""
+    """Raise RemoteProtocolError if a function's name is empty."""
     if not name.strip():
         raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': a function needs a name.", param)
 
 
 def tool_choice_from(given: str | NamedTool | None, param: str = "session.tool_choice") -> str:
-    """Read a `tool_choice`: `auto` (also for None), `none`, `required`, or the name of a function."""
+    """Read a `tool_choice`. Returns `auto` (also for None), `none`, `required` or the name of a function."""
     if given is None:
         return "auto"
     if isinstance(given, NamedTool):
@@ -367,14 +368,14 @@ def tool_choice_from(given: str | NamedTool | None, param: str = "session.tool_c
     return given
 
 
-# Limit of the images in one append.
+# Maximum number of images in one append.
 MAX_VIDEO_FRAMES = 2
 
 
 def video_frames(value: object) -> tuple[bytes, ...]:
-    """Decode the images of `video_frames` from base64 or `data:` URIs, at most MAX_VIDEO_FRAMES. They stay compressed.
+    """Decode at most MAX_VIDEO_FRAMES images from base64 or `data:` URIs. The images stay compressed.
 
-    Raises RemoteProtocolError (`invalid_video_frames`) for more images, and for data that is neither JPEG nor PNG.
+    Raises RemoteProtocolError (`invalid_video_frames`) if there are more, or if the data is neither JPEG nor PNG.
     """
     if not isinstance(value, list) or len(value) > MAX_VIDEO_FRAMES:
         raise RemoteProtocolError(

@@ -1,6 +1,6 @@
 """The messages that clients of a realtime session send, as described in docs/wire/openai-realtime.md.
 
-Each class stands for one `type`. A dialect puts its messages into a union, and decodes each frame into the union once.
+Each class is the message with one `type`. A dialect has a union of its messages, into which it decodes each frame.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from antiphon.protocols.fields import Reader, Text, check_names, decode
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.wire import SMALL_JSON
 
-# The `event_id` of a message that is too large or complex is searched within this distance of its ends, in characters.
+# In a message that is too large or complex, `event_id` is searched for in the first and last MAX_HEAD characters.
 MAX_HEAD = 512
 _EVENT_ID = re.compile(r'"event_id"\s*:\s*"([^"\\]*)"')
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ClientMessage(msgspec.Struct, tag_field="type", kw_only=True):
-    """The base of all messages. `event_id` may have any type; only text is repeated in errors."""
+    """The base of all messages. `event_id` may have any type, but errors only quote a string."""
 
     event_id: object = None
 
     @property
     def own_id(self) -> str | None:
-        """The client's id of this message; None if it has none."""
+        """The id that the client gave to this message, or None."""
         return self.event_id if isinstance(self.event_id, str) else None
 
 
 class SessionUpdate(ClientMessage, tag="session.update", kw_only=True):
-    """Changes the session. `session` holds the fields to change, under a dialect's own names."""
+    """Changes the session. `session` has the fields to change. Their names depend on the dialect."""
 
     session: msgspec.Raw
 
@@ -50,13 +50,13 @@ class InputAudioBufferCommit(ClientMessage, tag="input_audio_buffer.commit"):
 
 
 class InputAudioBufferClear(ClientMessage, tag="input_audio_buffer.clear"):
-    """Drops the audio since the last commit."""
+    """Discards the audio that was appended since the last commit."""
 
 
 class ConversationItemCreate(ClientMessage, tag="conversation.item.create", kw_only=True):
-    """Adds an item. `item`: read by `items.item_from`.
+    """Adds an item. `items.item_from` reads `item`.
 
-    `previous_item_id`: the item before it; `root` for the front, None for the end.
+    `previous_item_id`: the item after which to insert it; `root` for the front, None for the end.
     """
 
     item: msgspec.Raw
@@ -64,13 +64,13 @@ class ConversationItemCreate(ClientMessage, tag="conversation.item.create", kw_o
 
 
 class ConversationItemRetrieve(ClientMessage, tag="conversation.item.retrieve", kw_only=True):
-    """Asks for the current state of an item."""
+    """Requests the current state of an item."""
 
     item_id: Text
 
 
 class ConversationItemTruncate(ClientMessage, tag="conversation.item.truncate", kw_only=True):
-    """Cuts an item to what was heard: the first `audio_end_ms` milliseconds of its audio."""
+    """Truncates an item to the part that was heard: the first `audio_end_ms` milliseconds of its audio."""
 
     item_id: Text
     content_index: int
@@ -84,23 +84,23 @@ class ConversationItemDelete(ClientMessage, tag="conversation.item.delete", kw_o
 
 
 class ResponseCreate(ClientMessage, tag="response.create", kw_only=True):
-    """Asks for a response. `response`: read by `items.response_from`; if missing or null, the session's values hold."""
+    """Requests a response. `items.response_from` reads `response`. Without it, the session's values apply."""
 
     response: msgspec.Raw = NULL
 
 
 class ResponseCancel(ClientMessage, tag="response.cancel", kw_only=True):
-    """Cancels a response. Without an id, this is the conversation's response in progress."""
+    """Cancels the response with this id, or by default the conversation's response in progress."""
 
     response_id: Text | None = None
 
 
 class OutputAudioBufferClear(ClientMessage, tag="output_audio_buffer.clear"):
-    """Silences the audio that the server itself plays."""
+    """Stops the audio that the server itself plays."""
 
 
 ItemMessage = ConversationItemCreate | ConversationItemRetrieve | ConversationItemTruncate | ConversationItemDelete
-# The messages that are the same in every conversation. `commands.command_of` reads them.
+# The messages that are the same in all dialects with conversations. `commands.command_of` converts them.
 ConversationMessage = ItemMessage | ResponseCreate | ResponseCancel | OutputAudioBufferClear
 
 
@@ -112,8 +112,8 @@ class _Envelope(msgspec.Struct):
 def read_message(data: str | bytes, reader: Reader[T], supported: Sequence[str]) -> T:
     """Decode a frame into a member of the union that `reader` reads.
 
-    Raises RemoteProtocolError as `decode` does, and for any unknown field of the message. For an unknown `type`, the
-    error lists the `supported` ones. For a frame that is not a JSON object, its code is `invalid_event`.
+    Raises the same errors as `decode`, and RemoteProtocolError for an unknown field. If the `type` is unknown, the
+    error lists the `supported` types. If the frame is not a JSON object, the code is `invalid_event`.
     """
     try:
         message = reader.read(data)
@@ -132,16 +132,16 @@ def read_message(data: str | bytes, reader: Reader[T], supported: Sequence[str])
 
 
 def event_id_in(data: str | bytes) -> str | None:
-    """Return the client's id of a message that could not be read; None if it has none."""
+    """Return the `event_id` of a message that could not be read, or None."""
     found = _envelope(data).event_id
     if found is None and len(data) > SMALL_JSON:
-        # It may be too complex to be decoded as a whole.
+        # The message may be too complex to decode as a whole.
         return event_id_at_ends(data)
     return found if isinstance(found, str) else None
 
 
 def event_id_at_ends(data: str | bytes) -> str | None:
-    """Return the client's id of a message that is not read, if it is near the beginning or the end, as usual."""
+    """Return the `event_id` of an undecoded message if it is near the message's beginning or end, else None."""
     for end in (data[:MAX_HEAD], data[-MAX_HEAD:]):
         if named := _EVENT_ID.search(end if isinstance(end, str) else end.decode(errors="replace")):
             return named[1]
@@ -149,7 +149,7 @@ def event_id_at_ends(data: str | bytes) -> str | None:
 
 
 def type_in(data: str | bytes) -> object:
-    """Return the `type` of a message that could not be read, of any JSON type; None if it has none."""
+    """Return the `type` of a message that could not be read: any JSON value, or None if it is missing."""
     return _envelope(data).type
 
 

@@ -1,6 +1,6 @@
-"""The fields of a conversation's session: read from a `session.update` in GA or beta names, checked, and shown.
+"""Reads, checks and shows the fields of a conversation's session, with GA (general availability) or beta names.
 
-docs/wire/openai-realtime.md describes them under "The session". `input_fields.py` checks the fields of the input.
+docs/wire/openai-realtime.md describes the fields under "The session". `input_fields.py` checks the input fields.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from antiphon.protocols.realtime.input_fields import (
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
 from antiphon.protocols.realtime.transcript_events import check_include
 
-# A value that has no effect here. It is shown as it was sent.
+# A value that has no effect in this server. The session shows it as the client sent it.
 Echoed = msgspec.Raw | UnsetType
 _NULL = msgspec.Raw(b"null")
 
 
 class Truncation(msgspec.Struct, forbid_unknown_fields=True):
-    """The object form of `truncation`, for a history that exceeds the context. `token_limits` is not supported."""
+    """The object form of `truncation`. `token_limits` is not supported."""
 
     type: str | UnsetType = UNSET
     retention_ratio: float | UnsetType = UNSET
@@ -49,9 +49,9 @@ class Truncation(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The changes to `session.audio.output` as a client sends them. Null changes nothing.
+    """Changes to `session.audio.output`, as a client sends them. Null changes nothing.
 
-    `ducking` is an extension: the client wants events that say when to pause its playback.
+    `ducking` is an extension. It requests events that say when to pause playback.
     """
 
     format: FormatFields | Text | None = None
@@ -68,67 +68,67 @@ class AudioFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OwnFields(msgspec.Struct):
-    """The session's fields outside of its audio input and output, as a client sends them."""
+    """The session's fields other than audio input and output, as a client sends them."""
 
     output_modalities: list[Text] | Text | UnsetType | None = UNSET  # `["audio"]` or `["text"]`.
     instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
     tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
     tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
-    max_output_tokens: int | Text | UnsetType | None = UNSET  # Largest number of tokens of a response, or "inf".
-    truncation: Text | Truncation | UnsetType | None = UNSET  # Policy for a history that exceeds the context.
-    tracing: Echoed = UNSET  # Only null and `auto` are accepted; there are no traces.
-    prompt: Echoed = UNSET  # Only null is accepted; prompts are not stored here.
-    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts, of INCLUDABLE.
+    max_output_tokens: int | Text | UnsetType | None = UNSET  # Maximum number of tokens in a response, or "inf".
+    truncation: Text | Truncation | UnsetType | None = UNSET  # How to shorten a history that exceeds the context.
+    tracing: Echoed = UNSET  # Only null and `auto` are accepted, because the server makes no traces.
+    prompt: Echoed = UNSET  # Only null is accepted, because the server stores no prompts.
+    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts: values of INCLUDABLE.
     reasoning: Echoed = UNSET  # Only null is accepted.
-    parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls; null for true.
+    parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls; null: yes.
 
 
 class GaFields(OwnFields, forbid_unknown_fields=True):
-    """A `session` in the GA names. Fields that identify the session cannot be changed."""
+    """A `session` with GA names. Fields that identify the session cannot be changed."""
 
-    type: Text = "realtime"  # Has to be `realtime`.
-    object: Echoed = UNSET  # Accepted, without effect.
-    id: Echoed = UNSET  # Accepted, without effect.
-    model: Echoed = UNSET  # Accepted, without effect.
-    expires_at: Echoed = UNSET  # Accepted, without effect.
+    type: Text = "realtime"  # Must be `realtime`.
+    object: Echoed = UNSET  # Accepted, but has no effect.
+    id: Echoed = UNSET  # Accepted, but has no effect.
+    model: Echoed = UNSET  # Accepted, but has no effect.
+    expires_at: Echoed = UNSET  # Accepted, but has no effect.
     audio: AudioFields | None = None  # Input and output fields.
-    # Events beyond the GA that clients of Hugging Face's speech-to-speech understand; none are sent here.
+    # Additional events that clients of Hugging Face's speech-to-speech can read. This server sends none of them.
     extensions: list[Text] | None = None
 
     @property
     def is_speech_to_speech(self) -> bool:
-        """Whether the client is one of speech-to-speech: by default it gets 16 kHz and transcripts."""
+        """Whether the client is one of speech-to-speech. Such a client gets 16 kHz and transcripts by default."""
         return any(name.startswith("speech_to_speech.") for name in self.extensions or ())
 
 
 class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A `session` in the beta's names. `temperature` and the fields that cannot be changed have no effect."""
+    """A `session` with beta names. `temperature` and fields that cannot be changed have no effect."""
 
     modalities: list[Text] | Text | UnsetType | None = UNSET  # `["text"]` or `["audio", "text"]`.
     instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
     tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
     tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
-    # Largest number of tokens of a response, or "inf".
+    # Maximum number of tokens in a response, or "inf".
     max_response_output_tokens: int | Text | UnsetType | None = UNSET
     input_audio_format: FormatFields | Text | UnsetType = UNSET  # Format of the client's audio.
     # Transcripts of the user's turns; null turns them off.
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
-    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
-    # Turn detection; null leaves the turns to the client.
+    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown to the client; has no effect.
+    # Turn detection; if null, the client ends turns by committing its audio.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
     voice: VoiceId | Text | None = None  # Voice of the responses.
     output_audio_format: FormatFields | Text | None = None  # Format of the server's audio.
-    speed: float | None = None  # Speed of speech; 1 is the voice's own.
-    temperature: Echoed = UNSET  # Accepted, without effect.
-    model: Echoed = UNSET  # Accepted, without effect.
-    type: Echoed = UNSET  # Accepted, without effect.
+    speed: float | None = None  # Speaking rate; 1 is the voice's normal speed.
+    temperature: Echoed = UNSET  # Accepted, but has no effect.
+    model: Echoed = UNSET  # Accepted, but has no effect.
+    type: Echoed = UNSET  # Accepted, but has no effect.
     tracing: Echoed = UNSET  # Only null and `auto` are accepted.
-    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts, of INCLUDABLE.
-    client_secret: Echoed = UNSET  # Accepted, without effect.
+    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts: values of INCLUDABLE.
+    client_secret: Echoed = UNSET  # Accepted, but has no effect.
 
 
-# The beta's names of fields, each with its GA name. An update with one of the first group is the beta's, unless it also
-# has a name that only the GA has.
+# For each beta name of a field: its GA name. If an update has a name of the first group, it uses beta names, unless it
+# also has a name that exists only in GA.
 _GA_NAMES = {
     "modalities": "output_modalities",
     "voice": "audio.output.voice",
@@ -139,12 +139,12 @@ _GA_NAMES = {
     "turn_detection": "audio.input.turn_detection",
 }
 _MORE_GA_NAMES = {"speed": "audio.output.speed", "max_response_output_tokens": "max_output_tokens"}
-# The names that only the GA has, each with its beta name.
+# For each name that exists only in GA: its beta name.
 _BETA_NAMES = {"output_modalities": "modalities", "max_output_tokens": "max_response_output_tokens", "audio": "voice"}
 
 
 class SessionChanges(msgspec.Struct):
-    """The changes of an update, under their GA names: the session's own fields, its input and its output."""
+    """The changes in an update, under GA names: the session's own fields, its input and its output."""
 
     own: OwnFields
     input: InputFields
@@ -152,7 +152,7 @@ class SessionChanges(msgspec.Struct):
 
 
 class SessionOutput(msgspec.Struct):
-    """`session.audio.output` as it is shown. `speed` 1.0 is the voice's own. `ducking` is shown if set."""
+    """`session.audio.output` as the client sees it. `speed` 1.0 is the normal speed. `ducking` is shown if set."""
 
     format: AudioFormat = PCM_24K
     voice: VoiceId | str = ""
@@ -166,7 +166,7 @@ class SessionOutput(msgspec.Struct):
 
 
 class SessionFields(msgspec.Struct):
-    """The session's fields without its input, as the client is shown them under the GA names.
+    """The session's fields except its input, as the client sees them with GA names.
 
     They are stored with a conversation under these names.
     """
@@ -175,23 +175,23 @@ class SessionFields(msgspec.Struct):
     instructions: str = ""  # Instructions for the language model.
     tools: list[msgspec.Raw] = []  # Functions that the model may call, as the client sent them.
     tool_choice: str | NamedTool = "auto"  # Which function the model may or must call.
-    max_output_tokens: int | Literal["inf"] = "inf"  # Largest number of tokens of a response.
-    truncation: str | Truncation = "auto"  # Policy for a history that exceeds the context.
-    tracing: msgspec.Raw = _NULL  # Always null: there are no traces.
-    prompt: msgspec.Raw = _NULL  # Always null: prompts are not stored here.
-    include: list[str] | None = None  # Additional facts about transcripts, of INCLUDABLE.
+    max_output_tokens: int | Literal["inf"] = "inf"  # Maximum number of tokens in a response.
+    truncation: str | Truncation = "auto"  # How to shorten a history that exceeds the context.
+    tracing: msgspec.Raw = _NULL  # Always null, because the server makes no traces.
+    prompt: msgspec.Raw = _NULL  # Always null, because the server stores no prompts.
+    include: list[str] | None = None  # Additional facts about transcripts: values of INCLUDABLE.
     parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls.
     # Format, voice and speed of the responses' audio.
     output: SessionOutput = msgspec.field(default_factory=SessionOutput)
 
     @property
     def speaks(self) -> bool:
-        """Whether responses are spoken. Otherwise they are text."""
+        """Whether responses are spoken. If not, they are text."""
         return self.output_modalities == ["audio"]
 
     @property
     def included(self) -> tuple[str, ...]:
-        """The additional facts that the client requests about the user's transcripts."""
+        """The additional facts about the user's transcripts that the client has requested."""
         return tuple(self.include or ())
 
 
@@ -207,7 +207,7 @@ class _Audio(msgspec.Struct):
 
 
 class GaSession(_Head, kw_only=True):
-    """A session as it is shown under the GA names."""
+    """A session as the client sees it with GA names."""
 
     type: str = "realtime"  # Type of the session.
     model: str  # The model's name as the client spells it.
@@ -215,8 +215,8 @@ class GaSession(_Head, kw_only=True):
     instructions: str  # Instructions for the language model.
     tools: list[msgspec.Raw]  # Functions that the model may call.
     tool_choice: str | NamedTool  # Which function the model may or must call.
-    max_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
-    truncation: str | Truncation  # Policy for a history that exceeds the context.
+    max_output_tokens: int | str  # Maximum number of tokens in a response, or "inf".
+    truncation: str | Truncation  # How to shorten a history that exceeds the context.
     tracing: Echoed  # Always null.
     prompt: Echoed  # Always null.
     include: list[str] | None  # Additional facts about transcripts.
@@ -225,46 +225,45 @@ class GaSession(_Head, kw_only=True):
 
 
 class BetaSession(_Head, kw_only=True):
-    """A session as it is shown under the beta's names."""
+    """A session as the client sees it with beta names."""
 
     model: str  # The model's name as the client spells it.
     modalities: list[str]  # `["text"]` or `["audio", "text"]`.
     instructions: str  # Instructions for the language model.
     voice: VoiceId | str  # Voice of the responses.
-    input_audio_format: str  # The beta's name of the format of the client's audio.
-    output_audio_format: str  # The beta's name of the format of the server's audio.
+    input_audio_format: str  # Format of the client's audio, as a beta name.
+    output_audio_format: str  # Format of the server's audio, as a beta name.
     input_audio_transcription: object  # Transcripts of the user's turns; null if they are off.
-    input_audio_noise_reduction: NoiseReduction | None  # Without effect.
-    turn_detection: object  # Turn detection; null if the client commits its turns.
+    input_audio_noise_reduction: NoiseReduction | None  # Has no effect.
+    turn_detection: object  # Turn detection; null if the client ends its turns.
     tools: list[msgspec.Raw]  # Functions that the model may call.
     tool_choice: str | NamedTool  # Which function the model may or must call.
     temperature: float = 0.8  # The hosted service's default, without effect.
-    max_response_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
+    max_response_output_tokens: int | str  # Maximum number of tokens in a response, or "inf".
 
 
 def uses_beta_names(session: msgspec.Raw) -> bool:
-    """Whether an update has a field that only the beta has, and none that only the GA has."""
+    """Whether an update has a field that exists only in the beta API, and none that exists only in GA."""
     names = decode(session, dict[str, msgspec.Raw], "session").keys()
     return bool(names & _GA_NAMES.keys()) and not uses_ga_names(session)
 
 
 def uses_ga_names(session: msgspec.Raw) -> bool:
-    """Whether an update has a field that only the GA has. `type` is one: no client of the beta sends it."""
+    """Whether an update has a field that exists only in GA. This includes `type`, which no beta client sends."""
     return bool(decode(session, dict[str, msgspec.Raw], "session").keys() & {"type", *_BETA_NAMES})
 
 
 def _refuse_names(session: msgspec.Raw, others: Mapping[str, str]) -> None:
-    """Raise RemoteProtocolError for a field under one of these names, and suggest its other name."""
+    """Raise RemoteProtocolError for a field with one of these names. The error suggests its other name."""
     for name in decode(session, dict[str, msgspec.Raw], "session"):
         if name in others:
             raise unknown_parameter(f"session.{name}", others[name])
 
 
 def read_ga_update(session: msgspec.Raw) -> SessionChanges:
-    """Read an update in the GA names. Checks types, but not values.
+    """Read an update with GA names. Checks types, but not values.
 
-    Raises RemoteProtocolError for an unknown field, which includes the beta's names, and for a `type` other than
-    `realtime`.
+    Raises RemoteProtocolError for an unknown field, including beta names, and for a `type` other than `realtime`.
     """
     _refuse_names(session, _GA_NAMES | _MORE_GA_NAMES)
     given = decode(session, GaFields, "session")
@@ -284,9 +283,9 @@ def read_ga_update(session: msgspec.Raw) -> SessionChanges:
 
 
 def read_beta_update(session: msgspec.Raw) -> SessionChanges:
-    """Read an update in the beta's names, with its modalities in their GA form. Checks types, but not values.
+    """Read an update with beta names, and convert its modalities into their GA form. Checks types, but not values.
 
-    Raises RemoteProtocolError for an unknown field, which includes the GA's names.
+    Raises RemoteProtocolError for an unknown field, including GA names.
     """
     _refuse_names(session, _BETA_NAMES)
     given = decode(session, BetaFields, "session")
@@ -310,16 +309,16 @@ def read_beta_update(session: msgspec.Raw) -> SessionChanges:
 
 
 def modalities_of_beta(given: Sequence[object] | UnsetType | None) -> list[str] | UnsetType:
-    """Return `["audio"]` if the modalities include audio, else `["text"]`. The beta's `["audio", "text"]` is spoken."""
+    """Return `["audio"]` if the modalities include audio, else `["text"]`. The beta API sends `["audio", "text"]`."""
     if given is UNSET:
         return UNSET
     return ["audio"] if "audio" in (given or ()) else ["text"]
 
 
 def apply_own(fields: SessionFields, given: OwnFields, context: Context) -> SessionFields:
-    """Return the session's own fields with the changes that were `given`; null stands for the default.
+    """Return the session's own fields after applying the changes in `given`. Null selects the default.
 
-    Without a loaded voice, `output_modalities` is always text. Raises RemoteProtocolError.
+    If no voice is loaded, `output_modalities` is always text. Raises RemoteProtocolError for an invalid field.
     """
     changed = msgspec.structs.replace(fields)
     if given.output_modalities is not UNSET:
@@ -351,7 +350,7 @@ def apply_own(fields: SessionFields, given: OwnFields, context: Context) -> Sess
         changed.include = check_include(given.include)
     if given.parallel_tool_calls is not UNSET:
         changed.parallel_tool_calls = given.parallel_tool_calls is not False
-    # Several released clients request traces by default. There are none, and the session shows that.
+    # Accept `auto` for traces, because several released clients send it by default. The session still shows null.
     for name, defaults in (("tracing", ("auto",)), ("prompt", ()), ("reasoning", ())):
         if (value := getattr(given, name)) is not UNSET:
             check_nothing_asked(value, f"session.{name}", *defaults)
@@ -359,9 +358,9 @@ def apply_own(fields: SessionFields, given: OwnFields, context: Context) -> Sess
 
 
 def apply_output(output: SessionOutput, given: OutputFields, context: Context, *, has_spoken: bool) -> SessionOutput:
-    """Return the output with the changes that were `given`. `has_spoken`: audio was sent to the client.
+    """Return the output after applying the changes in `given`. `has_spoken`: audio was sent to the client.
 
-    Raises RemoteProtocolError, also for an unknown voice, and for a change of voice after audio was sent.
+    Raises RemoteProtocolError for an invalid field, an unknown voice, and a change of voice after audio was sent.
     """
     changed = msgspec.structs.replace(output)
     if given.format is not None:
@@ -372,7 +371,7 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
         changed.ducking = given.ducking
     if given.voice is not None and given.voice != output.voice:
         changed.voice = given.voice
-        # Names of voices ignore case.
+        # Voice names are compared without case.
         if has_spoken and (changed.voice_name or "").lower() != (output.voice_name or "").lower():
             raise RemoteProtocolError(
                 "cannot_update_voice",
@@ -386,19 +385,19 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
 def conversation_config(
     fields: SessionFields, audio: AudioInput, voice: str | None, enrolled: tuple[EnrolledVoice, ...] = ()
 ) -> ConversationConfig:
-    """Return the configuration that the session's fields stand for.
+    """Convert the session's fields into the configuration of the conversation.
 
-    `voice`: a loaded voice; None for the default. `enrolled`: the vectors of the user's voice.
+    `voice`: a loaded voice; None for the default voice. `enrolled`: the vectors of the user's enrolled voice.
     """
     vad = audio.turn_detection or TurnDetection()
-    # Additional facts are only needed for transcripts that the client receives.
+    # Request additional facts only if the client receives transcripts.
     heard = audio.config(fields.included if audio.transcription else ())
     idle_ms = vad.idle_timeout_ms
     most = fields.max_output_tokens
     return ConversationConfig(
         replace(
             heard,
-            # With semantic_vad, the first words of an overlap decide whether it is a barge-in.
+            # With semantic_vad, the server needs partials: an overlap's first words decide whether it is a barge-in.
             partials=audio.transcription is not None or bool(heard.vad and heard.vad.eagerness),
             preflight=True,
             primary_speaker=audio.primary_speaker or "off",
@@ -433,7 +432,7 @@ def _max_tokens(given: int | str | None) -> int | Literal["inf"]:
 
 
 def truncation_from(given: str | Truncation | None, param: str = "truncation") -> Literal["auto", "disabled"] | float:
-    """Read a `truncation`: `auto`, `disabled`, or the share of the context that is kept, in [0, 1].
+    """Read a `truncation`: `auto`, `disabled`, or the fraction of the context to keep, in [0, 1].
 
     Raises RemoteProtocolError for any other value.
     """
@@ -458,14 +457,14 @@ def truncation_from(given: str | Truncation | None, param: str = "truncation") -
 
 
 def ga_session(head: tuple[str, int, str], fields: SessionFields, audio: AudioInput) -> GaSession:
-    """Return the session under the GA names. `head`: its id, `expires_at` in Unix seconds, and its model."""
+    """Return the session with GA names. `head`: its id, `expires_at` in Unix seconds, and its model."""
     own = {name: getattr(fields, name) for name in SessionFields.__struct_fields__ if name != "output"}
     session_id, expires_at, model = head
     return GaSession(id=session_id, expires_at=expires_at, model=model, **own, audio=_Audio(audio, fields.output))
 
 
 def beta_session(head: tuple[str, int, str], fields: SessionFields, audio: AudioInput) -> BetaSession:
-    """Return the session under the beta's names. The arguments are those of `ga_session`."""
+    """Return the session with beta names. The arguments are the same as for `ga_session`."""
     session_id, expires_at, model = head
     return BetaSession(
         id=session_id,

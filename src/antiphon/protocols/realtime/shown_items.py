@@ -1,6 +1,6 @@
-"""Items and responses of OpenAI's Realtime API as a client is shown them: docs/wire/openai-realtime.md.
+"""Items and responses in the form that a client sees, as in OpenAI's Realtime API: docs/wire/openai-realtime.md.
 
-These are copies, made when their event is written. They do not change with the item or the response.
+They are copies that are made when an event is written. Later changes of the item or response do not affect them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from antiphon.protocols.realtime.items import VoiceId
 
 
 class ShownPart(msgspec.Struct):
-    """A content part as a client is shown it, with the fields of its type."""
+    """A content part as the client sees it, with the fields of its type."""
 
     type: str
     text: str | UnsetType = UNSET
@@ -25,27 +25,27 @@ class ShownPart(msgspec.Struct):
 
 
 class ShownItem(msgspec.Struct, kw_only=True):
-    """An item as a client is shown it, with the fields of its type."""
+    """An item as the client sees it, with the fields of its type."""
 
     # The item's id.
     id: str
-    # Type of the object in OpenAI's API.
+    # Object type in OpenAI's API.
     object: str = "realtime.item"
     # `in_progress`, `completed` or `incomplete`.
     status: str
     # `message`, `function_call` or `function_call_output`.
     type: str
-    # Of a message: `system`, `user` or `assistant`.
+    # For a message: `system`, `user` or `assistant`.
     role: str | UnsetType = UNSET
-    # Of a message: its content parts.
+    # For a message: its content parts.
     content: list[ShownPart] | UnsetType = UNSET
-    # Of a function call and its result: the call's id.
+    # For a function call or its result: the call's id.
     call_id: str | UnsetType = UNSET
-    # Of a function call: the function's name.
+    # For a function call: the function's name.
     name: str | UnsetType = UNSET
-    # Of a function call: its arguments, as JSON text.
+    # For a function call: its arguments, as JSON text.
     arguments: str | UnsetType = UNSET
-    # Of a function call's result: its text.
+    # For a function call's result: its text.
     output: str | UnsetType = UNSET
 
 
@@ -61,7 +61,7 @@ VENDORS_REASONS = frozenset({"turn_detected", "client_cancelled", "max_output_to
 
 
 class StatusDetails(msgspec.Struct):
-    """Why a response is not complete. `reason` is one of the hosted service's, as some clients check it."""
+    """Why a response is not complete. `reason` has a value that OpenAI uses, because some clients check it."""
 
     type: str
     reason: str | UnsetType = UNSET
@@ -69,7 +69,7 @@ class StatusDetails(msgspec.Struct):
 
 
 class CachedTokens(msgspec.Struct):
-    """The tokens of a prompt that were not computed again. All tokens count as text."""
+    """The number of cached prompt tokens, which were not computed again. All of them count as text."""
 
     text_tokens: int
     audio_tokens: int = 0
@@ -77,7 +77,7 @@ class CachedTokens(msgspec.Struct):
 
 
 class InputTokens(msgspec.Struct):
-    """The tokens of a prompt. All of them count as text."""
+    """The number of tokens in a prompt. All of them count as text."""
 
     text_tokens: int
     audio_tokens: int
@@ -87,14 +87,14 @@ class InputTokens(msgspec.Struct):
 
 
 class OutputTokens(msgspec.Struct):
-    """The tokens of a response. All of them count as text."""
+    """The number of tokens in a response. All of them count as text."""
 
     text_tokens: int
     audio_tokens: int = 0
 
 
 class ShownUsage(msgspec.Struct):
-    """The tokens of a response and of its prompt."""
+    """The numbers of tokens in a response and its prompt."""
 
     total_tokens: int
     input_tokens: int
@@ -104,44 +104,44 @@ class ShownUsage(msgspec.Struct):
 
 
 class ShownOutput(msgspec.Struct):
-    """Format and voice of a response's audio, as the session shows them."""
+    """Format and voice of a response's audio, in the form that the session shows."""
 
     format: AudioFormat
     voice: VoiceId | str
 
 
 class ShownAudio(msgspec.Struct):
-    """`response.audio` as a client is shown it."""
+    """`response.audio` as the client sees it."""
 
     output: ShownOutput
 
 
 class ShownResponse(msgspec.Struct, kw_only=True):
-    """A response as a client is shown it."""
+    """A response as the client sees it."""
 
     # The response's id.
     id: str
-    # Type of the object in OpenAI's API.
+    # Object type in OpenAI's API.
     object: str = "realtime.response"
     # `in_progress`, `completed`, `cancelled`, `incomplete` or `failed`.
     status: str
     # Why the response is not complete; null if it is.
     status_details: StatusDetails | None
-    # The items so far.
+    # The items that exist so far.
     output: list[ShownItem]
-    # `["audio"]` or `["text"]`; only in the GA.
+    # Output modalities with GA names: `["audio"]` or `["text"]`.
     output_modalities: list[str] | UnsetType = UNSET
-    # Largest number of tokens, or "inf".
+    # Maximum number of tokens, or "inf".
     max_output_tokens: int | str
     # The client's own data.
     metadata: Metadata | None
-    # Number of tokens; null while the response is in progress.
+    # Token counts; null while the response is in progress.
     usage: ShownUsage | None
-    # Id of the conversation; missing for a response outside of it.
+    # Id of the conversation; missing for a response outside of the conversation.
     conversation_id: str | UnsetType = UNSET
-    # `["audio", "text"]` or `["text"]`; only in the beta.
+    # Output modalities with beta names: `["audio", "text"]` or `["text"]`.
     modalities: list[str] | UnsetType = UNSET
-    # Format and voice; only in the GA.
+    # Format and voice; only with GA names.
     audio: ShownAudio | UnsetType = UNSET
 
 
@@ -160,9 +160,9 @@ class ContentPlace(OutputPlace):
 
 
 def response_json(response: Response, session_id: str, output: ShownOutput, *, beta: bool) -> ShownResponse:
-    """Return a response as it is now, with the items so far. `output`: format and voice of the response's audio.
+    """Return the current state of a response, with its items so far. `output`: the format and voice of its audio.
 
-    Usage is null while the response is in progress.
+    The usage is null while the response is in progress.
     """
     shown = ShownResponse(
         id=response.id,
@@ -200,7 +200,7 @@ def _usage_json(response: Response) -> ShownUsage:
 
 
 def item_json(item: Item, *, beta: bool) -> ShownItem:
-    """Return an item as it is now, without its audio and without content parts of a response that are still empty."""
+    """Return the current state of an item, without audio. Skips content parts of a response that are still empty."""
     shown = ShownItem(id=item.id, status=item.status, type=item.kind)
     match item.kind:
         case "message":
@@ -237,7 +237,7 @@ def content_place(position: ContentPosition) -> ContentPlace:
 
 
 def part_json(part: ContentPart) -> ShownPart:
-    """Return a content part of a response. Its events call it `audio` or `text`, also in the GA."""
+    """Return a content part of a response. Its type is `audio` or `text`, even with GA names."""
     if part.kind == "output_audio":
         return ShownPart("audio", transcript=part.text)
     return ShownPart("text", part.text)

@@ -1,4 +1,4 @@
-"""Writes the events of the user's turns and their transcripts for a client: docs/wire/openai-transcription.md."""
+"""Writes the events about the user's turns and their transcripts: docs/wire/openai-transcription.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from antiphon.events.words import TokenLogprob, Word
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.wire import NewId
 
-# The values that `include` may have: one of OpenAI's, and two extensions in its style.
+# The allowed values of `include`: one from OpenAI, and two extensions in the same style.
 LOGPROBS = "item.input_audio_transcription.logprobs"
 WORDS = "item.input_audio_transcription.words"
 LANGUAGE = "item.input_audio_transcription.language"
@@ -46,7 +46,7 @@ def check_include(given: Include) -> Include:
 
 
 class ShownWord(TypedDict):
-    """A word as a client is shown it: its text, start and end in seconds, and the model's probability of it."""
+    """A word as the client sees it: its text, its start and end in seconds, and the model's probability of it."""
 
     word: str
     start: float
@@ -66,25 +66,25 @@ class _Included(TypedDict, total=False):
 
 
 class TranscriptEvents:
-    """Writes the events of a transcription. Each turn is an item, whose id is made with the turn's first event.
+    """Writes the events of a transcription. Each turn is an item. The item's id is made for the turn's first event.
 
-    `include`: the values of INCLUDABLE that the client has requested. Others are not written.
+    `include`: the values of INCLUDABLE that the client has requested. Only these facts are written.
     """
 
     def __init__(self, writer: EventWriter, new_id: NewId) -> None:
         self._writer = writer
         self._new_id = new_id
         self.include: Collection[str] = ()
-        # The items of turns that wait for their transcript, by turn.
+        # Item ids of the turns that wait for their transcript, by turn.
         self._items: dict[int, str] = {}
         self._last_item: str | None = None
 
     def name(self, turn: int, item_id: str) -> None:
-        """Set the item of a turn, if a conversation has made its id."""
+        """Set the item id of a turn. For a conversation, which makes the ids itself."""
         self._items[turn] = item_id
 
     def write(self, event: TranscriptionEvent) -> None:
-        """Write the messages of an event. Raises LocalProtocolError for an event that no transcription reports."""
+        """Write the messages for an event. Raises LocalProtocolError if it cannot occur in a transcription."""
         add = self._writer.event
         match event:
             case SpeechStarted(turn, at_ms):
@@ -161,7 +161,7 @@ class TranscriptEvents:
 
 
 def shown_words(words: Iterable[Word]) -> list[ShownWord]:
-    """Return the words as a client is shown them."""
+    """Return the words in the form that the client sees."""
     return [
         {
             "word": w.text,
@@ -174,7 +174,7 @@ def shown_words(words: Iterable[Word]) -> list[ShownWord]:
 
 
 def _shown_logprob(token: TokenLogprob) -> _ShownLogprob:
-    """Return a token in OpenAI's form. A character split between tokens is a replacement character in each of them."""
+    """Return a token in OpenAI's form. If a character is split between tokens, each shows a replacement character."""
     return {
         "token": token.utf8.decode(errors="replace"),
         "logprob": round(token.logprob, 5),

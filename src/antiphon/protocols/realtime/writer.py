@@ -1,4 +1,4 @@
-"""Writes the events of a realtime session as frames, in the GA names or the beta's."""
+"""Writes the events of a realtime session as frames, with GA (general availability) or beta names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.wire import ErrorBody, Frame, NewId
 
-# Events with another name in the beta. Those of _BETA_SILENT have no counterpart in the beta.
+# Events that have another name in the beta API. The events in _BETA_SILENT do not exist there.
 _BETA_EVENTS = {
     "response.output_text.delta": "response.text.delta",
     "response.output_text.done": "response.text.done",
@@ -19,7 +19,7 @@ _BETA_EVENTS = {
     "response.output_audio_transcript.done": "response.audio_transcript.done",
     "conversation.item.added": "conversation.item.created",
 }
-# Paths of a session's fields in an update, each with its path in the beta.
+# For each path of a session's field in an update: its path in the beta API.
 _BETA_PATHS = {
     "session.audio.input.format": "session.input_audio_format",
     "session.audio.input.transcription": "session.input_audio_transcription",
@@ -36,7 +36,7 @@ _BETA_SILENT = frozenset(("conversation.item.done",))
 
 @contextmanager
 def beta_paths(beta: bool) -> Iterator[None]:
-    """If a client uses the beta's names, rewrite the field paths of raised errors to these names."""
+    """If `beta`, convert the field paths in raised errors to beta names."""
     try:
         yield
     except RemoteProtocolError as error:
@@ -49,10 +49,10 @@ def beta_paths(beta: bool) -> Iterator[None]:
 
 
 class EventWriter:
-    """Collects the frames of one connection until they are taken.
+    """Collects the frames of one connection until the caller takes them.
 
-    `codes`: a dialect's own names of error codes. `retryable`: its codes after which the same message may be accepted
-    later. `beta`: whether events get the beta's names; it may be set at any time.
+    `codes`: the dialect's own names for error codes. `retryable`: the dialect's codes for messages that may succeed if
+    they are sent again later. `beta`: whether events get beta names. It may be changed at any time.
     """
 
     def __init__(
@@ -65,28 +65,28 @@ class EventWriter:
         self._frames: list[Frame] = []
 
     def take(self) -> list[Frame]:
-        """Remove and return the frames that were written, oldest first."""
+        """Remove and return the collected frames, oldest first."""
         if not self._frames:
             return []
         taken, self._frames = self._frames, []
         return taken
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Write an event of type `kind` with a new id. The beta renames some events and lacks others."""
+        """Write an event of type `kind` with a new id. With beta names, some events are renamed, some skipped."""
         if self.beta and kind in _BETA_SILENT:
             return
         self._frames.append(Frame({"type": self.name(kind), "event_id": self._new_id("event_")} | fields))
 
     def name(self, kind: str) -> str:
-        """Return the name of an event of type `kind` for this client."""
+        """Return the name under which this client gets events of type `kind`."""
         return _BETA_EVENTS.get(kind, kind) if self.beta else kind
 
     def add(self, frame: Frame) -> None:
-        """Write a message as it is."""
+        """Add a frame without changing it."""
         self._frames.append(frame)
 
     def error(self, error: RemoteProtocolError, event_id: str | None, kind: str = "invalid_request_error") -> None:
-        """Write an error. `event_id`: the client's id of the message at fault, if it had one."""
+        """Write an error. `event_id`: the id that the client gave to the message at fault, if any."""
         code = self._codes.get(error.code, error.code)
         is_retryable = code in self._retryable
         kind = "rate_limit_error" if is_retryable else kind

@@ -1,1 +1,1 @@
-"""Bodies of HTTP requests and answers: chat completions, and transcriptions of files. docs/wire describes both."""
+"""Bodies of HTTP requests and responses, for chat completions and for transcriptions of files (see docs/wire)."""

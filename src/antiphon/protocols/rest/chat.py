@@ -1,6 +1,6 @@
-"""Bodies of POST /v1/chat/completions: the checked request, and its answer, whole or in chunks.
+"""Bodies of POST /v1/chat/completions. Reads and checks requests. Writes completions, whole or as chunks.
 
-The fields are those of OpenAI's API reference, with `top_k`, `min_p` and `repetition_penalty` as in vLLM:
+The fields are those of OpenAI's API reference, plus `top_k`, `min_p` and `repetition_penalty` as in vLLM. See
 docs/wire/chat-completions.md. Fields that are not in `ChatBody` are ignored.
 """
 
@@ -31,7 +31,7 @@ from antiphon.protocols.wire import JSON_ERRORS
 Number = TypeVar("Number", int, float)
 MAX_STOPS = 16
 _CHOICES = ("auto", "none", "required", "any")
-# Limits of `logit_bias`: the number of tokens, which are looked up for each sampled token, and the size of a bias.
+# Limits of `logit_bias`: the number of tokens, because all are applied at each step, and the absolute value of a bias.
 MAX_BIASES, MAX_BIAS = 1024, 100
 ROLES: Mapping[str, MessageRole] = {
     "system": "system",
@@ -43,7 +43,7 @@ ROLES: Mapping[str, MessageRole] = {
 
 
 class _Function(msgspec.Struct):
-    """The function of a call. `arguments` is JSON text; some clients send the object itself."""
+    """The function in a call. `arguments` is JSON text, but some clients send the object itself."""
 
     name: Text
     arguments: Text | JsonSchema | None = None
@@ -84,7 +84,7 @@ class _Named(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """A `tool_choice` that is an object: a function by its name, or one of _CHOICES as its `type`."""
+    """A `tool_choice` that is an object: either the name of a function, or one of _CHOICES as its `type`."""
 
     type: Text = "function"
     function: _Named | None = None
@@ -114,33 +114,33 @@ class ChatBody(msgspec.Struct):
     messages: list[_Message]
     # Whether to answer with server-sent events.
     stream: bool | None = None
-    # Whether the stream ends with the token counts.
+    # Whether the last chunk of the stream has the token counts.
     stream_options: _StreamOptions | None = None
-    # Largest number of tokens to generate; -1 for no limit.
+    # Maximum number of tokens to generate; -1 for no limit.
     max_tokens: int | None = None
-    # Newer name of `max_tokens`, which takes precedence.
+    # Newer name of `max_tokens`. It takes precedence.
     max_completion_tokens: int | None = None
-    # In [0, 2]; 0 takes the likeliest token.
+    # Sampling temperature in [0, 2]; 0 always takes the most likely token.
     temperature: float | None = None
-    # The share of probability that may be sampled, in [0, 1].
+    # Top-p sampling: the total probability of the tokens to sample from, in [0, 1].
     top_p: float | None = None
-    # The number of likeliest tokens that may be sampled; 0 or less for no limit.
+    # Number of most likely tokens to sample from; 0 or less for no limit.
     top_k: int | None = None
-    # Least probability of a token, relative to the likeliest one, in [0, 1].
+    # Minimum probability of a token to be sampled, relative to the most likely token, in [0, 1].
     min_p: float | None = None
-    # In [0.01, 10]; above 1, tokens that were used are less likely.
+    # Repetition penalty in [0.01, 10]; above 1, tokens that were already used become less likely.
     repetition_penalty: float | None = None
-    # In [-2, 2]; subtracted once from the logits of tokens that were used.
+    # Presence penalty in [-2, 2], subtracted once from the logit of each token that was already used.
     presence_penalty: float | None = None
-    # In [-2, 2]; subtracted from the logits of tokens for each use.
+    # Frequency penalty in [-2, 2], subtracted from a token's logit for each time that it was used.
     frequency_penalty: float | None = None
-    # Seed of the random numbers.
+    # Random seed.
     seed: int | None = None
-    # Texts that end the generation, at most MAX_STOPS.
+    # Strings that end the generation, at most MAX_STOPS.
     stop: Text | list[Text] | None = None
     # Number of completions; only 1 is supported.
     n: int | None = None
-    # Biases of logits, by token id.
+    # Values to add to logits, by token id.
     logit_bias: dict[Text, float] | None = None
     # Not supported; has to be false or missing.
     logprobs: bool | None = None
@@ -148,19 +148,19 @@ class ChatBody(msgspec.Struct):
     tools: list[_Tool] | None = None
     # Which function the model may or must call.
     tool_choice: Text | _Choice | None = None
-    # Whether an answer may contain several calls.
+    # Whether an answer may contain several function calls.
     parallel_tool_calls: bool | None = None
-    # Not supported; replaced by `tools`.
+    # Not supported. OpenAI has replaced it with `tools`.
     functions: list[object] | None = None
-    # Format of the answer: text, any JSON object, or JSON of a schema.
+    # Format of the answer: text, any JSON object, or JSON that follows a schema.
     response_format: _Format | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request whose fields are checked, except whether its `model` is loaded.
+    """A request with checked fields. Only `model` is not checked: the model may not be loaded.
 
-    `messages` are in the client's order. `include_usage`: a stream ends with a chunk that has the token counts.
+    `messages` are in the client's order. `include_usage`: the last chunk of a stream has the token counts.
     """
 
     model: str
@@ -177,8 +177,8 @@ _encode = msgspec.json.Encoder().encode
 def parse(data: bytes) -> ChatRequest:
     """Read the body of a request.
 
-    Raises RemoteProtocolError: `invalid_json`, `json_too_complex`, `string_above_max_length`, or `invalid_value` for
-    any other error, with the path of the field in `param` if a single field is at fault.
+    Raises RemoteProtocolError with the code `invalid_json`, `json_too_complex` or `string_above_max_length`, or with
+    `invalid_value` for any other error. `param` is the path of the field if a single field is at fault.
     """
     body = _decode_body(data)
     if not body.messages:
@@ -206,8 +206,8 @@ def _decode_body(data: bytes) -> ChatBody:
     except msgspec.ValidationError as error:
         if (refused := refusal(error)).code == "string_above_max_length":
             raise refused from None
-        # msgspec names the field only in its message: "Object missing required field `model`", "Expected `int`, got
-        # `str` - at `$.max_tokens`".
+        # msgspec names the field only in the error's message: "Object missing required field `model`", "Expected `int`,
+        # got `str` - at `$.max_tokens`".
         text = str(error)
         named = text.rpartition("`$.")[2] if "`$." in text else text.partition("field `")[2]
         raise RemoteProtocolError("invalid_value", f"Invalid request: {error}", named.strip("`") or None) from None
@@ -256,7 +256,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _bias(bias: Mapping[str, float] | None) -> dict[int, float]:
-    """Check biases, except whether the model has such tokens, which the model checks itself."""
+    """Check the biases. Does not check whether the token ids exist: the model does that."""
     bias = bias or {}
     if len(bias) > MAX_BIASES:
         raise RemoteProtocolError("invalid_value", f"'logit_bias' has at most {MAX_BIASES} tokens.", "logit_bias")
@@ -322,14 +322,14 @@ def _arguments(function: _Function) -> str:
 
 
 class _CalledFunction(msgspec.Struct):
-    """The function of a call. In chunks, `arguments` has the new text, and only the first chunk has the name."""
+    """The function in a call. In chunks, `arguments` is the new text, and only the first chunk has the name."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class _MadeCall(msgspec.Struct, kw_only=True):
-    """A function call of the model. Chunks have its `index`; only its first chunk has the id and the type."""
+    """A function call by the model. Each chunk of it has the `index`, but only the first has the id and the type."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -376,32 +376,32 @@ class _Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    # The completion's id, the same in all chunks.
+    # The id of the completion, the same in all chunks.
     id: str
-    # Type of the object in OpenAI's API.
+    # Object type in OpenAI's API.
     object: Literal["chat.completion.chunk"]
-    # Unix seconds.
+    # Time of creation, in Unix seconds.
     created: int
     # The model's name as the client spells it.
     model: str
-    # The new text or calls; empty in the chunk with the usage.
+    # The new text or calls; empty in the chunk with the token counts.
     choices: list[_ChunkChoice]
-    # Number of tokens, only in the last chunk.
+    # Token counts, only in the last chunk.
     usage: _Usage | UnsetType = UNSET
 
 
 class _Whole(msgspec.Struct):
     # The completion's id.
     id: str
-    # Type of the object in OpenAI's API.
+    # Object type in OpenAI's API.
     object: Literal["chat.completion"]
-    # Unix seconds.
+    # Time of creation, in Unix seconds.
     created: int
     # The model's name as the client spells it.
     model: str
-    # The one answer.
+    # The completion's only answer.
     choices: list[_WholeChoice]
-    # Number of tokens.
+    # Token counts.
     usage: _Usage
 
 
@@ -418,7 +418,7 @@ class _ErrorChunk(msgspec.Struct):
 
 @dataclass(slots=True)
 class ChatCompletion:
-    """One completion, made from the model's replies. `feed` returns its chunks, `body` the whole completion."""
+    """One completion, built from the model's replies. `feed` returns its chunks, and `body` the whole completion."""
 
     # The completion's id.
     id: str
@@ -433,11 +433,11 @@ class ChatCompletion:
     _done: ReplyDone | None = None
 
     def begin(self) -> bytes:
-        """Return the first chunk of a stream, as a server-sent event. It has the role and no text."""
+        """Return the first chunk of a stream, as a server-sent event. It has the role, but no text."""
         return self._chunk(_Delta(role="assistant", content=""))
 
     def feed(self, reply: Reply) -> list[bytes]:
-        """Return the chunks of a reply, each a server-sent event. Those of ReplyDone end the stream with `[DONE]`."""
+        """Return the chunks for a reply, each as a server-sent event. For ReplyDone, the last of them is `[DONE]`."""
         match reply:
             case TextDelta(text):
                 self._text += text
@@ -458,10 +458,10 @@ class ChatCompletion:
                 return [*chunks, b"data: [DONE]\n\n"]
 
     def body(self) -> bytes:
-        """Return the whole completion as JSON. Call it after ReplyDone was fed."""
+        """Return the whole completion as JSON. Call it after `feed` has received ReplyDone."""
         done = self._done
         assert done is not None
-        # Without text, the content is null if there are calls, and otherwise empty.
+        # If there is no text, the content is null with function calls, and an empty string without them.
         text = self._text or (None if self._calls else "")
         answer = _Answer("assistant", text, None, self._calls or UNSET)
         choice = _WholeChoice(0, answer, None, done.reason)
@@ -475,7 +475,7 @@ class ChatCompletion:
 
 
 def error_chunk(message: str, code: str, kind: str = "server_error", param: str | None = None) -> bytes:
-    """Return the event of an error that ends a stream, which already has the status 200."""
+    """Return the event for an error that ends a stream. The status 200 was already sent."""
     return _sse(_ErrorChunk(_Failure(message, kind, param, code)))
 
 

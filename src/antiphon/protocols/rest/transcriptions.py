@@ -1,7 +1,7 @@
 """Bodies of /v1/audio/transcriptions and /v1/audio/translations: docs/wire/transcriptions.md.
 
-Reads the form, and writes a transcript in each of the formats: json, text, srt, vtt, verbose_json, and the server-sent
-events of a stream. Times are seconds from the beginning of the file.
+Reads the form, and writes a transcript as json, text, srt, vtt or verbose_json, or as the server-sent events of a
+stream. Times are in seconds from the beginning of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from antiphon.protocols.model_names import language_code
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)
 GRANULARITIES = ("word", "segment")
-# The form's fields, including the file.
+# The fields of the form, including the file.
 FIELDS = (
     "chunking_strategy",
     "file",
@@ -36,19 +36,19 @@ FIELDS = (
     "temperature",
     "timestamp_granularities",
 )
-# Shorter gaps of undecodable audio are not reported.
+# Undecodable audio shorter than MIN_SKIPPED_S is not reported.
 MIN_SKIPPED_S = 0.1
-# Spellings of true and false.
+# Accepted spellings of true and false.
 TRUE, FALSE = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off", "null")
-# Values of `language` that ask to detect it.
+# Values of `language` that request language detection.
 UNNAMED_LANGUAGE = ("", "auto", "detect", "null", "undefined")
-# Audio tokens in `usage`: Whisper's encoder makes one position from 20 ms of audio.
+# Number of audio tokens per second in `usage`: Whisper's encoder has one position per 20 ms of audio.
 AUDIO_TOKENS_PER_S = 50
 
 
 @dataclass(frozen=True, slots=True)
 class FileRequest:
-    """The fields of a form, checked, except whether the `model` is loaded."""
+    """The checked fields of a form. Only `model` is not checked: the model may not be loaded."""
 
     # Name of the model.
     model: str
@@ -56,17 +56,17 @@ class FileRequest:
     format: TranscriptFormat = "json"
     # Language code such as `en`; None to detect the language.
     language: str | None = None
-    # Names and words to expect.
+    # Names and words that the audio is likely to contain.
     prompt: str = ""
-    # In [0, 1]; 0 takes the likeliest token.
+    # Sampling temperature in [0, 1]; 0 always takes the most likely token.
     temperature: float = 0.0
-    # Whether `verbose_json` has words.
+    # Whether `verbose_json` includes words.
     words: bool = False
-    # Whether `verbose_json` has segments.
+    # Whether `verbose_json` includes segments.
     segments: bool = True
     # Whether to answer with server-sent events.
     stream: bool = False
-    # Detection of the speech to transcribe. "auto" leaves it to the server; None transcribes the whole file.
+    # How to detect the speech to transcribe. With "auto", the server chooses. With None, it transcribes the whole file.
     speech_detection: ServerVad | Literal["auto"] | None = "auto"
 
     @property
@@ -76,9 +76,10 @@ class FileRequest:
 
 
 def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRequest:
-    """Read the text fields of a multipart form. The last of several values counts. `languages`: the model's codes.
+    """Read the text fields of a multipart form. For a repeated field, the last value counts.
 
-    Raises RemoteProtocolError: `missing_required_parameter` or `invalid_value`, with the field in `param`.
+    `languages`: the language codes that the model knows. Raises RemoteProtocolError: `missing_required_parameter` or
+    `invalid_value`, with the field in `param`.
     """
     one = {k: v[-1] for k, v in fields.items() if v}
     for name in one:
@@ -112,7 +113,7 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
 
 
 def _listed(fields: dict[str, list[str]], name: str) -> list[str]:
-    """Return a list in any spelling of clients: a repeated field, `[]`, indices (`[0]`, `.0`), commas, or JSON."""
+    """Return a list in any form that clients send: repeated fields, `[]`, indices (`[0]`, `.0`), commas, or JSON."""
     spelling = re.compile(re.escape(name) + r"(\[\d*\]|\.\d+)*")
     found = list[str]()
     for text in (v for key, values in fields.items() if spelling.fullmatch(key) for v in values):
@@ -128,7 +129,7 @@ def _flag(text: str, name: str) -> bool:
 
 
 def _language(text: str, languages: Sequence[str]) -> str | None:
-    """Return the model's code for a code, a locale or an English name; None to detect the language."""
+    """Convert a code, a locale or an English name into the model's code. Returns None to detect the language."""
     named = text.strip()
     if named.lower() in UNNAMED_LANGUAGE:
         return None
@@ -198,9 +199,9 @@ class _Transcript(msgspec.Struct):
 
 
 class _VerboseSegment(msgspec.Struct):
-    # Number of the segment, from 0.
+    # Index of the segment, from 0.
     id: int
-    # Start of the window in which it was decoded, in frames of 10 ms.
+    # Start of the window in which the segment was decoded, in frames of 10 ms.
     seek: int
     # Start in seconds.
     start: float
@@ -210,13 +211,13 @@ class _VerboseSegment(msgspec.Struct):
     text: str
     # The model's token ids.
     tokens: tuple[int, ...]
-    # Temperature of the decode.
+    # Sampling temperature of the decode.
     temperature: float
-    # Mean log-probability of its tokens.
+    # Mean log-probability of the segment's tokens.
     avg_logprob: float
-    # Length of the text relative to its compressed length. A high ratio indicates repetition.
+    # Length of the text divided by its compressed length. A high ratio indicates repetition.
     compression_ratio: float
-    # Probability that the segment has no speech.
+    # Probability that the segment contains no speech.
     no_speech_prob: float
 
 
@@ -236,9 +237,9 @@ class _VerboseTranscript(msgspec.Struct):
     duration: float
     # Text of all segments.
     text: str
-    # Duration that is counted as usage.
+    # Duration that counts as usage.
     usage: _Duration
-    # Duration that could not be decoded, in seconds; missing if short.
+    # Duration of audio that could not be decoded, in seconds; missing if it is short.
     skipped_seconds: float | UnsetType = UNSET
     # Segments, if requested.
     segments: list[_VerboseSegment] | UnsetType = UNSET
@@ -247,12 +248,12 @@ class _VerboseTranscript(msgspec.Struct):
 
 
 def skipped_seconds(skipped_s: float) -> float:
-    """Return the reported duration of undecodable audio, in seconds; 0 if it is too short for a word."""
+    """Return the duration of undecodable audio to report, in seconds; 0 if it is too short for a word."""
     return round(skipped_s, 2) if skipped_s >= MIN_SKIPPED_S else 0.0
 
 
 def joined(segments: Iterable[TranscriptSegment]) -> str:
-    """Return the text of all segments, without surrounding space. The segments include the spaces between them."""
+    """Join the text of all segments, which include the spaces between them. Strips surrounding space."""
     return "".join(s.text for s in segments).strip()
 
 
@@ -265,7 +266,7 @@ def body(
 ) -> tuple[str, str]:
     """Return the media type and the body of a finished transcript, in the requested format.
 
-    `skipped_s`: duration of the file's audio that could not be decoded, in seconds.
+    `skipped_s`: duration of audio in the file that could not be decoded, in seconds.
     """
     text = joined(segments)
     match request.format:
@@ -354,14 +355,14 @@ class _ErrorEvent(msgspec.Struct, tag="error"):
 
 
 def delta_event(text: str) -> str:
-    """Return the server-sent event for new text. Clients append the deltas; text that was sent is never revised."""
+    """Return the server-sent event for new text. Clients append the deltas: text is never revised after it was sent."""
     return _sse(_TextDelta(text))
 
 
 def done_event(text: str, info: FileInfo, num_tokens: int, skipped_s: float = 0.0) -> str:
-    """Return the server-sent event that ends a stream. `text`: the joined deltas. `num_tokens`: their tokens.
+    """Return the server-sent event that ends a stream. `text`: the joined deltas. `num_tokens`: their token count.
 
-    `skipped_s`: duration of the file's audio that could not be decoded, in seconds.
+    `skipped_s`: duration of audio in the file that could not be decoded, in seconds.
     """
     audio = round(info.duration_s * AUDIO_TOKENS_PER_S)
     details = _InputTokenDetails(audio_tokens=audio, text_tokens=0)
@@ -370,12 +371,12 @@ def done_event(text: str, info: FileInfo, num_tokens: int, skipped_s: float = 0.
 
 
 def error_event(message: str) -> str:
-    """Return the event of a model's failure that ends a stream, which already has the status 200."""
+    """Return the event for a failure of the model that ends a stream. The status 200 was already sent."""
     return _sse(_ErrorEvent(_Failure("server_error", message)))
 
 
 def file_error_event(message: str, code: str) -> str:
-    """Return the event that ends a stream because of an error in the client's file."""
+    """Return the event for an error in the client's file that ends a stream."""
     return _sse(_ErrorEvent(_Failure("invalid_request_error", message, code, "file")))
 
 
@@ -386,7 +387,7 @@ def _sse(event: _TextDelta | _TextDone | _ErrorEvent) -> str:
 def srt(segments: Iterable[TranscriptSegment]) -> str:
     """Format SubRip subtitles: one cue per segment, numbered from 1, with times as HH:MM:SS,mmm.
 
-    Returns an empty text without segments.
+    Returns an empty string if there are no segments.
     """
     return "".join(
         f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{s.text.strip()}\n\n"
@@ -397,7 +398,7 @@ def srt(segments: Iterable[TranscriptSegment]) -> str:
 def vtt(segments: Iterable[TranscriptSegment]) -> str:
     """Format WebVTT subtitles: one cue per segment, with times as HH:MM:SS.mmm.
 
-    Returns only the header without segments.
+    Returns only the header if there are no segments.
     """
     cues = (f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{s.text.strip()}\n\n" for s in segments)
     return "WEBVTT\n\n" + "".join(cues)

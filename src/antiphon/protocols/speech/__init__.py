@@ -1,1 +1,1 @@
-"""Speech synthesis: the speech stream (docs/wire/speech-stream.md), and speech over HTTP (docs/wire/speech.md)."""
+"""Speech synthesis over a WebSocket (docs/wire/speech-stream.md) and over HTTP (docs/wire/speech.md)."""

@@ -1,7 +1,7 @@
-"""The parts shared by the speech stream and HTTP: a request's fields, its configuration, and word times.
+"""The parts shared by the speech stream and speech over HTTP: request fields, their configuration, and word times.
 
-docs/wire/speech-stream.md and docs/wire/speech.md describe them. The names are those of OpenAI's and vLLM's endpoints.
-Fields that only other models use are checked nevertheless.
+docs/wire/speech-stream.md and docs/wire/speech.md describe them. Field names are those of OpenAI's and vLLM's
+endpoints. Fields that the loaded model does not use are checked too.
 """
 
 from __future__ import annotations
@@ -30,70 +30,70 @@ from antiphon.protocols.model_names import (
 Choice = TypeVar("Choice", bound=str)
 Number = TypeVar("Number", int, float)
 
-# The tasks of vLLM's endpoint: speaking with own voices, with a described voice, and with a cloned voice.
+# The tasks of vLLM's endpoint: to speak with a voice of the model, with a described voice, and with a cloned voice.
 TASKS = ("CustomVoice", "VoiceDesign", "Base")
-# Limit of a speaker embedding's numbers. Real ones are far smaller; the limit excludes infinities and NaN.
+# Maximum absolute value in a speaker embedding. Real values are far smaller. The limit excludes infinities and NaN.
 MAX_EMBEDDING_VALUE = 1e6
-# Sample rates that audio of every format can have, in Hz.
+# Sample rates that all formats support, in Hz.
 SAMPLE_RATES = (8_000, 16_000, 24_000, 48_000)
 MAX_EMBEDDING_NUMBERS, MAX_NAME_CHARS, MAX_SAMPLE_BYTES = 8192, 100, 10 << 20
 
 
 class VoiceById(msgspec.Struct):
-    """A voice as an object, as the hosted service names voices that its users made."""
+    """A voice that is named by an object. OpenAI's hosted service uses this form for custom voices."""
 
     id: Text | None = None
 
 
 class SpeechFields(msgspec.Struct, kw_only=True):
-    """The fields of a request, as the client sent them. Null counts as missing; unknown fields are ignored."""
+    """The fields of a request, as the client sent them. Null counts as missing, and unknown fields are ignored."""
 
     # Name of the model.
     model: Text | None = None
     # Name of the voice.
     voice: Text | VoiceById | None = None
-    # Another name of `voice`. It is not read, and may be any value, if there is a `voice`.
+    # Another name of `voice`. If `voice` is present, `speaker` is not read and may be any value.
     speaker: msgspec.Raw = msgspec.Raw(b"null")
     # Audio format, ignoring case. A false value (`""`, `0`, `[]`) counts as missing.
     response_format: object = None
-    # In Hz, one of SAMPLE_RATES; may be a number as text, as forms send it.
+    # Sample rate in Hz, one of SAMPLE_RATES. It may be a string, as in a form.
     sample_rate: int | Text | None = None
-    # Speed of speech, in [0.25, 4]; may be a number as text.
+    # Speaking rate, in [0.25, 4]; may be a string.
     speed: float | Text | None = None
-    # Whether audio is sent while it is made.
+    # Whether audio is sent while it is generated.
     stream_audio: bool | None = None
     # Whether to report the times of words.
     word_timestamps: bool | None = None
-    # The pieces in which text is spoken, ignoring case. A false value counts as missing.
+    # How text is split into pieces to synthesize, ignoring case. A false value counts as missing.
     split_granularity: object = None
-    # Seed of the random numbers; may be a number as text.
+    # Random seed; may be a string.
     seed: int | Text | None = None
     # Code or English name of the language; `auto` to detect it.
     language: Text | None = None
-    # How to speak, in words.
+    # Description of how to speak.
     instructions: Text | None = None
-    # Largest number of codec frames of a sentence.
+    # Maximum number of codec frames in a sentence.
     max_new_tokens: int | None = None
-    # Codec frames of the first chunk; 0 for the model's default.
+    # Number of codec frames in the first chunk; 0 for the model's default.
     initial_codec_chunk_frames: int | None = None
-    # Whether the model gets the whole text before it speaks.
+    # Whether the model receives the whole text before it speaks.
     non_streaming_mode: bool | None = None
-    # The model's own parameters, by name.
+    # Parameters that are specific to the model, by name.
     extra_params: dict[str, Any] | None = None
-    # One of TASKS.
+    # Task of the model: one of TASKS.
     task_type: Text | None = None
     # Recording of the voice to clone: base64, a `data:` URI or a URL.
     ref_audio: str | None = None
-    # Words of the recording.
+    # The words that are spoken in the recording.
     ref_text: Text | None = None
-    # Whether to clone from the recording's sound alone, without its words.
+    # Whether to clone the voice from the sound of the recording only, without `ref_text`.
     x_vector_only_mode: bool | None = None
     # Embedding of the voice to clone, instead of a recording.
     speaker_embedding: list[float] | None = None
 
     @property
     def cloning(self) -> str | None:
-        """The first field in use that only a model which clones voices can use; None if there is none."""
+        """The name of the first present field that requires a model which clones voices; None if there is none."""
         used = {
             "ref_audio": self.ref_audio,
             "ref_text": self.ref_text,
@@ -104,7 +104,7 @@ class SpeechFields(msgspec.Struct, kw_only=True):
 
 
 class WordTime(msgspec.Struct):
-    """A spoken word in an answer. Its times are whole milliseconds from the beginning of the audio."""
+    """A spoken word, as an answer shows it. Its times are whole milliseconds from the beginning of the audio."""
 
     word: str
     start_ms: int
@@ -112,44 +112,45 @@ class WordTime(msgspec.Struct):
 
 
 def word_times(words: Iterable[Word]) -> list[WordTime]:
-    """Return the words in the form of an answer, in the same order, with times rounded to milliseconds."""
+    """Return the words in the form that answers show, in the same order. Rounds their times to milliseconds."""
     return [WordTime(w.text, round(w.start_s * 1000), round(w.end_s * 1000)) for w in words]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechCatalog:
-    """The capabilities of the loaded synthesizer, for the checks of a request."""
+    """The capabilities of the loaded synthesizer, against which requests are checked."""
 
     # Names of the synthesizer.
     models: ModelNames
-    # The model's own voices; the first is the default.
+    # Voices of the model. The first is the default.
     voices: tuple[str, ...]
-    # Codes of the languages, such as `en`.
+    # Codes of the languages that the model speaks, such as `en`.
     languages: tuple[str, ...]
-    # Whether the model speaks with the voice of a recording or an embedding.
+    # Whether the model can clone the voice of a recording or an embedding.
     clones: bool
-    # Returns the uploaded voice of a name, None for an unknown one.
+    # Returns the uploaded voice with a name; None if the name is unknown.
     uploaded: Callable[[str], VoiceSample | None]
-    # Raises RemoteProtocolError for a URL that may not be fetched; the second argument is its field.
+    # Raises RemoteProtocolError for a URL that may not be fetched. The second argument is the field with the URL.
     check_url: Callable[[str, str], None]
-    # Called with a hosted name of a model or voice, and with the name of what serves it instead.
+    # Called if a hosted name of a model or voice is requested. The arguments are that name and the loaded name that is
+    # used instead.
     log_alias: Callable[[str, str], None]
-    # The tasks that the model was made for, of TASKS.
+    # The tasks of TASKS that the model can do.
     tasks: tuple[str, ...] = ("CustomVoice",)
-    # The names of `extra_params` that the model uses, each with its lowest and highest value.
+    # The `extra_params` that the model uses, by name: the minimum and maximum of each.
     parameters: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def names(self) -> str:
-        """The model's own voices in one line, for errors."""
+        """The names of the model's voices in one line, for error messages."""
         return ", ".join(self.voices)
 
 
 def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechFormat) -> SpeechConfig:
-    """Return the configuration that a request asks for.
+    """Convert the fields of a request into a configuration.
 
-    `format` is the audio format of a request that names none. A hosted name that the default model or voice serves is
-    logged. Raises RemoteProtocolError: `model_not_found`, `voice_not_found`, `voice_not_supported`, `not_supported`,
+    `format` is the default audio format. If the default model or voice is used for a hosted name, that name is logged.
+    Raises RemoteProtocolError: `model_not_found`, `voice_not_found`, `voice_not_supported`, `not_supported` or
     `missing_required_parameter`, or `invalid_type` or `invalid_value` with the field in `param`.
     """
     _check_model(fields.model, catalog)
@@ -180,7 +181,7 @@ def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechForm
 
 
 def _read(value: Number | str, kind: type[Number], param: str) -> Number:
-    """Return a number, which may be given as text. Raises RemoteProtocolError (`invalid_type`)."""
+    """Read a number, which may be a string. Raises RemoteProtocolError (`invalid_type`) if it is not a number."""
     if isinstance(value, str):
         try:
             return kind(value)
@@ -196,7 +197,7 @@ def _sample_rate(asked: int) -> int:
 
 
 def _parameters(given: dict[str, Any], known: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Check and return the model's own parameters; null counts as missing."""
+    """Check and return the parameters that are specific to the model. Null counts as missing."""
     for name in given:
         if name not in known:
             takes = f"takes {', '.join(known)}" if known else "has none"
@@ -248,7 +249,7 @@ def _voice(fields: SpeechFields, catalog: SpeechCatalog) -> str | VoiceSample | 
 
 
 def _sample(fields: SpeechFields, catalog: SpeechCatalog) -> VoiceSample | None:
-    """Return the voice that a request contains, as an embedding or a recording."""
+    """Return the embedding or recording of a voice that a request contains; None without one."""
     if fields.speaker_embedding:
         return VoiceSample(embedding=tuple(fields.speaker_embedding))
     if not fields.ref_audio:
@@ -259,7 +260,7 @@ def _sample(fields: SpeechFields, catalog: SpeechCatalog) -> VoiceSample | None:
     else:
         sample = VoiceSample(audio_file(fields.ref_audio, "ref_audio", MAX_SAMPLE_BYTES))
     if fields.x_vector_only_mode:
-        # Clone the voice from its sound alone, without the words of the recording.
+        # Clone the voice from its sound only, without the words of the recording.
         return sample
     if not (fields.ref_text or "").strip():
         message = "'ref_text' is required: the words of 'ref_audio'. With x_vector_only_mode it is not needed."
@@ -268,7 +269,7 @@ def _sample(fields: SpeechFields, catalog: SpeechCatalog) -> VoiceSample | None:
 
 
 def _check(fields: SpeechFields, catalog: SpeechCatalog) -> None:
-    """Check the fields that are checked whether or not the loaded model uses them."""
+    """Check the fields that have to be valid even if the loaded model does not use them."""
     if fields.max_new_tokens is not None:
         number(fields.max_new_tokens, "max_new_tokens", 1, 2**31)
     if fields.initial_codec_chunk_frames is not None:

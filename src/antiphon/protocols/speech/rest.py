@@ -1,7 +1,7 @@
 """Bodies of /v1/audio/speech, /v1/audio/speech/batch and /v1/audio/voices: docs/wire/speech.md.
 
-Reads and checks requests, and writes answers and server-sent events. `fields.py` reads the fields that a speech stream
-has too.
+Reads and checks requests, and writes answers and server-sent events. `fields.py` reads the fields that speech streams
+have too.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from antiphon.protocols.wire import JSON_ERRORS
 T = TypeVar("T")
 
 MAX_INPUT_CHARS, MAX_ITEMS = 4096, 32
-# Longest text that is stored with an uploaded voice.
+# Maximum length of a text that is stored with an uploaded voice, in characters.
 MAX_FIELD_CHARS = 2000
 _encoder = msgspec.json.Encoder()
 
 
 class SpeechBody(SpeechFields, kw_only=True):
-    """A body as the client sent it. A false `stream_format` (`""`, `0`, `[]`) counts as missing."""
+    """The body of a request. A false `stream_format` (`""`, `0`, `[]`) counts as missing."""
 
     input: str
     stream_format: object = None
@@ -52,19 +52,19 @@ _RawFields = dict[str, msgspec.Raw]
 class SpeechRequest:
     """One checked request for speech over HTTP."""
 
-    # The text to speak, not empty.
+    # The text to speak. It is not empty.
     text: str
     # Voice, format and speed.
     config: SpeechConfig
-    # Whether the audio is sent as server-sent events instead of a plain body.
+    # Whether the audio is sent as server-sent events instead of as a plain body.
     sse: bool = False
-    # Whether the body is sent after all audio is made, so that its size is known. Otherwise it is sent while it is
-    # made.
+    # Whether the body is sent after all audio is generated, so that its size is known. If not, audio is sent while it
+    # is generated.
     whole: bool = False
 
 
 def parse(body: bytes, catalog: SpeechCatalog) -> SpeechRequest:
-    """Read the body of a request for speech. The text is spoken as it is, without being split.
+    """Read the body of a request for speech. The text is spoken as a whole, without being split.
 
     Raises RemoteProtocolError: `invalid_json`, `missing_required_parameter`, `string_above_max_length`, or the errors
     of `fields.read_config`.
@@ -73,10 +73,10 @@ def parse(body: bytes, catalog: SpeechCatalog) -> SpeechRequest:
 
 
 def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | RemoteProtocolError]:
-    """Read the body of a batch. Returns a request for each item, whose own fields override the shared ones.
+    """Read the body of a batch. Returns a request for each item. The fields of an item override the shared fields.
 
-    For a wrong item, its error is returned instead, and the others are served. Raises RemoteProtocolError if the body
-    itself is wrong, or if an item is not an object.
+    For an invalid item, returns its error instead; the other items are still served. Raises RemoteProtocolError if the
+    body itself is invalid, or if an item is not an object.
     """
     shared = _decode_body(body, _RawFields)
     if "items" not in shared:
@@ -88,7 +88,7 @@ def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | Rem
     for i, item in enumerate(items):
         own = decode(item, _RawFields, f"items[{i}]")
         try:
-            # A shared field is checked only with the items that do not override it.
+            # Shared fields are only checked together with the items that do not override them.
             request = _request(_decode_body(_encoder.encode(shared | own), SpeechBody), catalog)
             out.append(replace(request, sse=False, whole=True, config=replace(request.config, stream=False)))
         except RemoteProtocolError as error:
@@ -102,7 +102,7 @@ def _decode_body(body: bytes, kind: type[T]) -> T:
         check_typos(body, kind)
         return found
     except RemoteProtocolError:
-        # A body that is not a JSON object gets the same error as on other routes.
+        # If the body is not a JSON object, raise the same error as other routes.
         json_object(body)
         raise
 
@@ -120,7 +120,7 @@ def _request(body: SpeechBody, catalog: SpeechCatalog) -> SpeechRequest:
         raise RemoteProtocolError(
             "invalid_value", "Invalid value for 'stream_format': expected audio or sse.", "stream_format"
         )
-    # Only a WAV has its size at its start, so it is sent whole unless a stream is requested.
+    # A WAV file begins with its size, so it is sent as a whole, unless the client requests a stream.
     whole = asked.format == "wav" and not body.stream and kind == "audio"
     return SpeechRequest(body.input, replace(asked, stream=not whole, granularity="none"), kind == "sse", whole)
 
@@ -142,9 +142,9 @@ class _AudioDone(msgspec.Struct, tag="speech.audio.done"):
 
 
 class SpeechError(msgspec.Struct):
-    """An error in OpenAI's shape. `param` is the client's field at fault, None if no single field is.
+    """An error in OpenAI's format. `param` is the client's field at fault; None if no single field is at fault.
 
-    `code` is None only in a stream that failed after it began.
+    `code` is None only if a stream fails after it has begun.
     """
 
     message: str
@@ -158,22 +158,23 @@ class _ErrorEvent(msgspec.Struct, tag="error"):
 
 
 def delta_event(data: bytes) -> bytes:
-    """Return the event of a chunk of audio, encoded in the request's format. The joined chunks are the file."""
+    """Return the event for a chunk of audio, encoded in the request's format. The joined chunks form the file."""
     return _sse(_AudioDelta(b64encode(data).decode()))
 
 
 def done_event(num_symbols: int, num_frames: int, words: Sequence[Word] | None, skipped: str) -> bytes:
     """Return the server-sent event that ends a stream.
 
-    `num_symbols` and `num_frames` are the model's input and output in its own units, reported as tokens. `words` have
-    their times, None if they were not requested. `skipped` are characters of the text that were not spoken.
+    `num_symbols` and `num_frames` are the sizes of the model's input and output, which the event reports as tokens.
+    `words` are the words with their times; None if they were not requested. `skipped` has the characters of the text
+    that were not spoken.
     """
     usage = _Usage(num_symbols, num_frames, num_symbols + num_frames)
     return _sse(_AudioDone(usage, UNSET if words is None else word_times(words), skipped or UNSET))
 
 
 def error_event(message: str) -> bytes:
-    """Return the event of an error that ends a stream, which already has the status 200."""
+    """Return the event for an error that ends a stream. The status 200 was already sent."""
     return _sse(_ErrorEvent(SpeechError(message, "server_error")))
 
 
@@ -182,13 +183,13 @@ def _sse(event: _AudioDelta | _AudioDone | _ErrorEvent) -> bytes:
 
 
 class SpokenItem(msgspec.Struct, kw_only=True):
-    """The result of an item of a batch that was spoken."""
+    """The result for an item of a batch that was spoken."""
 
-    # Position of the item in the batch, from 0.
+    # Index of the item in the batch, from 0.
     index: int
-    # Tells it from a failed item.
+    # Distinguishes the result from that of a failed item.
     status: Literal["success"] = "success"
-    # The whole file, as base64.
+    # The whole audio file, as base64.
     audio_data: str
     # Format of the file.
     format: str
@@ -199,7 +200,7 @@ class SpokenItem(msgspec.Struct, kw_only=True):
 
 
 class FailedItem(msgspec.Struct, kw_only=True):
-    """The result of an item of a batch that could not be spoken. The other items are not affected."""
+    """The result for an item of a batch that could not be spoken. Other items are not affected."""
 
     index: int
     status: Literal["error"] = "error"
@@ -210,7 +211,7 @@ BatchItem = SpokenItem | FailedItem
 
 
 class BatchResults(msgspec.Struct):
-    """The body of the response to a batch: a result for each item, in the order of the items, and their counts."""
+    """The body of the answer to a batch: a result for each item, in the same order, and the counts of results."""
 
     results: list[BatchItem]
     total: int
@@ -219,15 +220,15 @@ class BatchResults(msgspec.Struct):
 
     @classmethod
     def of(cls, results: list[BatchItem]) -> BatchResults:
-        """Return the body for these results, and count them."""
+        """Count these results and return the body that contains them."""
         num_spoken = sum(isinstance(r, SpokenItem) for r in results)
         return cls(results, len(results), num_spoken, len(results) - num_spoken)
 
 
 def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | None, skipped: str) -> SpokenItem:
-    """Return the result of an item that was spoken.
+    """Return the result for an item that was spoken.
 
-    `data` is the whole file in this format. `words` and `skipped` are those of `done_event`.
+    `data` is the whole file in `format`. `words` and `skipped` are the same as for `done_event`.
     """
     return SpokenItem(
         index=index,
@@ -239,7 +240,7 @@ def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | Non
 
 
 def batch_failure(index: int, error: RemoteProtocolError | str) -> FailedItem:
-    """Return the result of an item that failed. `error` is the client's error, or the text of the server's."""
+    """Return the result for an item that failed. `error` is the client's error, or the message of a server error."""
     if isinstance(error, RemoteProtocolError):
         shown = SpeechError(error.message, "invalid_request_error", error.param, error.code)
     else:
@@ -251,7 +252,7 @@ def batch_failure(index: int, error: RemoteProtocolError | str) -> FailedItem:
 class VoiceUpload:
     """The checked fields of an uploaded voice, without its recording.
 
-    `ref_text` has the words of the recording, empty if unknown. `embedding` replaces a recording, and is None with one.
+    `ref_text` has the words of the recording; empty if they are unknown. `embedding` is None if there is a recording.
     """
 
     name: str
@@ -262,10 +263,10 @@ class VoiceUpload:
 
 
 def parse_voice(form: Mapping[str, str], *, has_sample: bool) -> VoiceUpload:
-    """Read the text fields of an upload. `has_sample`: it includes a recording.
+    """Read the text fields of an upload. `has_sample`: the upload includes a recording.
 
-    Raises RemoteProtocolError: `missing_required_parameter`, or `invalid_value` for a missing consent, for a text that
-    cannot be stored, and unless there is either a recording or an embedding.
+    Raises RemoteProtocolError: `missing_required_parameter`, or `invalid_value` if the consent is missing, if a text
+    cannot be stored, or if the upload does not have exactly one of a recording and an embedding.
     """
     for name in ("name", "consent"):
         if not form.get(name, "").strip():
@@ -288,7 +289,7 @@ def parse_voice(form: Mapping[str, str], *, has_sample: bool) -> VoiceUpload:
 
 
 def _storable(text: str, param: str) -> None:
-    """Check that a text can be stored and shown: it is at most MAX_FIELD_CHARS long, without lone surrogates."""
+    """Check that a text can be stored: it has at most MAX_FIELD_CHARS characters, and no lone surrogates."""
     if len(text) > MAX_FIELD_CHARS or any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value for '{param}': at most {MAX_FIELD_CHARS} characters of Unicode.", param

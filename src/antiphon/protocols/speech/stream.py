@@ -1,6 +1,6 @@
 """The dialect of a speech stream (/v1/audio/speech/stream): docs/wire/speech-stream.md.
 
-Text is sent in pieces, and each sentence is answered with audio. `fields.py` reads the fields of the configuration.
+The client sends text in pieces. The server answers each sentence with audio. `fields.py` reads the configuration.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from antiphon.protocols.fields import Reader, check_names, decode
 from antiphon.protocols.speech.fields import SpeechCatalog, SpeechFields, WordTime, read_config, word_times
 from antiphon.protocols.wire import Frame, Received, message
 
-# Size limits. A configuration may contain a recording; other messages are text.
+# Maximum sizes of messages, in bytes. A configuration may contain a recording. Other messages only contain text.
 MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES = 4 << 20, 128 << 10
-# Errors after a timeout: waiting for the first message, and for any other message.
+# Error messages after a timeout, while waiting for the first message or for any other message.
 CONFIG_TIMEOUT = "Timeout waiting for session.config"
 IDLE_TIMEOUT = "Idle timeout: no message received"
-# Size of a sample of PCM16, the only format with word times.
+# Number of bytes in a sample of PCM16, the only format for which word times are reported.
 BYTES_PER_SAMPLE = 2
 
 
 class _SessionConfig(SpeechFields, tag="session.config"):
-    """Configures the speech, from the next utterance on."""
+    """Configures speech. It takes effect from the next utterance on."""
 
 
 class _InputText(msgspec.Struct, tag="input.text"):
@@ -49,11 +49,11 @@ class _InputDone(msgspec.Struct, tag="input.done"):
 
 
 class _InputCancel(msgspec.Struct, tag="input.cancel"):
-    """Drops all text and audio that was not yet heard."""
+    """Drops all text and audio that the user has not heard yet."""
 
 
 class _SessionClose(msgspec.Struct, tag="session.close"):
-    """Ends the session. The rest of the text is not spoken."""
+    """Ends the session. The remaining text is not spoken."""
 
 
 # The messages of a client, by their `type`.
@@ -70,8 +70,8 @@ class SpeechDialect:
         self._num_chunks = 0
         self._num_bytes = 0
         self._sentences_started: dict[int, int] = {}
-        # Whether a `session.config` was accepted. Before that, any error ends the connection, and the server's timeout
-        # for a message is a different one.
+        # Whether a `session.config` was accepted. Until then, any error ends the connection, and the server waits for
+        # messages with a different timeout.
         self.configured = False
         # Whether to close the connection after the returned frames.
         self.closing = False
@@ -79,7 +79,7 @@ class SpeechDialect:
     # --- from the client
 
     def feed(self, data: str | bytes) -> Received[SpeechCommand]:
-        """Read one message of the client. A wrong one is answered with an error and has no effect; nothing is raised.
+        """Read one message. An invalid message only returns an error for the client; nothing is raised.
 
         An error before the first configuration ends the connection.
         """
@@ -89,7 +89,7 @@ class SpeechDialect:
             return Received(answers=[self.refuse(error.message)])
 
     def refuse(self, reason: str) -> Frame:
-        """Return an error for the client. It ends the connection if no configuration was accepted yet."""
+        """Return an error for the client. If no configuration was accepted yet, the error ends the connection."""
         self.closing = self.closing or not self.configured
         return message(type="error", message=reason)
 
@@ -124,7 +124,7 @@ class SpeechDialect:
         return received
 
     def _refusal(self, data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
-        """Return the error for a message that could not be decoded, depending on its `type`."""
+        """Return the error for a message that could not be decoded. It depends on the message's `type`."""
         try:
             value = decode(data, object)
         except RemoteProtocolError:
@@ -143,7 +143,7 @@ class SpeechDialect:
                 return RemoteProtocolError("unknown", f"Unknown message type: {_short(kind)}")
 
     def _configure(self, fields: SpeechFields) -> SpeechConfig:
-        """Return the configuration that the fields stand for. Raises RemoteProtocolError."""
+        """Convert the fields into a configuration. Raises RemoteProtocolError for an invalid field."""
         try:
             asked = read_config(fields, self._catalog, "wav")
             _check_streaming(asked)
@@ -159,7 +159,8 @@ class SpeechDialect:
     def send(self, output: SpeechEvent) -> list[Frame]:
         """Return the frames of an event of the session.
 
-        Audio is binary. With word times it is base64 in JSON, and the times follow in a last chunk without audio.
+        Audio is sent in binary frames. With word times, it is base64 in JSON instead, and the times follow in a last
+        chunk without audio.
         """
         match output:
             case SentenceStarted():
@@ -209,7 +210,7 @@ class SpeechDialect:
             where = f"utterance {sentence.utterance}, sentence {sentence.sentence}"
             frames.append(message(type="error", message=f"Generation failed for {where}: {done.error}"))
         elif sentence.config.word_times:
-            # The times of the words are known only now, so they are sent in a last chunk without audio.
+            # Word times are known only now, so they are sent in a last chunk without audio.
             end_s = self._num_bytes / BYTES_PER_SAMPLE / sentence.rate_hz
             frames.append(self._audio(b"", end_s, end_s, word_times(done.words)))
         more = {"skipped": done.skipped} if done.skipped else {}
@@ -240,7 +241,7 @@ def _bad_config(error: RemoteProtocolError) -> RemoteProtocolError:
 
 
 def _check_streaming(config: SpeechConfig) -> None:
-    """Check that audio sent while it is made has the format and speed that allow it."""
+    """If audio is to be sent while it is generated, check that its format and speed allow that."""
     if config.stream and config.format != "pcm":
         raise RemoteProtocolError(
             "invalid_value", f"stream_audio=true requires response_format='pcm'. Got {config.format!r}."
@@ -254,7 +255,7 @@ def _check_streaming(config: SpeechConfig) -> None:
 
 
 def _about(sentence: SentenceStarted, kind: str, **fields: object) -> Frame:
-    """Return a message about a sentence, with the sentence's indices before the other fields."""
+    """Return a message about a sentence. The sentence's indices are its first fields."""
     return message(type=kind, utterance_index=sentence.utterance, sentence_index=sentence.sentence, **fields)
 
 

@@ -1,7 +1,7 @@
 """The dialect of a video stream (/v1/video/chat/stream): docs/wire/video-stream.md.
 
-The client sends frames and audio, and gets answers to its questions about them in text and audio. Frames are images,
-which stay encoded here; only their first bytes are checked.
+The client sends frames and audio, and asks questions about them. The server answers in text and audio. Frames are
+images. They stay encoded here, and only their first bytes are checked.
 """
 
 from __future__ import annotations
@@ -41,51 +41,51 @@ from antiphon.protocols.model_names import check_voice
 from antiphon.protocols.wire import Frame, Received, message
 
 T = TypeVar("T")
-# Errors after a timeout: waiting for the first message, and for any other message.
+# Error messages after a timeout, while waiting for the first message or for any other message.
 CONFIG_TIMEOUT, IDLE_TIMEOUT = "Timeout waiting for session.config", "Idle timeout"
-# Largest image, in characters of base64.
+# Maximum size of an image, in characters of base64.
 MAX_FRAME_CHARS = 10 << 20
-# Largest message: a frame with its other fields.
+# Maximum size of a message, in characters: a frame with all its fields.
 MAX_MESSAGE_CHARS = MAX_FRAME_CHARS + (64 << 10)
-# A longer name or a later time counts as missing. 1e15 ms are 31,000 years.
+# Limits of a frame's names and times. A longer name or a later time counts as missing. 1e15 ms are 31,000 years.
 MAX_NAME_CHARS, MAX_TIMESTAMP_MS = 256, 1e15
-# Largest audio of one message, in decoded bytes.
+# Maximum size of the audio in one message, in decoded bytes.
 MAX_AUDIO_BYTES = 4 << 20
-# First bytes of the formats of images.
+# First bytes of image files.
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-# The only error code here. Clients receive only the message.
+# The only error code in this dialect. Clients receive the message without the code.
 INVALID_REQUEST = "invalid_request"
 
 
 class _SamplingParams(msgspec.Struct):
-    """Sampling parameters of one stage of the model, under the names of vLLM's `SamplingParams`. Others are ignored."""
+    """Sampling parameters for one stage of the model, named as in vLLM's `SamplingParams`. Other fields are ignored."""
 
-    # Largest number of tokens of an answer.
+    # Maximum number of tokens in an answer.
     max_tokens: int | None = None
-    # In [0, 2]; 0 takes the likeliest token.
+    # Sampling temperature in [0, 2]; 0 always takes the most likely token.
     temperature: float | None = None
-    # The share of probability that may be sampled, in [0, 1].
+    # Top-p sampling: the total probability of the tokens to sample from, in [0, 1].
     top_p: float | None = None
-    # The number of likeliest tokens that may be sampled; -1 or 0 for no limit.
+    # Top-k sampling: the number of most likely tokens to sample from; -1 or 0 for no limit.
     top_k: int | None = None
-    # In [0.01, 10]; above 1, tokens that were used are less likely.
+    # Repetition penalty in [0.01, 10]; above 1, tokens that were already used become less likely.
     repetition_penalty: float | None = None
-    # Seed of the random numbers.
+    # Random seed.
     seed: int | None = None
 
 
 class _SessionConfig(msgspec.Struct, tag="session.config"):
-    """Configures the session. A field's older name is read only if the field is missing."""
+    """Configures the session. The older name of a field is read only if the field itself is missing."""
 
-    # The kinds of output, of `text` and `audio`.
+    # Output modalities: `text`, `audio` or both.
     modalities: tuple[Text, ...] = ("text", "audio")
-    # Number of frames that a question is answered from.
+    # Number of frames that the model gets with a question.
     num_frames: float | UnsetType = UNSET
-    # Number of frames that are kept; the oldest is dropped first.
+    # Maximum number of frames to keep. The oldest frame is dropped first.
     max_frames: float = 50.0
-    # Whether to drop a frame that resembles the last one kept.
+    # Whether to drop a frame that resembles the last frame that was kept.
     enable_frame_filter: bool | UnsetType = UNSET
-    # How resemblance is measured: `evs` or `blocks`.
+    # Measure of resemblance: `evs` or `blocks`.
     frame_filter: Text | None = None
     # Resemblance from which a frame is dropped, in [0, 1].
     frame_filter_threshold: float | UnsetType = UNSET
@@ -93,11 +93,11 @@ class _SessionConfig(msgspec.Struct, tag="session.config"):
     system_prompt: Text | None = None
     # Voice of the answers.
     voice: Text | None = None
-    # Whether audio belongs to the next question.
+    # Whether the audio is part of the next question.
     use_audio_in_video: bool = True
-    # Age from which frames and notes are forgotten, in seconds.
+    # Maximum age of frames and notes, in seconds. Older ones are forgotten.
     max_memory_s: float | None = None
-    # Sampling parameters of the model's stages, of which only the first is used.
+    # Sampling parameters for the model's stages. Only the first is used.
     sampling_params_list: list[_SamplingParams] | None = None
     # Older name of `num_frames`.
     num_sample_frames: msgspec.Raw | UnsetType = UNSET
@@ -108,11 +108,11 @@ class _SessionConfig(msgspec.Struct, tag="session.config"):
 
 
 class _VideoFrame(msgspec.Struct, tag="video.frame"):
-    """A frame of the video. In fields of type `object`, a value of another type than stated counts as missing."""
+    """A frame of the video. In fields declared as `object`, a value of a wrong type counts as missing."""
 
     # The image in base64.
     data: str = ""
-    # The client's name of the frame: text.
+    # The client's name for the frame: a string.
     frame_id: object = None
     # Presentation time in ms.
     pts_ms: object = None
@@ -120,7 +120,7 @@ class _VideoFrame(msgspec.Struct, tag="video.frame"):
     source_pts_ms: object = None
     # Time of capture, in ms.
     capture_ts_ms: object = None
-    # The client's name of the image's quality: text.
+    # The client's name for the image quality: a string.
     quality_profile: object = None
 
 
@@ -129,7 +129,7 @@ class _AudioChunk(msgspec.Struct, tag="audio.chunk"):
 
 
 class _VideoQuery(msgspec.Struct, tag="video.query"):
-    """A question. A `text` of another type counts as missing, and so does a false `audio_data`."""
+    """A question. A `text` that is not a string counts as missing, and so does a false `audio_data`."""
 
     text: object = None
     audio_data: object = None
@@ -140,7 +140,7 @@ class _VideoDone(msgspec.Struct, tag="video.done"):
 
 
 class _Ping(msgspec.Struct, tag="ping"):
-    """Checks the connection. It is answered with `pong`."""
+    """Checks the connection. The server answers with `pong`."""
 
 
 # The messages of a client, by their `type`.
@@ -151,9 +151,9 @@ _MESSAGE: Reader[VideoMessage] = Reader(VideoMessage)
 class VideoDialect:
     """The dialect of one video stream, without I/O.
 
-    `now_ms`: a monotonic clock in milliseconds, whose times are sent to the client. `whole`: an answer is sent as one
-    piece of text and one of audio. `ga`: events of audio have OpenAI's GA names instead of the beta's. `voices`: the
-    model's voices; the first is the default. `strict`: the hosted service's voices are unknown.
+    `now_ms`: a monotonic clock in milliseconds. Its times are sent to the client. `whole`: an answer is sent as one
+    piece of text and one piece of audio. `ga`: audio events have OpenAI's GA names instead of beta names. `voices`: the
+    voices of the model; the first is the default. `strict`: voices of OpenAI's hosted service are not accepted.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ class VideoDialect:
     # --- from the client
 
     def feed(self, data: str | bytes) -> Received[VideoCommand | VideoConfig]:
-        """Read one message of the client. A wrong one is answered with an error and has no effect; nothing is raised.
+        """Read one message. An invalid message only returns an error for the client; nothing is raised.
 
-        The first command is the configuration. An error before it ends the connection.
+        The first returned command is the configuration. An error before that ends the connection.
         """
         try:
             return self._handle(self._read(data))
@@ -190,12 +190,12 @@ class VideoDialect:
             return Received(answers=[self.refuse(error.message)])
 
     def refuse(self, reason: str, detail: str = "") -> Frame:
-        """Return an error for the client. It ends the connection if no configuration was accepted yet."""
+        """Return an error for the client. If no configuration was accepted yet, the error ends the connection."""
         self.closing = self.closing or not self.configured
         return message(type="error", message=reason, **({"detail": detail} if detail else {}))
 
     def _read(self, data: str | bytes) -> VideoMessage:
-        """Decode a message. Raises RemoteProtocolError unless the configuration is the first message, and sent once."""
+        """Decode a message. Raises RemoteProtocolError unless the first message, and no other, is the configuration."""
         if self.configured and len(data) > MAX_MESSAGE_CHARS:
             raise _invalid("Frame too large")
         try:
@@ -208,7 +208,7 @@ class VideoDialect:
         return received
 
     def _refusal(self, data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
-        """Return the error for a message that could not be decoded, depending on its `type`."""
+        """Return the error for a message that could not be decoded. It depends on the message's `type`."""
         try:
             value = decode(data, object)
         except RemoteProtocolError:
@@ -264,7 +264,7 @@ class VideoDialect:
     # --- to the client
 
     def send(self, output: VideoEvent) -> list[Frame]:
-        """Return the frames of an event. Audio is sent as WAV files in base64, one for each chunk or each answer."""
+        """Return the frames of an event. Each chunk of audio, or each answer, is a WAV file in base64."""
         match output:
             case FrameReceived(info):
                 return [] if info.id is None else [_frame_ack(output)]
@@ -288,7 +288,7 @@ class VideoDialect:
                 return [message(type="session.done")]
 
     def _frames_consumed(self, request_id: str, frames: tuple[FrameInfo, ...]) -> list[Frame]:
-        """Return the message that names the frames of an answer; [] if no frame has an id."""
+        """Return the message that lists the frames of an answer; [] if none of them has an id."""
         if all(f.id is None for f in frames):
             return []
         now_ms = self._now_ms()
@@ -307,7 +307,7 @@ class VideoDialect:
         ]
 
     def _wav(self) -> list[Frame]:
-        """Return the message with the waiting audio, as one WAV file; [] without audio."""
+        """Return the message with the collected audio as one WAV file; [] if there is no audio."""
         data, self._pcm_chunks = b"".join(self._pcm_chunks), []
         if not data:
             return []
@@ -316,17 +316,17 @@ class VideoDialect:
 
 
 class _ConsumedFrame(msgspec.Struct):
-    # The client's name of the frame.
+    # The client's name for the frame.
     frame_id: str | None
     # Presentation time in ms.
     pts_ms: float | None
     # Presentation time at the source, in ms.
     source_pts_ms: float | None
-    # The client's name of the image's quality.
+    # The client's name for the image quality.
     quality_profile: str | None
-    # Time at which the server received the frame, in ms of its clock.
+    # Time at which the server received the frame, in ms on the server's clock.
     receiver_received_ts_ms: float
-    # Time at which the frame was ready for the model, in ms of the same clock.
+    # Time at which the frame was ready for the model, in ms on the same clock.
     decoded_ready_ts_ms: float
 
 
@@ -346,7 +346,7 @@ def _frame_ack(received: FrameReceived) -> Frame:
 
 
 def _image(data: str) -> bytes:
-    """Return the bytes of a JPEG or PNG in base64, without decoding the image. Raises RemoteProtocolError."""
+    """Decode the base64 of a JPEG or PNG, but not the image itself. Raises RemoteProtocolError for any other data."""
     if len(data) > MAX_FRAME_CHARS:
         raise _invalid("Frame too large")
     try:
@@ -369,7 +369,7 @@ def _audio(data: str) -> AppendVideoAudio:
 
 
 def _config(fields: _SessionConfig) -> VideoConfig:
-    """Return the configuration that the fields stand for, with defaults. Raises RemoteProtocolError."""
+    """Convert the fields into a configuration, with defaults. Raises RemoteProtocolError for an invalid field."""
     if not fields.modalities or not set(fields.modalities) <= {"text", "audio"}:
         raise _invalid("modalities is a list of text and audio")
     num_frames = _either(fields.num_frames, fields.num_sample_frames, float, "num_sample_frames", 4.0)
@@ -388,7 +388,7 @@ def _config(fields: _SessionConfig) -> VideoConfig:
         uses_audio=fields.use_audio_in_video,
         voice=fields.voice,
         max_memory_s=None if memory_s is None else _in_range(memory_s, "max_memory_s", 1, 86_400),
-        # The first stage writes the text. The model sets the parameters of the other stages itself.
+        # The first stage generates the text. The model chooses the parameters of the other stages itself.
         sampling=_sampling(fields.sampling_params_list[0]) if fields.sampling_params_list else AnswerSampling(),
     )
 
@@ -398,7 +398,7 @@ def _sampling(given: _SamplingParams) -> AnswerSampling:
     _check_range(given.max_tokens, "max_tokens", 1, 1 << 20)
     _check_range(given.temperature, "temperature", 0, 2)
     _check_range(given.top_p, "top_p", 0, 1)
-    # In vLLM, -1 stands for all tokens, and so does 0.
+    # In vLLM, both -1 and 0 stand for all tokens.
     _check_range(top_k, "top_k", -1, 1 << 20)
     _check_range(given.repetition_penalty, "repetition_penalty", 0.01, 10)
     return AnswerSampling(
@@ -417,7 +417,7 @@ def _check_range(value: float | None, name: str, least: float, most: float) -> N
 
 
 def _either(value: T | UnsetType, older: msgspec.Raw | UnsetType, kind: type[T], older_name: str, default: T) -> T:
-    """Return the value of a field. Its older name is read only if the field is missing."""
+    """Return the value of a field. The field's older name is read only if the field is missing."""
     if not isinstance(value, UnsetType):
         return value
     return default if isinstance(older, UnsetType) else decode(older, kind, older_name)
@@ -434,7 +434,7 @@ def _filter_name(name: str | None) -> FrameFilterName:
 
 
 def _whole(value: float, name: str, most: int) -> int:
-    """Return a whole number from 1 to `most`, which JSON may also write as 4.0."""
+    """Return a whole number from 1 to `most`. JSON may write it as a float, such as 4.0."""
     if value != int(value):
         raise _invalid(f"{name} is a whole number")
     return int(_in_range(value, name, 1, most))

@@ -1,1 +1,1 @@
-"""vLLM's realtime dialect (docs/wire/vllm-realtime.md): transcripts, and the responses of a conversation model."""
+"""vLLM's realtime dialect, for transcripts and for a conversation model's responses: docs/wire/vllm-realtime.md."""

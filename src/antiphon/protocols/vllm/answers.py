@@ -24,31 +24,31 @@ from antiphon.protocols.wire import Frame, message
 class VllmResponses:
     """Writes the responses of one connection's requests.
 
-    Each request has one response for each segment of its audio, one at a time. The end of its last response repeats the
-    text of all of them.
+    A request gets one response for each segment of its audio, one after another. The event that ends its last response
+    repeats the text of all its responses.
     """
 
     def __init__(self) -> None:
         self._text, self._has_audio, self._tokens = "", False, (0, 0)
-        # Whether a segment of the request was answered and the request has not ended.
+        # Whether the current request has been partly answered: a segment was answered, but the request has not ended.
         self._is_open = False
-        # For each requested response that has not ended: whether it is the last of its request.
+        # One entry for each requested response that has not ended: whether it is the last response of its request.
         self._asked = deque[bool]()
 
     @property
     def num_asked(self) -> int:
-        """Number of requested responses that have not ended."""
+        """Number of responses that were requested and have not ended."""
         return len(self._asked)
 
     def ask(self, *, final: bool) -> None:
-        """Register a requested response. `final`: it is the last of its request."""
+        """Register a requested response. `final`: it is the last response of its request."""
         self._asked.append(final)
 
     def forget(self) -> list[Frame]:
-        """Drop the last requested response, which was refused.
+        """Drop the response that was requested last, because it was refused.
 
-        If it was to end its request, the previous segment now ends it. If all segments are answered, the request ends
-        at once. A request without other segments ends with the refusal itself.
+        If it was the last response of its request, the response to the previous segment now ends the request. If all
+        segments are answered, the request ends at once. If it has no other segment, the refusal itself ends it.
         """
         was_final = self._asked.pop() if self._asked else False
         if was_final and self._asked and not self._asked[-1]:
@@ -65,9 +65,9 @@ class VllmResponses:
         return self._ended()
 
     def frames(self, output: TranscriptionEvent | ConversationEvent) -> list[Frame]:
-        """Return the frames of an event; most events have none.
+        """Return the frames of an event. Most events have no frames.
 
-        Audio is PCM16 in base64, at the model's sample rate, which each delta states.
+        Audio is PCM16 in base64, at the model's sample rate. Each delta states that rate.
         """
         match output:
             case ResponseTextDelta(_, text):
@@ -90,14 +90,14 @@ class VllmResponses:
                     return [message(type="error", error=response.error, code="processing_error")]
                 return self._ended() if final else []
             case CommandRejected(code, text):
-                # Only a cancel or a response can be rejected here.
+                # Only a cancellation or a response can be rejected here.
                 ended = [] if code == "response_cancel_not_active" else self.forget()
                 return [message(type="error", error=text, code=code), *ended]
             case _:
                 return []
 
     def _ended(self) -> list[Frame]:
-        """Return the frames that end a request, and forget its text and tokens."""
+        """Return the frames that end a request, and reset its text and token counts."""
         text, has_audio, usage = self._text, self._has_audio, usage_of(*self._tokens)
         self._text, self._has_audio, self._tokens, self._is_open = "", False, (0, 0), False
         return [

@@ -1,9 +1,9 @@
-"""vLLM's dialect of /v1/realtime, streaming transcription with flat events: docs/wire/vllm-realtime.md.
+"""vLLM's dialect of /v1/realtime: streaming transcription with flat events. See docs/wire/vllm-realtime.md.
 
-Audio is base64 PCM16, mono, 16 kHz. Each `commit` with `final` true ends a transcript; more may follow on the same
-connection. The joined deltas are exactly the text of `transcription.done`.
+Audio is base64 PCM16, mono, 16 kHz. Each `commit` with `final: true` ends a transcript. Another transcript may follow
+on the same connection. The joined deltas are exactly the text of `transcription.done`.
 
-If `model` names a conversation model, each such commit ends a turn, and the text is that of the response (answers.py).
+If `model` names a conversation model, each such commit ends a turn, and the text is the response's (answers.py).
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from antiphon.protocols.vllm.messages import (
 )
 from antiphon.protocols.wire import Frame, Received, message
 
-# Seconds of audio in a segment of an unfinished request, as in vLLM-Omni.
+# Duration of a segment of an unfinished request, in seconds. It is the same as in vLLM-Omni.
 SEGMENT_S = 5.0
-# Limit of the responses that a connection waits for. At the limit, new audio stays in the open segment of its request.
+# Maximum number of responses that a connection waits for. At the limit, new audio extends the open segment.
 MAX_ASKED = 4
 
 
 class VllmDialect:
     """One connection that has chosen vLLM's dialect, after its `session.created` was sent (negotiation.py).
 
-    Errors are flat frames and have no other effect. No method raises an error for a client's input.
+    An invalid frame is answered with a flat error and has no other effect. No method raises for a client's input.
     """
 
     name = "vllm"
@@ -68,28 +68,29 @@ class VllmDialect:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        # None until the client names a model.
+        # The configuration; None until the client names a model.
         self._config: TranscriptionConfig | None = None
-        # Set if the client has named a conversation model.
+        # The writer of responses; None unless the client has named a conversation model.
         self._responses: VllmResponses | None = None
         self._prompt = ""
         self._voice: str | None = None
         self._max_tokens: int | None = None
-        # Samples since the last commit. Number of responses of the current request; None if a commit would begin one.
+        # Number of samples since the last commit.
         self._num_samples = 0
+        # Number of responses in the current request; None if the next commit begins a new request.
         self._num_segments: int | None = None
 
     def feed(self, data: str | bytes) -> Received[Command]:
-        """Read one frame from the client. An error in it is answered and has no effect; nothing is raised."""
+        """Read one frame from the client. An invalid frame only returns an error for the client; nothing is raised."""
         try:
             return self._received(data)
         except RemoteProtocolError as error:
             return Received([], self.refuse(error, None))
 
     def send(self, event: Event) -> list[Frame]:
-        """Return the frames of an event; some events have none.
+        """Return the frames of an event. Some events have no frames.
 
-        Raises LocalProtocolError for an event that no session of this dialect reports.
+        Raises LocalProtocolError for an event that cannot occur in this dialect.
         """
         if self._responses and not isinstance(event, SessionEnding | TranscriptFailed):
             return self._responses.frames(event)
@@ -110,11 +111,11 @@ class VllmDialect:
                 raise LocalProtocolError(f"the vLLM dialect has no frame for {type(event).__name__}")
 
     def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """Return the answer to a frame of more than `max_bytes`, which was not read. The session continues."""
+        """Return the answer to a frame that was not read because it exceeds `max_bytes`. The session continues."""
         return [_error("invalid_audio", f"Invalid audio data: over {max_bytes} bytes")]
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """Return an error for the client. Messages of this dialect have no ids, so `event_id` is ignored."""
+        """Return an error for the client. Ignores `event_id`, because messages have no ids in this dialect."""
         frames = [_error(error.code, error.message)]
         if self._responses and error.code == "memory_limit_exceeded":
             frames += self._responses.forget()
@@ -150,12 +151,12 @@ class VllmDialect:
 
     @property
     def _can_end_segment(self) -> bool:
-        """Whether another segment of the current request of a model that hears may be answered."""
+        """Whether another segment of the current request may be answered. Only for a model that hears audio."""
         responses = self._responses if self._hears and self._num_segments is not None else None
         return responses is not None and responses.num_asked < MAX_ASKED
 
     def _commit(self, responses: VllmResponses, *, final: bool) -> Received[Command]:
-        """End a segment of the request. `final`: it is the last one."""
+        """End a segment of the request. `final`: it is the last segment."""
         if self._num_segments is None:
             self._num_segments = 0
         commands: list[Command] = []
@@ -171,9 +172,9 @@ class VllmDialect:
         return Received(commands, answers)
 
     def _end_segment(self, *, final: bool) -> list[Command]:
-        """Request a response to the audio since the last commit.
+        """Request a response to the audio that was appended since the last commit.
 
-        It waits for the request's other segments, and cuts off the response to an earlier request.
+        The response waits for the request's earlier segments. It cuts off the response to an earlier request.
         """
         assert self._responses
         self._responses.ask(final=final)
@@ -182,9 +183,10 @@ class VllmDialect:
         return [CommitAudio(final=True), CreateResponse(when_busy="cut" if begins else "wait")]
 
     def _updated(self, update: VllmUpdate, warnings: list[Unread]) -> list[Frame]:
-        """Return the answer to an update that was applied.
+        """Return the answer to an update after it was applied.
 
-        It reports the tuning that the session follows if the update had tuning, and warns about unknown fields.
+        If the update had tuning, the answer reports the tuning that the session now uses. It also warns about unknown
+        fields.
         """
         profile, config = self._context.transcriber, self._config
         followed: dict[str, float | bool | list[Unread]] = {}
@@ -213,7 +215,7 @@ class VllmDialect:
         if not conversation_model:
             self._config = TranscriptionConfig(transcriber or "", language, self._prompt, None, words, tuning=tuning)
             return ConfigureTranscription(self._config)
-        # The prompt instructs the conversation model. The transcriber that works for it gets no prompt.
+        # The prompt is for the conversation model. The transcriber that works for that model gets no prompt.
         self._responses = self._responses or VllmResponses()
         self._config = TranscriptionConfig(language=language, vad=None, word_times=words, tuning=tuning, partials=False)
         if update.realtime_max_tokens is not None:
@@ -224,9 +226,9 @@ class VllmDialect:
         )
 
     def _find_model(self, name: object) -> tuple[str | None, str | None]:
-        """Return the transcriber and the conversation model that an update names. One of them is None.
+        """Return the transcriber or the conversation model that an update names. The other one is None.
 
-        A native model is not served, because commits end the turns in this dialect. Raises RemoteProtocolError for an
+        A native model cannot be used in this dialect, because commits end the turns. Raises RemoteProtocolError for an
         unknown name, and for a change between the two kinds of model.
         """
         if not isinstance(name, str) or not name:

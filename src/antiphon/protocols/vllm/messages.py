@@ -1,4 +1,4 @@
-"""The messages of vLLM's clients, and the tuning of a session in them: docs/wire/vllm-realtime.md."""
+"""The messages of vLLM's clients, and the tuning of a session that they contain: docs/wire/vllm-realtime.md."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from antiphon.protocols.fields import LIMIT_CODES, Reader, Text, check_names, de
 
 
 class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
-    """Configures the session. The first one names a model. Missing or null fields keep their value."""
+    """Configures the session. The first update names a model. A missing or null field keeps its value."""
 
-    # Name of the model. Any value but a name counts as missing.
+    # Name of the model. Any value other than a name counts as missing.
     model: object = None
-    # Code of the language; null to detect it.
+    # Code of the language; null to detect the language.
     language: Text | msgspec.UnsetType | None = msgspec.UNSET
-    # Names and words to expect; for a conversation model, its instructions.
+    # For a transcriber: names and words that the audio is likely to contain. For a conversation model: instructions.
     prompt: Text | msgspec.UnsetType | None = msgspec.UNSET
     # Voice of a conversation model's responses.
     voice: Text | msgspec.UnsetType | None = msgspec.UNSET
     # Whether to report the times of words.
     word_timestamps: bool | msgspec.UnsetType = msgspec.UNSET
-    # New audio before the next partial, in seconds; also the segments of a model that hears the audio.
+    # Duration of new audio before the next partial, in seconds. For a model that hears audio: duration of a segment.
     segment_duration_s: float | None = None
-    # Tokens at a hypothesis' end that are held back.
+    # Number of tokens at the end of a hypothesis that are held back.
     rollback_tokens: float | None = None
-    # Partials at the head of a window that neither send nor force text.
+    # Number of partials at the start of a window that neither send text nor force a prefix.
     unfixed_chunks: float | None = None
-    # Longest forced prefix of a window, in tokens.
+    # Maximum length of a window's forced prefix, in tokens.
     max_prefix_tokens: float | None = None
-    # Longest window, in seconds.
+    # Maximum length of a window, in seconds.
     max_audio_s: float | None = None
-    # Largest number of tokens that one partial, or a response, may add.
+    # Maximum number of new tokens in one partial, or in a response.
     realtime_max_tokens: float | None = None
-    # Whether a window continues the text before a pause.
+    # Whether a window continues the text from before a pause.
     keep_context: bool | None = None
 
 
@@ -48,7 +48,7 @@ class VllmAppend(msgspec.Struct, tag_field="type", tag="input_audio_buffer.appen
 
 
 class VllmCommit(msgspec.Struct, tag_field="type", tag="input_audio_buffer.commit"):
-    """Ends the turn if `final`. Otherwise it ends a segment of it, if the model hears the audio."""
+    """Ends the turn if `final`. Otherwise it ends a segment of the turn, if the model hears audio."""
 
     final: bool = False
 
@@ -64,7 +64,7 @@ class _Kind(msgspec.Struct):
 VllmMessage = VllmUpdate | VllmAppend | VllmCommit | VllmCancel
 _MESSAGE: Reader[VllmMessage] = Reader(VllmMessage)
 MIN_AUDIO_S = 5.0
-# The tuning's fields in a session.update, each with its field of StreamTuning.
+# For each tuning field in a session.update: the field of StreamTuning.
 FIELDS = {
     "segment_duration_s": "segment_duration_s",
     "rollback_tokens": "rollback_tokens",
@@ -82,7 +82,7 @@ def read_vllm(data: str | bytes) -> VllmMessage:
     try:
         message = _MESSAGE.read(data)
         if not isinstance(message, VllmUpdate):
-            # The answer to an update reports its unknown fields.
+            # Updates are not checked here: their answer reports unknown fields.
             check_names(data, message)
         return message
     except RemoteProtocolError as error:
@@ -110,7 +110,7 @@ def _refusal(data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolErr
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int | None]:
-    """Return the `usage` of a transcript or a response as in vLLM's `UsageInfo`; the details are always unknown."""
+    """Return the `usage` of a transcript or a response, as in vLLM's `UsageInfo`. Its details are always null."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -120,9 +120,9 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int | None
 
 
 def read_tuning(update: VllmUpdate, previous: StreamTuning, caps: TuningCaps) -> StreamTuning:
-    """Return the tuning with the changes of an update.
+    """Return the tuning after applying the changes in an update.
 
-    Raises RemoteProtocolError (`invalid_event`) for a value out of range, with the range.
+    Raises RemoteProtocolError (`invalid_event`) for a value out of range. The message states the range.
     """
     ranges = {
         "segment_duration_s": (0.1, 30.0),
@@ -151,12 +151,12 @@ def read_tuning(update: VllmUpdate, previous: StreamTuning, caps: TuningCaps) ->
 
 
 def has_tuning(update: VllmUpdate) -> bool:
-    """Whether an update has a field of the tuning."""
+    """Whether an update has any tuning field."""
     return any(getattr(update, key) is not None for key in FIELDS)
 
 
 def applied(profile: TranscriberProfile, tuning: StreamTuning) -> dict[str, float | bool]:
-    """Return the tuning that the session follows, for its client."""
+    """Return the tuning that is in effect, in the form that the client sees."""
     followed = tuned(profile, tuning)
     return {
         "segment_duration_s": followed.step_s,
