@@ -114,7 +114,7 @@ async def streamed(engine: Engine, count: int, loads: int) -> tuple[float, float
 
 @contextmanager
 def engines(vllm: str, folder: Path, packed: Path | None) -> Iterator[dict[str, CausalLm]]:
-    """Yield the local engine with vLLM's weights, the local engine with those packed as int8 (if given), and vLLM."""
+    """Yield the engines by name: local with vLLM's weights, local with int8 weights (if `packed`), and vLLM."""
     with ExitStack() as stack:
         made = {}
         chosen = [("local", folder, None), ("vllm", folder, EngineServers("vllm", (vllm,), first_token_s=120))]

@@ -1,10 +1,10 @@
-"""Delays of a conversation from the true end of speech to the first sound of the answer, stage by stage; interruptions.
+"""Measures conversations: the delay from the true end of speech to each stage of the answer, and interruptions.
 
     antiphon bench talk [--data DIR] [--sections latency,interrupt,cancel,pauses,backchannels,echo,heard] [--turns N]
     [--conversations 1,4]
 
-It uses a real server with the default models, and real recordings in real time over the OpenAI Realtime API. Server and
-clients share the same cores.
+It starts a real server with the default models. Clients play real recordings to it in real time, over the OpenAI
+Realtime API. The server and the clients share the same cores.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ async def cancel(srv: Server, trials: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Hesitation:
-    """A turn with a pause inside: its row of the manifest, and its events with their seconds from its start."""
+    """A turn with a pause inside. `row`: its row of the manifest. `events`: its events, with seconds from its start."""
 
     row: dict[str, Any]
     events: list[tuple[float, dict[str, Any]]]
@@ -251,7 +251,7 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
 async def acknowledged(srv: Server, vad: dict[str, Any] | None, data: Path) -> list[tuple[str, set[str], bool]]:
     """Play real acknowledgements, four times each, over a story that is the first answer of a conversation.
 
-    Return for each the recording, what the client was asked to do, and whether another answer began.
+    Return for each acknowledgement its recording, what the client was asked to do, and whether another answer began.
     """
     clips = loaded(c for c in read_manifest(data) if c.kind == "backchannel")
 

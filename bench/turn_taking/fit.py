@@ -87,7 +87,7 @@ def excess_s(pause: Pause) -> float:
 
 
 def log_normal(pauses: Sequence[Pause]) -> tuple[float, float]:
-    """Return the median excess of pauses inside turns, in seconds, and the standard deviation of its logarithm."""
+    """Return the median of `excess_s` over these pauses, in seconds, and the standard deviation of its logarithm."""
     z, weight = np.log([excess_s(p) for p in pauses]), weights_of(pauses)
     location = np.average(z, weights=weight)
     spread = np.sqrt(np.average((z - location) ** 2, weights=weight))

@@ -138,7 +138,8 @@ def test_audio_and_words_go_on_over_pauses_and_nothing_finished_is_computed_agai
     for window, found in zip(heard.asked, heard.found, strict=True):
         assert (window.prefix, window.context) == (given, "")
         given += tokens_of(found)
-    # In 18 s, two encoder windows of 8 s are finished. Louder audio after them raised the floor of the first.
+    # In 18 s, two encoder windows of 8 s are finished. The first window was computed twice, because louder audio after
+    # it raised the floor of its features.
     assert (heard.counts.finished, heard.counts.recomputed) == (3, 1)
     assert heard.done[0].text == "".join(p.text for f in heard.found for p in f.pieces).strip()
 

@@ -1,8 +1,13 @@
 """The targets of fuzzing.
 
-They are: every dialect's connection; parsers of REST bodies, forms, media headers, recordings, rows of stored sessions,
-answers of other servers and schemas; and requests to all routes of a host, directly and through a door. A target reads
-one input after another. For each, it answers or raises an error of `antiphon.errors`. Any other error is a find.
+There are three groups of targets:
+
+- the connection of each dialect,
+- the parsers of REST bodies, forms, media headers, recordings, schemas, stored sessions and answers of other servers,
+- requests to all routes of a host, directly and through a door.
+
+A target reads one input after another. For each input, it returns an answer or raises an error of `antiphon.errors`.
+Any other error is a bug that the fuzzing has found.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ RATE_HZ = 1000
 
 
 class Voice:
-    """Speaks a tenth of a second for each word, with its time. `texts`: the texts that it was given."""
+    """A voice that speaks each word for a tenth of a second and reports its time. `texts`: the texts to speak."""
 
     def __init__(self, languages: tuple[str, ...] = ("en",)) -> None:
         self.profile = SynthesizerProfile("v", RATE_HZ, ("one",), languages, (0.5, 2.0), word_times=True)
@@ -34,7 +34,7 @@ class Voice:
 
 
 class LiveVoice(Voice):
-    """Speaks a text while it is written, a tenth of a second for each piece."""
+    """A voice that speaks a text while the text is written: each piece for a tenth of a second."""
 
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         self.texts.append("")

@@ -247,7 +247,7 @@ def test_worker_pauses_stops_and_interrupts() -> None:
     assert frames_of(wire)[-1] == {"type": "resumed"}
     send_response(wire, 3.0)
     assert exchange_chunk(wire)["is_listen"] is False
-    # The answer to a message with `force_listen` no longer has the audio that was not sent yet.
+    # The answer to a message with `force_listen` contains none of the response's audio that was still to be sent.
     forced = exchange_chunk(wire, force_listen=True)
     assert (forced["text"], forced["end_of_turn"]) == ("", True)
     assert not np.frombuffer(b64decode(forced["audio_data"]), "<f4").any()

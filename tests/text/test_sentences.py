@@ -1,4 +1,4 @@
-"""The splitter: the rules of the speech stream, and that the sentences do not depend on how the text arrived."""
+"""The splitter: the rules of the speech stream. It finds the same sentences however the text is cut into pieces."""
 
 from __future__ import annotations
 

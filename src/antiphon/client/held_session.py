@@ -1,7 +1,8 @@
-"""The side of one session that resumes it. Used by our client, and by a door for other clients. Does no I/O.
+"""The client's side of a session that can be resumed. Our client uses it, and so does a door, for other clients.
 
-It keeps the resume token, counts the host's events and keeps the frames that the client sent, so that another
-connection can continue where the first one broke. The client gets the events as a host without resume would send them.
+It keeps the resume token and the frames that the client sent, and counts the host's events, so that another connection
+can continue where the first connection broke. The client gets the same events as from a host that cannot resume
+sessions. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -158,13 +159,13 @@ class HeldSession:
         )
 
     def resumed(self, frame: str | bytes) -> None:
-        """Handle the host's answer to the request. Queues the frames again that the host has not received.
+        """Handle the host's answer to the request. Queues again the frames that the host has not received.
 
         Args:
             frame: The first frame of the host on the new connection.
 
         Raises:
-            CannotResume: The host refuses, or frames that it lacks are no longer kept.
+            CannotResume: The host refuses to resume the session, or the host lacks frames that are no longer kept.
         """
         event = fields_of(frame)
         kind = event.get("type")

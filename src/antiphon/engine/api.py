@@ -65,9 +65,9 @@ class EngineSettings:
     context_rows: int = 0
     # The number of rows for which a session is promised room when it opens.
     reserve_rows: int = 512
-    # The maximum number of pending rows in a step in which a session generates. More rows delay that session's tokens.
+    # The maximum number of pending rows that a step computes while sessions generate. More rows delay their tokens.
     prefill_rows: int = 64
-    # The maximum number of pending rows in a step in which no session generates.
+    # The maximum number of pending rows that a step computes while no session generates.
     prefill_only_rows: int = 256
     # The maximum number of sessions that sample a token in one step.
     decode_rows: int = 64

@@ -227,10 +227,12 @@ class Lane(Generic[Job, Result]):
             return max((time.monotonic() - batch.since_s for batch in self._batches), default=0.0)
 
     def fail(self, reason: str) -> None:
-        """Declare the lane lost: waiting and running jobs fail with ModelLost now, later ones when they are queued.
+        """Declare the lane lost. Waiting and running jobs fail with ModelLost at once, and later jobs when they are
+        queued.
 
-        May be called from any thread. `reason`: a clause for the error and the log. A hanging worker is left until the
-        process ends. A worker that returns ends, and its results are discarded. A no-op if the lane is already lost.
+        May be called from any thread. `reason`: a clause for the error and the log. A worker that hangs is left alone
+        until the process ends. If the worker returns after all, it ends, and its results are discarded. A no-op if the
+        lane is already lost.
         """
         with self._changed:
             if self.lost:

@@ -178,8 +178,9 @@ class MediaBudget:
     def check(self, owner: Hashable, limit_bytes: int) -> None:
         """Raise Refused if `is_full` is True: all keys together hold the limit, and this key holds at least its share.
 
-        Must be called before a part is encoded, when its size is still unknown. So the part may exceed the limit. A new
-        key may also exceed it by its share if other keys already hold everything.
+        Must be called before a part is encoded. The size of the part is still unknown, so all keys together may then
+        exceed the limit by this part. If the other keys already hold the whole limit, a new key may still add parts
+        until it holds its equal share.
         """
         if self.is_full(owner, limit_bytes):
             held, most = self.num_bytes >> 20, limit_bytes >> 20

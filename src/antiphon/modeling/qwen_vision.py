@@ -1,6 +1,6 @@
-"""Pictures of any shape for Qwen's vision encoders: turns patches into rows with (time, height, width) positions.
+"""Encodes pictures of any shape with Qwen's vision encoders. Each row has a position (time, height, width).
 
-Shared by Qwen2.5-VL, Qwen3-VL and Qwen3-Omni. The encoder itself is that of `transformers`.
+Qwen2.5-VL, Qwen3-VL and Qwen3-Omni share this module. The encoder itself comes from `transformers`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class QwenVisionEncoder:
         self._video_size = {"shortest_edge": MIN_VIDEO_ROWS * factor**2, "longest_edge": MAX_ROWS * factor**2}
 
     def prepare(self, pixels: Pixels, *, in_video: bool = False) -> Any:
-        """Return patches, float32 [n, numbers], and their grid, int [1, 3] (time, height, width). Runs on the CPU.
+        """Return the patches, float32 [patches, numbers per patch], and their grid, int [1, 3] (time, height, width).
+        Runs on the CPU.
 
         Scales the picture down to MAX_ROWS rows, and crops it if it is longer than the encoder accepts. `in_video`: the
         picture is a video frame for an Omni model; small frames are scaled up to MIN_VIDEO_ROWS rows.
@@ -59,7 +60,7 @@ class QwenVisionEncoder:
 
     @torch.inference_mode()
     def look(self, prepared: Any) -> PictureRows:
-        """Return the rows of a prepared picture. At its end, each row has the features for the decoder's first layers.
+        """Return the rows of a prepared picture. Each row ends with the features for the decoder's first layers.
 
         Runs the encoder, so it must be called in the model's thread.
         """

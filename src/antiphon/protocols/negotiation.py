@@ -3,8 +3,8 @@
 The server first sends a `session.created` that the clients of all three dialects can read. The client's first
 `session.update` then decides. If it has a top-level `model` and no `session` object, the dialect is vLLM's. If its
 `session` has the type `transcription`, the dialect is OpenAI's transcription. Otherwise the dialect is OpenAI's
-conversation, or OpenAI's transcription if no conversation model is loaded. `?dialect=`, `?intent=transcription` and a
-`model` in the URL decide earlier.
+conversation, or OpenAI's transcription if no conversation model is loaded. In the URL, `?dialect=`,
+`?intent=transcription` and `model` decide the dialect before any update.
 
 The server holds up to about a second of audio that arrives before the decision. A client that sends no update gets
 the default dialect. Its audio may be at 16 kHz, as for Hugging Face's speech-to-speech, or at 24 kHz, as for OpenAI's

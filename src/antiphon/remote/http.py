@@ -95,8 +95,8 @@ async def chunks(answer: httpx.Response, max_bytes: int = MAX_ANSWER_BYTES) -> A
     """Yield an answer's bytes as they arrive.
 
     The time that the caller spends between chunks does not count for MAX_ANSWER_S. Raises RemoteError if the answer is
-    larger than `max_bytes`, takes longer than MAX_ANSWER_S, or is compressed. No request asks for compression, and a
-    few compressed bytes could expand to gigabytes.
+    larger than `max_bytes`, takes longer than MAX_ANSWER_S, or is compressed. A compressed answer is an error, because
+    no request asks for compression and because a few compressed bytes could expand to gigabytes.
     """
     if encoding := answer.headers.get("content-encoding", "").strip().lower().removeprefix("identity"):
         raise RemoteError(f"the model's server compresses its answer ({encoding[:40]}), which was not asked for")

@@ -38,7 +38,8 @@ CLOSE_MODELS_S = 2.0
 # Timeout, in seconds, for sending the remaining traces when the server stops.
 CLOSE_TRACES_S = 5.0
 # Seconds after which a busy thread yields the interpreter lock to a waiting thread. Python's default is 5 ms. A model's
-# step acquires the lock hundreds of times, so with the default one busy thread would make each step take seconds.
+# step acquires the lock hundreds of times. If the step waited 5 ms each time, one busy thread would make each step take
+# seconds.
 SWITCH_INTERVAL_S = 0.0005
 
 

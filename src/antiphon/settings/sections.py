@@ -159,7 +159,7 @@ class ResumeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """The section `[cluster]`: this process's role among others."""
+    """The section `[cluster]`: the role of this process in a cluster of servers."""
 
     role: str = option(
         "host",
@@ -454,7 +454,7 @@ class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     # Resuming sessions, and the store that they are kept in.
     resume: ResumeSettings = field(default_factory=ResumeSettings)
-    # This process's role among others.
+    # The role of this process in a cluster of servers.
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     # Limits of the memory that clients' data takes.
     memory: MemorySettings = field(default_factory=MemorySettings)

@@ -5,8 +5,9 @@ and installed atomically, and two processes may pull at the same time.
     <home>/partial/<sha256>                  an incomplete download, continued by the next pull
     <home>/partial/<sha256>.lock             one process pulls a file; a second one waits and finds it complete
 
-A file enters `models/` only by a rename, after its sha256 was checked. From an archive, only members that the registry
-names are read, into a file whose path this module chooses: names in an archive never become paths.
+A file enters `models/` only by a rename, after its sha256 was checked. From an archive, only the members that the
+registry names are read. This module chooses the path of the file for each member, so a name in an archive never becomes
+a path.
 """
 
 from __future__ import annotations

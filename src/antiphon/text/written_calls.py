@@ -23,7 +23,8 @@ UNTELLING = regex.compile(
     "when|where|which|will|with|would|your"
 )
 _WORD = regex.compile(r"\p{L}+")
-# Maximum length of the beginning of a possible call, up to the tool's name, that is held back. Longer text is prose.
+# Maximum number of characters from the beginning of a possible call up to the tool's name. A longer beginning is prose
+# and is not held back.
 MAX_HEAD_CHARS = 200
 # Matches the place inside a name at which a new word begins.
 _HUMP = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})")
@@ -55,7 +56,7 @@ class WrittenCallFinder:
         returns the name of the tool. It is "" for an unknown tool, and None if the beginning of the call is incomplete.
 
         `before` is the character before the text, "" for none. It determines whether a call can begin at the start of
-        the text. A beginning of more than MAX_HEAD_CHARS up to the name does not count.
+        the text. A beginning that has more than MAX_HEAD_CHARS characters up to the name does not count.
         """
         whole, at = before + text, len(before)
         while found := self._whole.search(whole, at):

@@ -174,7 +174,10 @@ class Attachment:
         await self._closed()
 
     def stop_reading(self) -> None:
-        """Stop reading frames, because the session has left OPEN. If it drains, wind it up. Does not wait."""
+        """Stop reading frames, because the session has left OPEN. Does not wait.
+
+        Starts to wind up the session if it is draining and has no transport.
+        """
         self._reading.cancel()
         draining = self._lifecycle.state is Lifecycle.DRAINING
         if draining and not self._place.state.has_transport and self._group:

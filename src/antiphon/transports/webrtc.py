@@ -143,9 +143,10 @@ class OutputTrack(MediaStreamTrack):
         return frame
 
     def next_frame(self) -> npt.NDArray[np.int16]:
-        """Take the next 20 ms from the queue, as int16 [960]. Missing samples, or all during a hold, are zeros.
+        """Take the next 20 ms from the queue, as int16 [960].
 
-        Reports responses that begin or end in these 20 ms.
+        Missing samples are zeros. During a hold, all samples are zeros. Reports responses that begin or end in these 20
+        ms.
         """
         out, filled = np.zeros(FRAME_SAMPLES, np.int16), 0
         while self._queue and filled < FRAME_SAMPLES and not self._is_held:

@@ -183,9 +183,9 @@ class EchoGuard:
         """Return the frames' speech probabilities, with 0 for each frame that is an echo.
 
         `frames` are float32 [num_frames, 512], mono, 16 kHz, and begin at sample `at`. `probabilities` has one value
-        for each frame, from the voice activity detector. The first audio that returns is held as a possible echo for up
-        to a third of a second, or two thirds if it resembles one, until there is enough of it to decide. For a client
-        with headphones this delays speech once.
+        for each frame, from the voice activity detector. The first audio that returns counts as an echo until there is
+        enough of it to decide: for up to a third of a second, or two thirds if it resembles an echo. For a client with
+        headphones this delays speech once.
         """
         self._forget(at)
         self.held_since = None
@@ -232,7 +232,7 @@ class EchoGuard:
             self._quiet_frames += 1
         if probability < MIN_SPEECH_PROBABILITY or self._quiet_frames > MAX_QUIET_FRAMES:
             return False
-        # The first audio that returns is decided after one or two thirds of a second.
+        # Whether the first audio that returns is an echo is decided after one or two thirds of a second.
         self._undecided_frames += 1
         if self._undecided_frames < (MAX_HELD_FRAMES if score >= POSSIBLE_ECHO_CORRELATION else MIN_COMPARED_FRAMES):
             if self._undecided_since is None:

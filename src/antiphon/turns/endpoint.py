@@ -117,8 +117,9 @@ class Endpointer:
         return [self._stop(self._now if self._quiet_since is None else self._quiet_since)]
 
     def end_after(self, silence_ms: int) -> None:
-        """Have the current pause end the turn after `silence_ms` instead of after the configured silence. The last call
-        counts, until speech continues. A no-op outside a pause.
+        """Have the current pause end the turn after `silence_ms` instead of after the configured silence. A later call
+        in the same pause replaces this value. When speech continues, the configured silence applies again. A no-op
+        outside a pause.
         """
         if self._speaking and self._quiet_since is not None:
             self._pause_silence = silence_ms * SAMPLE_RATE_HZ // 1000

@@ -266,8 +266,8 @@ class Segmenter:
 
     def end_after(self, pause: int, silence_ms: int) -> bool:
         """Have the pause that began at the sample `pause` end the turn after `silence_ms`, or with the next frame if
-        the pause is already that long. The last call counts. Returns False, and does nothing, if that pause is over, or
-        if the client commits turns.
+        the pause is already that long. A later call for the same pause replaces this value. Returns False, and does
+        nothing, if the pause is over, or if the client commits turns.
         """
         if self._vad is None or pause != self._quiet_since:
             return False

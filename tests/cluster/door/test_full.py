@@ -1,4 +1,4 @@
-"""A full service: a door tries its other hosts, then returns the last refusal; HAProxy's file tries other doors."""
+"""A full service. A door tries its other hosts, and then returns the last refusal. HAProxy tries other doors."""
 
 from __future__ import annotations
 

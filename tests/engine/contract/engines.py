@@ -39,8 +39,9 @@ class EngineUnderTest:
     """An engine, and the expected tokens of its model.
 
     `make(context_rows)`: creates a new engine; with 0, the context is the model's own limit. `likeliest(rows, count)`:
-    the tokens that follow these tokens at temperature 0. `embed(ids)`: these tokens' embeddings. `tokenizer`: None if
-    the engine works without text. `end`: a token that ends a text. `words`: tokens that the model knows.
+    the `count` tokens that the model generates after the tokens `rows` at temperature 0. `embed(ids)`: the embeddings
+    of these tokens. `tokenizer`: None if the engine works without text. `end`: a token that ends a text. `words`:
+    tokens that the model knows.
     """
 
     make: Callable[[int], Engine]

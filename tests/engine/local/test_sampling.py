@@ -187,7 +187,7 @@ def some_params(chance: random.Random, seed: int) -> Sampling:
 
 
 class Words:
-    """A constraint that allows other tokens each time, and records the accepted ones."""
+    """A constraint that allows random tokens at each step, and records the accepted tokens."""
 
     def __init__(self, seed: int) -> None:
         self._chance, self.accepted = random.Random(seed), list[int]()

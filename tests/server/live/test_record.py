@@ -72,7 +72,7 @@ def test_when_a_conversation_was_recorded_then_its_replay_has_the_same_turns(
 
 
 SAID = "5550123"
-# Events of a program with its own ids: of customers, calls and events.
+# Events of a client that chooses its own ids for events, items, calls and customers. Each id contains SAID.
 EVENTS: list[dict[str, Any]] = [
     {"type": "session.update", "event_id": f"ev-{SAID}", "session": {"type": "realtime", "voice": f"jane-{SAID}"}},
     {

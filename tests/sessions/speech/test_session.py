@@ -320,7 +320,7 @@ def test_when_speech_is_cancelled_then_nothing_of_it_follows_and_the_session_goe
 
     rest, log = asyncio.run(main())
     assert rest == ["end 0 of 2 cancelled", "start 1.0 Five.", "audio 1.0", "done 1.0", "end 1 of 1"]
-    # The current synthesis was closed, and the third sentence never begun.
+    # The synthesis of the second sentence was closed before its end. The synthesis of the third sentence never began.
     assert not any(line.startswith("end x") for line in log)
     assert "begin Three." not in log
 
@@ -346,7 +346,7 @@ def test_when_speech_is_cancelled_that_is_made_and_not_read_then_it_is_not_sent(
 
 
 class Settled(Scripted):
-    """Has its next chunk ready when the cancel arrives, so that the task that waits for it is not interrupted."""
+    """A synthesizer whose chunk is ready when the cancel arrives, so the cancel does not interrupt the waiting task."""
 
     def __init__(self) -> None:
         super().__init__()

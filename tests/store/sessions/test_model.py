@@ -59,7 +59,7 @@ def test_whatever_hosts_do_a_session_has_one_owner(stores: dict[str, SessionStor
             self.texts = itertools.count()
             self.alive = set(NAMES)
             self.model: Modelled | None = None
-            # All holds that any host ever had, which may be used again at any time.
+            # All holds that hosts have ever had. A host may use any of its old holds again at any time.
             self.holds = [Hold(self.id, name, 1) for name in NAMES]
             for name in NAMES:
                 stores[name].renew(Host(name))

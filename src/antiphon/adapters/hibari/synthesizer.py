@@ -120,12 +120,13 @@ class Hibari:
         """Yield the audio of a text, float32 at 24 kHz. The first chunk has 0.3 s. Each chunk is one job of the lane.
 
         A text without speakable characters, such as emoji, yields no samples. The first chunk with samples also has the
-        words and the `skipped` letters of the silent parts before it. Closing the generator stops the synthesis after
-        the current chunk. Raises RemoteProtocolError if letters were skipped and nothing is left to speak, Refused if
-        the lane is full, and ModelError.
+        words and the `skipped` letters of the earlier chunks without samples. Closing the generator stops the synthesis
+        after the current chunk. Raises RemoteProtocolError if letters were skipped and nothing is left to speak,
+        Refused if the lane is full, and ModelError.
         """
         utterance = _Utterance(self._voices[options.voice], text, options)
-        # Silent parts are held back until the first samples. If none follow, the text cannot be spoken.
+        # Chunks without samples are held back until the first chunk with samples. If no chunk has samples, but letters
+        # were skipped, the text cannot be spoken.
         held, words, spoke = "", tuple[Word, ...](), False
         while (chunk := await self.lane.run(utterance, urgency())) is not None:
             if spoke:

@@ -107,11 +107,11 @@ class MiniCpmOConfig(msgspec.Struct, frozen=True, kw_only=True):
     vision_config: dict[str, Any] | None = None
     # How images are sliced. None: the defaults of SliceConfig.
     slice_config: SliceConfig | None = None
-    # Audio encoder positions that are pooled into one embedding.
+    # Number of audio encoder positions that are averaged into one embedding.
     audio_pool_step: int = 5
     # Length in seconds of an attention chunk when the audio encoder encodes a clip.
     audio_chunk_length: float = 1.0
-    # Embeddings for each image or slice.
+    # Number of embeddings for each image or slice.
     query_num: int = 64
     # True if the vision encoder's last layer is skipped.
     drop_vision_last_layer: bool = True

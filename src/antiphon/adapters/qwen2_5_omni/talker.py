@@ -142,7 +142,7 @@ class TalkerStream:
     ) -> AsyncGenerator[Pcm, None]:
         """Yield the audio of a reply. The first audio follows after 24 codes (480 ms). See TalkerSide."""
         speaker = self._talker.parts.speakers[voice]
-        # Generated codes that are not audio yet. None stands after the last code. Bound: MAX_CODES.
+        # Queue of generated codes that are not audio yet. After the last code, it gets None. Bound: MAX_CODES.
         waiting: asyncio.Queue[int | None] = asyncio.Queue()
 
         async def choose(_: Put[Pcm]) -> None:

@@ -38,7 +38,7 @@ class ClonedVoice:
 
 
 class DelayBlock(nn.Module):
-    """A dilated convolution over the frames and its activation (TDNN). It keeps the number of frames."""
+    """A dilated convolution over the frames, and an activation (TDNN). The output has as many frames as the input."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, dilation: int = 1) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class DelayBlock(nn.Module):
 
 
 class Res2NetBlock(nn.Module):
-    """Splits the channels into `scale` parts and convolves each together with the output of the one before it."""
+    """Splits the channels into `scale` parts, and convolves each part together with the output of the previous part."""
 
     def __init__(self, width: int, scale: int, kernel: int, dilation: int) -> None:
         super().__init__()

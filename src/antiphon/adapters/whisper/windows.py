@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import TranscriberProfile, TuningLimits, Window
 
-# Limit of tokens before a window's start token: half of the decoder's positions are for its text (whisper/decoding.py).
+# Maximum number of tokens before a window's start token. Half of the decoder's positions are for the text after that
+# token (whisper/decoding.py).
 MAX_PROMPT_TOKENS = 200
-# Mel frames per second, and the encoder's limit of frames: 30 s.
+# Number of mel frames per second, and the maximum number of mel frames that the encoder accepts (30 s).
 FRAMES_PER_S = 100
 MAX_FRAMES = 3000
-# Limits of tokens against endless repetition: a rate per second of audio, plus extra tokens. English speech has 4
-# tokens a second on average, and 7 in fast passages. A rate of 7 cut off the ends of long finals. On the other hand, a
-# partial of a second of audio may repeat its two words up to the limit.
+# Limits on the number of tokens, against endless repetition: tokens per second of audio, plus extra tokens. English
+# speech has 4 tokens a second on average, and 7 in fast passages. With a rate of 7, the ends of long finals were cut
+# off. On the other hand, a partial of a second of audio may repeat its two words up to the limit.
 FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS = 12.0, 16
 PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS = 7.0, 2
 # The rate for scripts with a token or more per character.

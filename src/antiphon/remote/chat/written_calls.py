@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 # The names that servers and models use for a function and its arguments.
 _NAMES = ("name", "function", "function_name", "tool", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
-# Bounds: beginnings of JSON in one reply that are tried, values in it that are searched for calls, and characters that
+# Bounds for one reply: beginnings of JSON that are tried, JSON values that are searched for calls, and characters that
 # are read. Real arguments are shorter.
 _MAX_BEGINNINGS, _MAX_VALUES, _MAX_CHARS = 64, 10_000, 1 << 18
 _BEGINNING = re.compile(r"[{\[]")
@@ -28,15 +28,16 @@ _decoder = json.JSONDecoder()
 
 
 class WrittenCalls:
-    """Converts JSON in a reply's text that calls a tool in `names` into calls. Otherwise it would be spoken.
+    """Finds JSON in a reply's text that calls a tool in `names`, and converts it into calls, so that it is not spoken.
 
-    From the beginning of such JSON, the text is held back until the end of the reply. The arguments stay as the model
-    wrote them; the tool's schema is not enforced.
+    From the beginning of such JSON, the text is held back until the end of the reply. The arguments are passed on as
+    the model wrote them, and are not checked against the tool's schema.
 
-    - `parallel`: if False, only the first call is kept, including the server's own calls.
-    - `makes`: if False, such JSON is dropped instead of converted.
-    - `void`: the end of a reply that contained only a call of an unknown tool. This ReplyDone is not yielded, because
-      the caller repeats the request without tools. None for other replies.
+    - `parallel`: if False, only the first call of the reply is kept. Calls that the model's server found itself also
+      count.
+    - `makes`: if False, the JSON of a call is dropped and not converted.
+    - `void`: the ReplyDone of a reply that contained only a call of an unknown tool; None for other replies. This
+      ReplyDone is not yielded, because the caller repeats the request without tools.
     """
 
     void: ReplyDone | None = None

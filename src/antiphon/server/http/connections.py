@@ -28,7 +28,7 @@ from websockets.http11 import Request
 
 log = logging.getLogger(__name__)
 
-# Number of connections, in addition to two for each session, that are for requests without a place.
+# Number of connections for requests without a place. They are in addition to the two connections for each session.
 SPARE_CONNECTIONS = 256
 # Fraction of the file descriptors that connections may use. The rest is for files, codecs and the sockets of calls.
 OTHER_DESCRIPTORS = 0.5
@@ -70,9 +70,9 @@ BAD_UPGRADE = _refusal(
 def connection_limit(max_sessions: int) -> int:
     """Return the maximum number of connections of a server with `max_sessions` sessions.
 
-    The limit is two for each session plus SPARE_CONNECTIONS. It is at most the fraction OTHER_DESCRIPTORS of the
-    descriptors that the process may open (RLIMIT_NOFILE), so that a session always has descriptors for a file or a
-    call.
+    The limit is two connections for each session plus SPARE_CONNECTIONS. But connections get at most the fraction
+    OTHER_DESCRIPTORS of the descriptors that the process may open (RLIMIT_NOFILE), so that descriptors are always left
+    for the sessions' files and calls.
     """
     wanted = 2 * max_sessions + SPARE_CONNECTIONS
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

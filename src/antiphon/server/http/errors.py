@@ -131,9 +131,9 @@ async def _handle(connection: HTTPConnection, error: Exception) -> Response | No
     if connection.client_state == WebSocketState.CONNECTING:
         await connection.send_denial_response(response)
     elif not isinstance(error, Refused):
-        # The session should have sent the error to its client. If it did not, that is a bug, which must not be hidden.
-        # Raises another type: Starlette calls the handlers again, because it believes that the socket is not accepted
-        # yet.
+        # After the upgrade, a session sends its errors to its client itself. An error that arrives here is a bug, which
+        # must not be hidden. If `error` itself were raised, Starlette would call its handler again, because Starlette
+        # believes that the socket is not accepted yet.
         raise RuntimeError(f"{connection.url.path}: {type(error).__name__} after the upgrade") from error
     return None
 

@@ -55,9 +55,9 @@ _Outcome = tuple[EnrolledVoice, ...] | _Unfit
 class EnrolledVoices:
     """The enrolled voices of all callers, in one event loop. Only `find` may be called from another thread."""
 
-    # Outcomes for each API key, by the voice's name. None means that the key has no voice of this name.
+    # Outcomes for each API key and voice name. None means that the key has no voice of this name.
     _outcomes: FairCache[str, _Outcome | None] = field(default_factory=lambda: FairCache(MAX_OUTCOMES))
-    # Outcomes for each API key, by the recording.
+    # Outcomes for each API key and recording.
     _heard: FairCache[_Recording, _Outcome] = field(default_factory=lambda: FairCache(MAX_HEARD))
     # One recording is processed at a time.
     listening: Places = field(default_factory=lambda: Places(1))

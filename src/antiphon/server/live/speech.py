@@ -89,7 +89,7 @@ class LiveSpeech:
         self._stream.put([self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)])
 
     async def handle(self, data: str | bytes) -> None:
-        """Pass a message's commands to the session, and answer errors.
+        """Pass the commands of a message to the session, and send the resulting errors to the client.
 
         Waits while the client does not read its errors, and delays a client that sends more than MESSAGES_PER_S. After
         the client has closed the stream, or if its configuration was refused, the stream finishes.

@@ -361,8 +361,8 @@ class NativeTurns:
         return self._drop_due("client_cancelled") is not None and self._turn is None
 
     def _drop_due(self, reason: str, failure: str = "") -> DueResponse | None:
-        """Clear the answer that is due and return it. If it was requested, its response ends as cancelled with `reason`
-        or as failed with `failure`, unless the model already speaks that response.
+        """Clear the answer that is due and return it. If the client requested this answer, and the model does not speak
+        it yet, the response ends: as failed if there is a `failure`, otherwise as cancelled with `reason`.
         """
         due, self._due = self._due, None
         if due and due.request and self._group and not (self._turn and self._turn.due is due):

@@ -168,8 +168,9 @@ def shortened(final: Hypothesis, keep: int) -> Hypothesis:
 
 
 def words_before_cut(final: Hypothesis, sent: int, length_s: float) -> int:
-    """Return the number of words of `final` that stay before the cut of its window. The cut is at the widest gap after
-    the first `sent` words, after 60 % of the window and before its last second. Without such a gap, all words stay.
+    """Return the number of words of `final` that stay before the cut of its window. The cut is at the widest gap
+    between two words that follows at least `sent` words, begins after 60 % of the window, and ends before the window's
+    last second. Without such a gap, all words stay.
 
     `length_s` is the window's length in seconds. Word times count from its start.
     """

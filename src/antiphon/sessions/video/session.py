@@ -58,7 +58,8 @@ log = logging.getLogger(__name__)
 # Maximum number of waiting commands, and of their bytes. When a maximum is reached, `put` waits, so that the socket is
 # not read.
 MAX_WAITING, MAX_WAITING_BYTES = 32, 16 << 20
-# Maximum samples of audio that wait for a question: 4 MiB as PCM16, 131 s. More audio is an error and drops all of it.
+# Maximum samples of audio that wait for a question: 4 MiB as PCM16, 131 s. If more audio arrives, all of it is dropped,
+# and the client gets an error.
 MAX_AUDIO_SAMPLES = (4 << 20) // 2
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
 EmitVideo = Callable[[VideoEvent], Awaitable[None]]

@@ -264,7 +264,9 @@ class _Connection:
         self._watch.start()
 
     def run(self, work: Callable[[Any], Any], *, once: bool = False) -> Any:
-        """Run `work` with the connection. If the server had closed it, reconnect and run it again, unless `once`."""
+        """Run `work` with the connection. If the server had closed the connection, reconnect and run `work` again,
+        unless `once`.
+        """
         import psycopg
 
         was_open, self._is_cut = self._db is not None and not self._db.closed, False

@@ -136,10 +136,10 @@ NOTHING = SettledMessages(0, [])
 
 
 class ReceivedMessages:
-    """The client's messages, from the first that is not in the conversation yet.
+    """The client's messages, from the first message that is not in the conversation yet.
 
-    `before` says what the snapshot covered from which the session was restored. Positions of audio
-    count from the end of its message `last`.
+    `before` lists the messages that are covered by the snapshot from which the session was restored. Positions in the
+    session's audio are counted from the end of the message `before.last`.
     """
 
     def __init__(self, before: SettledMessages = NOTHING) -> None:
@@ -188,7 +188,8 @@ class ReceivedMessages:
 class _Owed:
     """A response that was owed when the session was restored.
 
-    `num_put` is the number of commands put into the inbox up to and including its request; None before that.
+    `num_put` is the number of commands put into the inbox up to and including the response's request. It is None until
+    the request is put.
     """
 
     request: CreateResponse
