@@ -38,6 +38,11 @@ class ConversationProgress:
         return [turn.item.id for turn in self._floor.turns.values() if turn.stage is TurnStage.COMMITTED]
 
     @property
+    def closing_responses(self) -> list[CreateResponse]:
+        """The request of a response that has ended, while its last events are being emitted."""
+        return self._queue.closing
+
+    @property
     def owed_responses(self) -> list[CreateResponse]:
         """The responses that are under way, due to the user's turns, or waiting, in order. Empty for a native model."""
         return self._queue.owed

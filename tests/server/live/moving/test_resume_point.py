@@ -42,7 +42,7 @@ SECOND = AppendAudio(np.zeros(16_000, np.float32))
 
 def conversation(settled_ms: float = 0.0, items: list[Item] | None = None, **facts: Any) -> Any:
     history = SimpleNamespace(items=items or [])
-    given = {"settled_ms": settled_ms, "unread_items": [], "owed_responses": []}
+    given = {"settled_ms": settled_ms, "unread_items": [], "owed_responses": [], "closing_responses": []}
     return cast(Any, SimpleNamespace(history=history, progress=SimpleNamespace(**given | facts)))
 
 
@@ -195,3 +195,16 @@ def test_what_the_client_asks_for_waits_for_the_response_that_is_begun_anew() ->
     assert progress.unheard([asked]) == [replace(asked, when_busy="wait")]
     progress.follow(ResponseDone(done))
     assert progress.unheard([asked]) == [asked]
+
+
+def test_a_response_whose_last_events_are_missing_is_owed_until_it_is_done() -> None:
+    request, progress = CreateResponse(), Progress(Inbox(30.0))
+    response = Response("resp", False, None, None, request=request)
+    # Completed, and its items' last events are stored: the host may die before `ResponseDone`.
+    closing = conversation(closing_responses=[request])
+    assert progress.now(closing).owed == []
+    progress.follow(ResponseCreated(response))
+    point = progress.now(closing)
+    assert (point.owed, point.open_response) == ([request], OpenResponse("resp", False))
+    progress.follow(ResponseDone(replace(response, status="completed")))
+    assert progress.now(closing).owed == []

@@ -132,6 +132,7 @@ class Stage:
                     settled_ms=0.0,
                     unread_items=[],
                     owed_responses=[],
+                    closing_responses=[],
                     user_speaks=False,
                     is_responding=False,
                     is_heard=False,

@@ -292,7 +292,9 @@ class Progress:
         # Requests that the session has taken from the inbox are in its own `owed_responses`.
         self._owed = [owed for owed in self._owed if owed.num_put is None or owed.num_put > self._inbox.num_taken]
         unread = conversation.progress.unread_items
-        owed = [owed.request for owed in self._owed] + conversation.progress.owed_responses
+        # An open response is generated again, also if only its last events are missing.
+        closing = conversation.progress.closing_responses if self._open else []
+        owed = [owed.request for owed in self._owed] + closing + conversation.progress.owed_responses
         opened, heard_ms = self._open, received.heard_ms
         return ResumePoint(received.last, received.applied, unread, opened, owed, finished, heard_ms=heard_ms)
 

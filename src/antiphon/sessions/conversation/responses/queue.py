@@ -160,6 +160,15 @@ class ResponseQueue:
         under_way = [active.response.request] if active and active.response.status == "in_progress" else []
         return [*under_way, *([CreateResponse()] if self._floor.response_due else []), *self._waiting.stored]
 
+    @property
+    def closing(self) -> list[CreateResponse]:
+        """The request of the response that has ended by itself, until its `ResponseDone` was emitted. Empty for a native
+        model.
+        """
+        active = self.responder.active
+        ended = active is not None and active.response.status in ("completed", "incomplete", "failed")
+        return [active.response.request] if active and ended and not self.native else []
+
     def has_unresolved(self) -> bool:
         """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
         return bool(self.item_media.unresolved) or self._floor.has_untranscribed()
