@@ -162,9 +162,7 @@ class ResponseQueue:
 
     @property
     def closing(self) -> list[CreateResponse]:
-        """The request of the response that has ended by itself, until its `ResponseDone` was emitted. Empty for a native
-        model.
-        """
+        """The request of the response that has ended by itself, until it is closed. Empty for a native model."""
         active = self.responder.active
         ended = active is not None and active.response.status in ("completed", "incomplete", "failed")
         return [active.response.request] if active and ended and not self.native else []
