@@ -7,7 +7,6 @@ into audio.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,17 +18,12 @@ from torch.nn.functional import silu
 
 from antiphon.engine.api import NO_TOKEN, Sampling
 from antiphon.engine.local.device_sampling import RowChoices, draw_tokens
-from antiphon.engine.local.kernels.graphs import capture
+from antiphon.engine.local.kernels.graphs import Graphs, power_of_two, warmed_sizes
 from antiphon.engine.local.sampling import RowEdits, RowSampler, sample_rows
 from antiphon.errors import ModelError
 
-log = logging.getLogger(__name__)
-
 # The number of control codes, which are the last codes of the talker's vocabulary and are not audio.
 SPECIAL_CODES = 1024
-# When the model is loaded, frames of up to this number of sessions are captured as CUDA graphs. Frames of more sessions
-# are captured when they first occur.
-WARMED_SESSIONS = 64
 # Limit of frames of one utterance (max_new_tokens in generation_config.json).
 MAX_FRAMES = 2048
 
@@ -157,16 +151,15 @@ class CapturedFrames:
 
     def __init__(self, predictor: CodePredictor, first_codes: nn.Module, usual: Sampling) -> None:
         self._predictor, self._first_codes, self._usual = predictor, first_codes, usual
-        # The captured frames by number of sessions.
-        self._frames: dict[int, _CapturedFrame] = {}
-        self._memory: Any = torch.cuda.graph_pool_handle()
-        self._works = True
+        # The captured frames by number of sessions; None if the capture failed.
+        self._frames: dict[int, _CapturedFrame | None] = {}
+        self._graphs = Graphs("frames of codes")
 
     @torch.inference_mode()
     def warm(self) -> None:
         """Capture the frames of up to WARMED_SESSIONS sessions. Takes several seconds."""
         table: Any = self._first_codes.weight
-        for count in (1 << i for i in range(WARMED_SESSIONS.bit_length())):
+        for count in warmed_sizes():
             self._frame(count, table)
 
     def call(
@@ -181,19 +174,14 @@ class CapturedFrames:
         # seconds.
         if any(_way(p) != _way(self._usual) for p in params):
             return None
-        frame = self._frame(1 << (len(params) - 1).bit_length(), thoughts)
+        frame = self._frame(power_of_two(len(params)), thoughts)
         return None if frame is None else frame.run(thoughts, first, uniforms)
 
     def _frame(self, count: int, like: torch.Tensor) -> _CapturedFrame | None:
-        if count not in self._frames and self._works:
-            params = [self._usual] * count
-            try:
-                self._frames[count] = _CapturedFrame(self._predictor, self._first_codes, params, like, self._memory)
-            except RuntimeError as error:
-                # The frames are computed without a graph, which is slower.
-                log.warning("frames of codes are not captured as CUDA graphs: %s", error)
-                self._works = False
-        return self._frames.get(count)
+        if count not in self._frames:
+            frame = _CapturedFrame(self._predictor, self._first_codes, [self._usual] * count, like)
+            self._frames[count] = frame if frame.capture(self._graphs) else None
+        return self._frames[count]
 
 
 def _way(params: Sampling) -> tuple[float, int, float, float]:
@@ -209,8 +197,8 @@ class _CapturedFrame:
         first_codes: nn.Module,
         params: Sequence[Sampling],
         like: torch.Tensor,
-        memory: Any,
     ) -> None:
+        self._predictor, self._first_codes = predictor, first_codes
         device, count = like.device, len(params)
         self._thoughts = like.new_zeros(count, like.shape[1])
         self._first = torch.zeros(count, dtype=torch.int64, device=device)
@@ -218,13 +206,19 @@ class _CapturedFrame:
         # Must stay alive, because the graph reads its tensors.
         self._choices = RowChoices.of(params, device)
 
-        def frame() -> tuple[torch.Tensor, torch.Tensor]:
-            made: tuple[torch.Tensor, torch.Tensor] = predictor(
-                self._thoughts, first_codes(self._first), self._choices, self._uniforms
-            )
-            return made
+    def capture(self, graphs: Graphs) -> bool:
+        """Capture the passes if `graphs` can, and return whether they are captured."""
+        captured = graphs.capture(self._compute, self._first.device)
+        if captured:
+            self._graph, self._out = captured
+        return captured is not None
 
-        self._graph, self._out = capture(frame, device, memory)
+    def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        embedded = self._first_codes(self._first)
+        made: tuple[torch.Tensor, torch.Tensor] = self._predictor(
+            self._thoughts, embedded, self._choices, self._uniforms
+        )
+        return made
 
     def run(
         self, thoughts: torch.Tensor, first: torch.Tensor, uniforms: torch.Tensor

@@ -7,7 +7,6 @@ numbers of a call at once, and launches the graph. A chunk is vocoded in pieces 
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,22 +14,16 @@ from typing import Any
 import torch
 
 from antiphon.audio import Pcm
-from antiphon.engine.local.kernels.graphs import capture
+from antiphon.engine.local.kernels.graphs import Graphs, power_of_two, warmed_sizes
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
 from antiphon.modeling.codec_vocoder import StreamVocoder, VocoderState, VocoderStreams, has_been, in_reach
 from antiphon.modeling.gathered import GatheredCalls
 
-log = logging.getLogger(__name__)
-
 # Maximum number of streams with a slot. Further streams are vocoded without a slot, which is slower.
 NUM_SLOTS = 128
 # The sizes of the pieces of a chunk, in frames. Each size has a graph for each number of streams.
 PIECE_FRAMES = (4, 2, 1)
-# When the model is loaded, calls of up to this number of streams are captured. Larger calls are captured when they
-# first occur.
-WARMED_STREAMS = 64
-
 
 _Frames = tuple[Sequence[Sequence[int]], VocoderState]
 
@@ -72,9 +65,10 @@ class VocoderCall:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._audio: torch.Tensor | None = None
 
-    def capture(self, memory: Any) -> None:
-        """Capture the call as a CUDA graph. Raises RuntimeError as `graphs.capture` does."""
-        self._graph, self._audio = capture(self.compute, self.numbers.device, memory)
+    def capture(self, graphs: Graphs) -> None:
+        """Capture the call as a CUDA graph if `graphs` can."""
+        if captured := graphs.capture(self.compute, self.numbers.device):
+            self._graph, self._audio = captured
 
     def run(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the audio [n, samples] of n streams, in a tensor that is valid until the next run."""
@@ -109,13 +103,12 @@ class VocoderSlots:
         self.table = next(vocoder.parameters()).new_zeros(num_slots + 1, vocoder.state_size)
         self._free = list(range(num_slots))
         self._calls: dict[tuple[int, int], VocoderCall] = {}
-        self._captures = captures
-        self._memory: Any = None
+        self._graphs = Graphs("calls of the vocoder", enabled=captures)
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """Capture the calls of up to WARMED_STREAMS streams. Takes a second for every few of them."""
-        for count in (1 << i for i in range(WARMED_STREAMS.bit_length())):
+        """Capture the calls of up to WARMED_SESSIONS streams. Takes a second for every few of them."""
+        for count in warmed_sizes():
             for frames in PIECE_FRAMES:
                 self._call(count, frames)
 
@@ -127,7 +120,7 @@ class VocoderSlots:
         """
         if not self._have_slots(states):
             return None
-        made, at, count = list[torch.Tensor](), 0, 1 << (len(states) - 1).bit_length()
+        made, at, count = list[torch.Tensor](), 0, power_of_two(len(states))
         length = len(frames[0])
         while at < length:
             size = next(n for n in PIECE_FRAMES if n <= length - at)
@@ -159,14 +152,7 @@ class VocoderSlots:
         call = self._calls.get((count, frames))
         if call is None:
             call = self._calls[count, frames] = VocoderCall(self, count, frames)
-            if self._captures:
-                self._memory = self._memory or torch.cuda.graph_pool_handle()
-                try:
-                    call.capture(self._memory)
-                except RuntimeError as error:
-                    # The calls also work without graphs, but are slower.
-                    log.warning("the vocoder is not captured as CUDA graphs: %s", error)
-                    self._captures = False
+            call.capture(self._graphs)
         return call
 
 

@@ -7,21 +7,17 @@ within a step, and a CUDA device can replay the step as one graph.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from antiphon.engine.local.attention import Scoring, StepAttention, weighted_values
 from antiphon.engine.local.kernels.attention import DecodePages, is_paged_by_kernels
-from antiphon.engine.local.kernels.graphs import capture
+from antiphon.engine.local.kernels.graphs import Graphs, power_of_two
 from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.shape import KvRange
-
-log = logging.getLogger(__name__)
 
 # One pass of the decoder. Takes input rows [1, n, width], positions [1, n] or [3, 1, n], the rows whose logits are
 # wanted, int64 [n], and the step's attention. Returns logits [n, vocabulary] and last hidden states [n, width] of these
@@ -114,13 +110,12 @@ class DecodeShape:
         self.attention.begin()
         return self._decoder(self.inputs, self.positions, self._keep, self.attention)
 
-    def capture(self, memory: Any) -> None:
-        """Capture the pass as a CUDA graph, in the memory pool `memory` that all graphs share.
-
-        Takes the time of a few passes, and writes to the scratch page only. Raises RuntimeError if the pass waits for
-        the device.
+    def capture(self, graphs: Graphs) -> None:
+        """Capture the pass as a CUDA graph if `graphs` can. Takes the time of a few passes, and writes to the scratch
+        page only.
         """
-        self.graph, self._out = capture(self.compute, self.inputs.device, memory)
+        if captured := graphs.capture(self.compute, self.inputs.device):
+            self.graph, self._out = captured
 
     def run(
         self, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
@@ -150,9 +145,9 @@ class DecodeShapes:
     """
 
     def __init__(self, decoder: DecoderPass, pool: PagePool, axes: int, *, capture: bool) -> None:
-        self._decoder, self._pool, self._axes, self._capture = decoder, pool, axes, capture
+        self._decoder, self._pool, self._axes = decoder, pool, axes
         self._shapes: dict[tuple[int, int], DecodeShape] = {}
-        self._memory: Any = None
+        self._graphs = Graphs("decode steps", enabled=capture)
         self._by_kernels = is_paged_by_kernels(pool)
 
     @property
@@ -167,8 +162,8 @@ class DecodeShapes:
 
         If kernels read the pages, any number of pages fits, and only the rows are padded.
         """
-        pages = 0 if self._by_kernels else _power_of_two(max(pages_of(r.stop) for r in ranges))
-        size = (_power_of_two(len(ranges)), pages)
+        pages = 0 if self._by_kernels else power_of_two(max(pages_of(r.stop) for r in ranges))
+        size = (power_of_two(len(ranges)), pages)
         if size not in self._shapes:
             self._shapes[size] = self._new(inputs, *size)
         return self._shapes[size].run(inputs, positions, ranges)
@@ -181,16 +176,5 @@ class DecodeShapes:
 
     def _new(self, inputs: torch.Tensor, rows: int, pages: int) -> DecodeShape:
         shape = DecodeShape(self._decoder, self._pool, inputs, self._axes, rows, pages)
-        if self._capture:
-            self._memory = self._memory or torch.cuda.graph_pool_handle()
-            try:
-                shape.capture(self._memory)
-            except RuntimeError as error:
-                # Sessions continue, because the pass also runs without a graph, only slower.
-                log.warning("decode steps are not captured as CUDA graphs: %s", error)
-                self._capture = False
+        shape.capture(self._graphs)
         return shape
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()

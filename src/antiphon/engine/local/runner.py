@@ -23,6 +23,7 @@ from antiphon.engine.api import EMBEDDED, EngineSettings, Token
 from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention, StepAttention
 from antiphon.engine.local.decode import DecodeShapes
 from antiphon.engine.local.kernels.attention import PagedAttention, is_paged_by_kernels, step_tiles
+from antiphon.engine.local.kernels.graphs import warmed_sizes
 from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.kv.cache import PAGE_ROWS
 from antiphon.engine.local.kv.page_pool import PagePool
@@ -33,10 +34,6 @@ from antiphon.engine.local.step import RunnerStats, StepChunk
 from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)
-
-# Decode steps of up to this number of sessions are captured before the first session opens. Larger steps are captured
-# when they first occur.
-WARMED_ROWS = 64
 
 Result = Token | Exception | None
 KvStorage = SessionTensors | PagePool
@@ -121,10 +118,9 @@ class Runner:
             pool = PagePool(shape, pages, self.kv_folder)
             if shapes != "exact":
                 self._shapes = DecodeShapes(self.decoder_pass, pool, self.position_axes, capture=captured)
-                most = min(settings.decode_rows, WARMED_ROWS)
                 with torch.inference_mode():
                     inputs = torch.zeros(1, 1, self.width, dtype=self.dtype, device=self.device)
-                    self._shapes.warm(inputs, [1 << i for i in range(most.bit_length())])
+                    self._shapes.warm(inputs, warmed_sizes(settings.decode_rows))
             self._storage = pool
         else:
             self._storage = SessionTensors(shape, self.kv_folder)

@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 _captures = threading.Lock()
+# Graphs for up to this number of sessions are captured when a model is loaded. Graphs for more sessions are captured
+# when they are first needed.
+WARMED_SESSIONS = 64
+
+
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def warmed_sizes(most: int = WARMED_SESSIONS) -> list[int]:
+    """Return the powers of two up to `most`, or up to WARMED_SESSIONS if that is less."""
+    return [1 << i for i in range(min(most, WARMED_SESSIONS).bit_length())]
+
+
+class Graphs:
+    """The CUDA graphs of one part of a model. They share memory, because they never run at the same time.
+
+    `part`: the plural name of the part in the log. `enabled`: False if the part runs without graphs.
+    """
+
+    def __init__(self, part: str, *, enabled: bool = True) -> None:
+        self._part, self._enabled = part, enabled
+        self._memory: Any = None
+
+    def capture(self, function: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T] | None:
+        """Return the result of `capture` for a function of the part; None if the part runs without graphs.
+
+        If a capture fails, logs that once, and the part runs without graphs from then on.
+        """
+        if not self._enabled:
+            return None
+        try:
+            self._memory = self._memory or torch.cuda.graph_pool_handle()
+            return capture(function, device, self._memory)
+        except RuntimeError as error:
+            # The part also works without graphs, but is slower.
+            log.warning("%s are not captured as CUDA graphs: %s", self._part, error)
+            self._enabled = False
+            return None
 
 
 def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tuple[torch.cuda.CUDAGraph, T]:
