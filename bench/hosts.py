@@ -254,12 +254,12 @@ def main() -> None:
     kill, hang = signal.SIGKILL, signal.SIGSTOP
     work: dict[str, dict[str, Callable[[str], Any]]] = {
         "kill": {
-            "killed and said so, callers resume": lambda s: struck(s, args.callers, kill, door=False, reported=True),
-            "killed and said so, behind a door": lambda s: struck(s, args.callers, kill, door=True, reported=True),
-            "killed, nobody says so": lambda s: struck(s, args.callers, kill, door=False, reported=False),
+            "killed and reported, callers resume": lambda s: struck(s, args.callers, kill, door=False, reported=True),
+            "killed and reported, behind a door": lambda s: struck(s, args.callers, kill, door=True, reported=True),
+            "killed, not reported": lambda s: struck(s, args.callers, kill, door=False, reported=False),
         },
         "hang": {"hangs, behind a door": lambda s: struck(s, args.callers, hang, door=True, reported=False)},
-        "real": {"real models, nobody says so": lambda s: struck(s, 2, kill, door=False, reported=False, real=True)},
+        "real": {"real models, killed, not reported": lambda s: struck(s, 2, kill, door=False, reported=False, real=True)},
         "upgrade": {"rolling upgrade": lambda s: upgraded(s, 8)},
         "frames": {"frames": lambda s: carried(s, FRAME_CALLERS)},
     }

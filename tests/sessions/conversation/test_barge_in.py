@@ -314,3 +314,33 @@ def test_when_the_floor_is_not_taken_after_all_then_what_was_paused_goes_on() ->
 
     play(main())
     assert loudspeaker.holds == [True, False]
+
+
+class Counted(Scene):
+    """Records with every event of a response how many responses another host would have to generate again."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.due: list[tuple[type, int]] = []
+
+    async def emit(self, output: Any) -> None:
+        progress = self.session.progress
+        self.due.append((type(output), len(progress.owed_responses) + len(progress.closing_responses)))
+        await super().emit(output)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_response_has_to_be_generated_again_until_its_last_event(fails: bool) -> None:
+    async def main() -> list[tuple[type, int]]:
+        async with Counted(fails=fails) as scene:
+            scene.model.go.set()
+            scene.model.end.set()
+            await scene.say("Hello?")
+            await scene.until(ResponseDone)
+            return scene.due
+
+    due = play(main())
+    kinds = [kind for kind, _ in due]
+    first, last = kinds.index(ResponseCreated), kinds.index(ResponseDone)
+    assert last - first > (0 if fails else 2)
+    assert {count for _, count in due[first : last + 1]} == {1}
