@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from bench import models
 from bench.common import machine, numbers, options, percentile, save, show, table, together
@@ -156,6 +157,35 @@ async def tts(count: int) -> dict[str, float]:
         return await operators([model.engine.thread], run, 12)
 
 
+async def tts_frame_ms(count: int) -> list[float]:
+    """Milliseconds of all threads' CPU time that a frame of `count` texts takes, without predictor and vocoder."""
+    with closing(models.synthesizer("tiny", AS_ON_A_GPU)) as model:
+        predictor = model.parts.code_predictor
+
+        def codes(thoughts: torch.Tensor, first: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.ones(len(thoughts), predictor.num_codes, dtype=torch.long), first
+
+        async def audio(*_: Any) -> np.ndarray:
+            return np.zeros(1, np.float32)
+
+        predictor.forward, model.vocoders.audio = codes, audio
+        voice = model.profile.voices[0]
+
+        async def say(number: int, frames: int) -> None:
+            async for _ in model.speak(
+                TEXT, VoiceOptions(voice, seed=number, max_frames=frames), lambda: Urgency.FINAL
+            ):
+                pass
+
+        async def cpu_s(frames: int) -> float:
+            began = time.process_time()
+            await together(count, lambda number: say(number, frames))
+            return time.process_time() - began
+
+        await cpu_s(20)
+        return [(-await cpu_s(40) + await cpu_s(120)) / 80 * 1000 for _ in range(5)]
+
+
 async def minicpmo(count: int) -> dict[str, float]:
     """Count the operators of a unit in which MiniCPM-o speaks."""
     with closing(models.native_model("tiny", AS_ON_A_GPU)) as model:
@@ -262,6 +292,11 @@ def main() -> None:
     if "lm" in wanted:
         document |= {"rows": args.rows, "step_ms": decode_steps(counts, args.rows, args.tokens)}
     document |= {name: counted(name, counts) for name in wanted if name in MODELS}
+    if "tts" in wanted:
+        found = {str(n): percentile(asyncio.run(tts_frame_ms(n)), 50) for n in counts}
+        document["tts_frame_cpu_ms"] = found
+        rows = [[number, ms] for number, ms in found.items()]
+        table("CPU time of a TTS frame, ms, all threads, without predictor and vocoder", ["texts", "ms"], rows)
     print(f"\nwritten: {save('host', document)}")
 
 

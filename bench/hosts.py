@@ -259,7 +259,9 @@ def main() -> None:
             "killed, not reported": lambda s: struck(s, args.callers, kill, door=False, reported=False),
         },
         "hang": {"hangs, behind a door": lambda s: struck(s, args.callers, hang, door=True, reported=False)},
-        "real": {"real models, killed, not reported": lambda s: struck(s, 2, kill, door=False, reported=False, real=True)},
+        "real": {
+            "real models, killed, not reported": lambda s: struck(s, 2, kill, door=False, reported=False, real=True)
+        },
         "upgrade": {"rolling upgrade": lambda s: upgraded(s, 8)},
         "frames": {"frames": lambda s: carried(s, FRAME_CALLERS)},
     }
