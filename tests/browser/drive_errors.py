@@ -280,9 +280,9 @@ def refusals(browser: Browser) -> None:
     page = opened(browser, Server(), UNTRUSTED)
     for tab in ("talk", "captions", "camera"):
         page.locator(f"#tab-{tab}").click()
-        says(page, tab, "by https")
+        says(page, tab, "with https")
         start(page, tab)
-        says(page, tab, "by https")
+        says(page, tab, "with https")
     page.context.close()
 
 
