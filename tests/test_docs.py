@@ -293,9 +293,10 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in listed.stdout.splitlines()]
 
 
-def test_no_line_is_wide() -> None:
+def test_no_line_of_a_page_is_wide() -> None:
+    # Ruff checks the Python files (E501).
     wide = []
-    for file in tracked():
+    for file in (f for f in tracked() if f.suffix == ".md"):
         name = file.relative_to(ROOT).as_posix()
         if not file.exists():
             continue

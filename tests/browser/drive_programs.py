@@ -42,8 +42,8 @@ def captions(page: Page) -> None:
 def agent(page: Page) -> None:
     page.locator("#ask").click()
     expect(page.locator("#start")).to_contain_text("start it first")
-    # The small model's answers are sampled, so not every one is a call, and it repeats an answer that it has given. Each
-    # attempt is another conversation.
+    # The small model's answers are sampled, so not every one is a call. It repeats an answer that it has given, so
+    # each attempt is another conversation.
     called = re.compile(r"tool: get_weather\(.*Paris.*17 degrees")
     for _ in range(4):
         page.locator("#start").click()
