@@ -12,7 +12,8 @@ speaking unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at o
 that the host dispatches in the models' threads, except views. It counts operators in passes that a GPU replays as one
 graph (decode steps, the code predictor, calls of the vocoder) separately from the others, which the host launches one
 by one. `adds` is the number of operators that each further session adds. `reads` is the number of times that the host
-waits for a number. `passes` is the number of decode passes. `cpu_ms` is the CPU time of the process.
+waits for a number. `passes` is the number of decode passes. `cpu_ms` is the CPU time of the process. The frame of
+Qwen3-TTS is also counted at the depth of the released 0.6B model, which takes 4 GB of memory.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from antiphon.contracts import NativeOptions, Unit, Urgency, VoiceOptions, Windo
 from antiphon.engine.api import EngineSettings, Sampling
 from antiphon.engine.local.decode import DecodeShape
 from antiphon.engine.local.engine import LocalEngine
+from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.model_thread import ModelThread
 from antiphon.events.duplex import NativeSampling
@@ -155,6 +157,26 @@ async def tts(count: int) -> dict[str, float]:
 
         await run(24)
         return await operators([model.engine.thread], run, 12)
+
+
+async def tts_body() -> dict[str, float]:
+    """Count the operators of a frame of one text at Qwen3-TTS-0.6B's depth, with fused norms and no vocoder."""
+    with closing(models.synthesizer("0.6B", AS_ON_A_GPU)) as model:
+        for part in (model.engine.runner.model, model.parts.code_predictor):
+            fuse_norms(part)
+
+        async def audio(*_: Any) -> np.ndarray:
+            return np.zeros(1, np.float32)
+
+        model.vocoders.audio = audio
+        voice = model.profile.voices[0]
+
+        async def run(frames: int) -> None:
+            async for _ in model.speak(TEXT, VoiceOptions(voice, seed=1, max_frames=frames), lambda: Urgency.FINAL):
+                pass
+
+        await run(4)
+        return await operators([model.engine.thread], run, 4)
 
 
 async def tts_frame_ms(count: int) -> list[float]:
@@ -293,6 +315,8 @@ def main() -> None:
         document |= {"rows": args.rows, "step_ms": decode_steps(counts, args.rows, args.tokens)}
     document |= {name: counted(name, counts) for name in wanted if name in MODELS}
     if "tts" in wanted:
+        document["tts_body"] = asyncio.run(tts_body())
+        show("tts: a frame at the depth of the 0.6B model", {"1 text": document["tts_body"]})
         found = {str(n): percentile(asyncio.run(tts_frame_ms(n)), 50) for n in counts}
         document["tts_frame_cpu_ms"] = found
         rows = [[number, ms] for number, ms in found.items()]
