@@ -38,7 +38,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import NativeOptions, Unit, Urgency, VoiceOptions, Window
 from antiphon.engine.api import EngineSettings, Sampling
-from antiphon.engine.local.decode import DecodeShape
+from antiphon.engine.local.decode import PassShape
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.runner import Runner
@@ -102,7 +102,7 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
             mode = counting.get(threading.get_ident())
             if mode is None:
                 return run(*args, **kwargs)
-            mode.counts.passes += owner is DecodeShape
+            mode.counts.passes += owner is PassShape
             mode.counts.depth += 1
             try:
                 return run(*args, **kwargs)
@@ -111,7 +111,7 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
 
         return within
 
-    captured = [(DecodeShape, "compute"), (CodePredictor, "forward"), (VocoderCall, "compute")]
+    captured = [(PassShape, "compute"), (CodePredictor, "forward"), (VocoderCall, "compute")]
     before = [getattr(owner, name) for owner, name in captured]
     for owner, name in captured:
         setattr(owner, name, marked(owner, name))

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from antiphon.engine.api import EngineSettings, Sampling
-from antiphon.engine.local.decode import DecodeShape, DecodeShapes
+from antiphon.engine.local.decode import PassShape, PassShapes, PassSize
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.kv.cache import PAGE_ROWS
 from antiphon.engine.local.kv.page_pool import PagePool, PageTable
@@ -30,20 +30,25 @@ def pool_of(runner: Runner) -> PagePool:
     return storage
 
 
-def chunk(table: PageTable, start: int) -> StepChunk:
-    """One row of a session; the session itself does not matter here."""
+def chunk(table: PageTable, start: int, count: int = 1) -> StepChunk:
+    """Rows of a session; the session itself does not matter here."""
     nobody: Any = None
-    return StepChunk(nobody, table, start, (1,), None, (), 0)
+    return StepChunk(nobody, table, start, (1,) * count, None, (), 0)
 
 
+def shapes_of(runner: Runner, pool: PagePool, *, sessions: int = 8, rows: int = 128) -> PassShapes:
+    return PassShapes(runner.decoder_pass, pool, 1, 2, sessions, rows, capture=False)
+
+
+@pytest.mark.parametrize("size", [PassSize(4, 4, 1, 2), PassSize(40, 4, 16, 2)], ids=["decode", "prefill"])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_a_pass_makes_no_choice_by_what_a_tensor_holds(family: str) -> None:
+def test_a_pass_makes_no_choice_by_what_a_tensor_holds(family: str, size: PassSize) -> None:
     """Fake tensors have shapes but no values: reading a value raises. So the host never waits for the device."""
     runner = Runner(tiny.model(family))
-    shape = DecodeShape(runner.decoder_pass, pool_of(runner), torch.zeros(1, 4, WIDTH), 1, 4, 2)
+    shape = PassShape(runner.decoder_pass, pool_of(runner), torch.zeros(1, 4, WIDTH), 1, size)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        logits, hidden = shape.compute()
+        logits, hidden, _ = shape.compute()
     assert logits.shape == (4, tiny.VOCABULARY)
     assert hidden is not None
     assert hidden.shape == (4, WIDTH)
@@ -53,13 +58,35 @@ def test_a_pass_makes_no_choice_by_what_a_tensor_holds(family: str) -> None:
 def test_steps_are_padded_to_powers_of_two_of_sessions_and_pages() -> None:
     runner = Runner(tiny.model("qwen3"))
     pool = pool_of(runner)
-    shapes = DecodeShapes(runner.decoder_pass, pool, 1, capture=False)
+    shapes = shapes_of(runner, pool)
     tables = [pool.extend(None, 4 * PAGE_ROWS, 0, shared=False) for _ in range(5)]
+    found = []
     for count, start in ((1, 3), (3, 3), (4, PAGE_ROWS), (5, 2 * PAGE_ROWS), (5, 3 * PAGE_ROWS + 1)):
-        chunks = [chunk(t, start) for t in tables[:count]]
-        logits, _ = shapes.run(torch.zeros(1, count, WIDTH), torch.full((1, count), start), chunks)
-        assert len(logits) == count
-    assert shapes.sizes == [(1, 1), (4, 1), (4, 2), (8, 4)]
+        size = shapes.size([chunk(t, start) for t in tables[:count]])
+        assert size
+        found.append((size.rows, size.tiles, size.tile_rows, size.pages))
+    assert found == [(1, 1, 1, 1), (4, 4, 1, 1), (4, 4, 1, 2), (8, 8, 1, 4), (8, 8, 1, 4)]
+
+
+def test_a_step_with_prefill_gets_the_smallest_size_that_has_its_rows_and_tiles() -> None:
+    runner = Runner(tiny.model("qwen3"))
+    pool = pool_of(runner)
+    shapes = shapes_of(runner, pool, sessions=8, rows=120)
+    tables = [pool.extend(None, 2 * PAGE_ROWS, 0, shared=False) for _ in range(9)]
+
+    def size(*counts: int) -> PassSize | None:
+        return shapes.size([chunk(t, 0, count) for t, count in zip(tables, counts, strict=False)])
+
+    # A tile has 32 rows at two query heads for each key head, and each of 8 sessions may add one.
+    assert size(2) == size(5, 1, 1, 1) == size(2, *[1] * 7) == PassSize(16, 9, 32, 1)
+    assert size(17, 1) == PassSize(32, 9, 32, 1)
+    # Nine tiles with nine sessions; the tenth tile needs a larger size.
+    assert size(33, *[1] * 7) == PassSize(64, 10, 32, 1)
+    assert size(2, 2, 2, 2, 2, 2, 2, 2, 2) == PassSize(32, 9, 32, 1)
+    assert size(90, 30) == PassSize(120, 12, 32, 2)
+    assert size(90, 31) is None
+    # Without kernels, too many pages would be gathered.
+    assert shapes.size([chunk(tables[0], 200 * PAGE_ROWS - 2, 2)]) is None
 
 
 @torch.inference_mode()
@@ -67,14 +94,23 @@ def test_padding_changes_no_bit_of_a_sessions_row() -> None:
     """Neither the padding rows of the previous step nor the contents of the scratch page matter."""
     runner = Runner(tiny.model("qwen3"))
     pool = pool_of(runner)
-    shapes = DecodeShapes(runner.decoder_pass, pool, 1, capture=False)
+    shapes = shapes_of(runner, pool)
     tables = [pool.extend(None, PAGE_ROWS, 0, shared=False) for _ in range(4)]
-    rows = torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(1))
-    positions = torch.zeros(1, 4, dtype=torch.long)
-    before = shapes.run(rows[:, :3], positions[:, :3], [chunk(t, 0) for t in tables[:3]])[0].clone()
-    shapes.run(rows * 9, positions, [chunk(t, 0) for t in tables])
-    after = shapes.run(rows[:, :3], positions[:, :3], [chunk(t, 0) for t in tables[:3]])[0]
-    assert torch.equal(before, after)
+    rows = torch.randn(1, 12, WIDTH, generator=torch.Generator().manual_seed(1))
+    positions = torch.zeros(1, 12, dtype=torch.long)
+    for counts, more in (([1, 1, 1], [1, 1, 1, 1]), ([5, 1, 3], [2, 2, 2, 6])):
+        few, many = ([chunk(t, 0, n) for t, n in zip(tables, each, strict=False)] for each in (counts, more))
+        size, total = shapes.size(few), sum(counts)
+        assert size
+        assert size == shapes.size(many)
+
+        def run(chunks: list[StepChunk], rows: torch.Tensor, size: PassSize = size) -> torch.Tensor:
+            output, last = shapes.run(size, rows, positions[:, : rows.shape[1]], chunks)
+            return output.logits[last].clone()
+
+        before = run(few, rows[:, :total])
+        run(many, rows[:, : sum(more)] * 9)
+        assert torch.equal(before, run(few, rows[:, :total]))
 
 
 def test_rows_that_are_not_numbers_harm_no_session_that_gets_their_page() -> None:

@@ -1,114 +1,155 @@
-"""Decode steps of a few fixed sizes: each session has one row, and the same kernels run in every step.
+"""Passes of a few fixed sizes: the same kernels run in every step, whatever its sessions and rows.
 
-A step of n sessions is padded to the next size. One call of the attention kernel serves all of them, over pages that
-are gathered side by side. The pass does not depend on any tensor's values, so the host never waits for the device
-within a step, and a CUDA device can replay the step as one graph.
+A step's rows are packed side by side and padded to the next size. One call of the attention kernel serves all tiles of
+rows, over the pages of their sessions. A pass does not depend on any tensor's values, so the host never waits for the
+device within a step, and a CUDA device can replay the pass as one graph. A step in which every session has one row has
+sizes of its own, without tiles of several rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from antiphon.engine.local.attention import Scoring, StepAttention, weighted_values
-from antiphon.engine.local.kernels.attention import DecodePages, is_paged_by_kernels
-from antiphon.engine.local.kernels.graphs import Graphs, power_of_two
+from antiphon.engine.local.kernels.attention import FixedPages, is_paged_by_kernels, rows_of_tile
+from antiphon.engine.local.kernels.graphs import Graphs, power_of_two, warmed_sizes
 from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.shape import KvRange
+from antiphon.engine.local.tiles import FixedTiles, num_tiles
+
+# The smallest number of rows of a pass with prefill.
+LEAST_ROWS = 16
+# Without kernels, the pages of each tile are gathered side by side. Limit of their number in a pass.
+MOST_GATHERED_PAGES = 1024
+
+
+class PassOutput(NamedTuple):
+    """The output of a pass: for the rows whose logits are wanted, in their order, and for all rows."""
+
+    # [n, vocabulary].
+    logits: torch.Tensor
+    # The last hidden states [n, width]; None if the model does not expose them.
+    hidden: torch.Tensor | None
+    # The output of the tapped layer for all rows, [rows, width]; None if no layer is tapped.
+    tapped: torch.Tensor | None
+
 
 # One pass of the decoder. Takes input rows [1, n, width], positions [1, n] or [3, 1, n], the rows whose logits are
-# wanted, int64 [n], and the step's attention. Returns logits [n, vocabulary] and last hidden states [n, width] of these
-# rows.
-DecoderPass = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, StepAttention], tuple[torch.Tensor, torch.Tensor | None]
-]
+# wanted, int64 [n], and the step's attention.
+DecoderPass = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, StepAttention], PassOutput]
+
+
+class PassSize(NamedTuple):
+    """The size of a pass: the maximum numbers of rows, of tiles, of rows in a tile, and of pages of a session.
+
+    `pages` 0: no limit, if kernels read the pages in place.
+    """
+
+    rows: int
+    tiles: int
+    tile_rows: int
+    pages: int
 
 
 class PaddedAttention:
-    """The attention of a decode step of `rows` sessions, each with at most `pages` pages.
+    """The attention of a pass of fixed size by torch's own kernels: the pages of each tile are gathered."""
 
-    `table` int64 [rows, pages]: each session's pages, padded with the scratch page. `lengths` int64 [rows]: the number
-    of rows of each session, including the new one. `slots` int64 [rows]: the pool's row for each new row.
-    """
-
-    def __init__(self, pool: PagePool, rows: int, pages: int) -> None:
+    def __init__(self, pool: PagePool, size: PassSize) -> None:
         device, layers = pool.rows.device, pool.rows.shape[0]
-        self._pool = pool
+        self._pool, self._size = pool, size
         self._paged = pool.rows.view(layers, 2, -1, PAGE_ROWS, *pool.rows.shape[3:])
-        self.table = torch.zeros(rows, pages, dtype=torch.int64, device=device)
-        self.lengths = torch.ones(rows, dtype=torch.int64, device=device)
-        self.slots = torch.arange(rows, device=device) % PAGE_ROWS
+        self.fixed = FixedTiles(*size, device)
+        # int64: the packed row for each row of each tile, and the row of a tile for each packed row.
+        self._tiled = torch.zeros(size.tiles * size.tile_rows, dtype=torch.int64, device=device)
+        self._packed = torch.zeros(size.rows, dtype=torch.int64, device=device)
+        self._pages = torch.empty(0)
         self._masks: dict[int, torch.Tensor] = {}
 
-    def fill(self, ranges: Sequence[KvRange]) -> None:
-        """Fill the tensors for the next step: these sessions, then padding."""
-        rows, pages = self.table.shape
-        table, lengths = np.zeros((rows, pages), np.int64), np.ones(rows, np.int64)
-        slots = np.arange(rows) % PAGE_ROWS
-        for i, place in enumerate(ranges):
-            count = pages_of(place.stop)
-            table[i, :count] = place.handle.pages[:count]
-            lengths[i], slots[i] = place.stop, place.handle.rows(place.start, place.stop)[0]
-        for tensor, numbers in ((self.table, table), (self.lengths, lengths), (self.slots, slots)):
-            tensor.copy_(torch.from_numpy(numbers), non_blocking=True)
+    def fill(self, ranges: Sequence[KvRange]) -> list[int]:
+        """Set the tensors for the next pass, and return the number of each session's last tile."""
+        made = self.fixed.fill(ranges)
+        if self._size.tile_rows > 1:
+            first, counts = made.numbers[1].astype(np.int64), made.numbers[2]
+            offsets = np.arange(self._size.tile_rows)
+            valid = offsets < counts[:, None]
+            tiled = np.where(valid, first[:, None] + offsets, 0)
+            packed = np.zeros(self._size.rows, np.int64)
+            packed[tiled[valid]] = np.flatnonzero(valid)
+            self._tiled.copy_(torch.from_numpy(tiled.reshape(-1)), non_blocking=True)
+            self._packed.copy_(torch.from_numpy(packed), non_blocking=True)
+        return made.last
 
     def begin(self) -> None:
-        """Drop the masks of the previous step. Must be called before each pass."""
+        """Drop what was computed for the previous pass. Must be called before each pass."""
         self._masks.clear()
+        tiles = self.fixed.now
+        self._pages = tiles.table.index_select(0, tiles.sessions).view(-1)
 
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """Store the new keys and values, and attend each session's row to the session's own keys, in one call."""
-        self._pool.write(layer, self.slots, keys, values)
-        rows, heads, width = query.shape
-        both = self._paged[layer].index_select(1, self.table.view(-1))
-        both = both.view(2, rows, -1, *keys.shape[1:]).transpose(2, 3)
+        """Store the new keys and values, and attend each row to its own session's keys, in one call."""
+        self._pool.write(layer, self.fixed.now.slots, keys, values)
+        tiles, length, kv_heads, heads = self._size.tiles, self._size.tile_rows, keys.shape[1], query.shape[1]
+        both = self._paged[layer].index_select(1, self._pages)
+        both = both.view(2, tiles, -1, *keys.shape[1:]).transpose(2, 3)
+        if length > 1:
+            query = query.index_select(0, self._tiled)
         # Query heads that share a key head become rows of one query, so that the keys are read once for the group.
-        q = query.to(both.dtype).view(rows, keys.shape[1], -1, width)
-        out = weighted_values(q, both[0], both[1], self._mask(scoring.window, q), scoring)
-        return out.reshape(rows, heads, -1).to(query.dtype)
+        q = query.to(both.dtype).view(tiles, length, kv_heads, -1, query.shape[2])
+        q = q.permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, -1, query.shape[2])
+        out = weighted_values(q, both[0], both[1], self._mask(scoring.window, q, heads // kv_heads), scoring)
+        out = out.view(tiles, heads, length, -1).transpose(1, 2).reshape(tiles * length, heads, -1)
+        if length > 1:
+            out = out.index_select(0, self._packed)
+        return out.to(query.dtype)
 
-    def _mask(self, window: int, like: torch.Tensor) -> torch.Tensor:
-        """The additive mask [rows, 1, 1, pages * PAGE_ROWS]: a row sees its session's rows, or the last `window`."""
+    def _mask(self, window: int, like: torch.Tensor, groups: int) -> torch.Tensor:
+        """The additive mask [tiles, 1, groups * tile_rows, keys]: a row sees its session's rows up to its own.
+
+        `window`: it sees only this number of the newest ones; 0: all.
+        """
         if window not in self._masks:
-            columns = torch.arange(self.table.shape[1] * PAGE_ROWS, device=like.device)[None]
-            seen = columns < self.lengths[:, None]
+            columns = torch.arange(self._size.pages * PAGE_ROWS, device=like.device)
+            offsets = torch.arange(self._size.tile_rows, device=like.device)
+            own = (self.fixed.now.positions[:, None] + offsets)[:, :, None]
+            seen = columns <= own
             if window:
-                seen &= columns >= self.lengths[:, None] - window
+                seen &= columns > own - window
             mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
-            self._masks[window] = mask.masked_fill_(~seen, float("-inf"))[:, None, None]
+            mask = mask.masked_fill_(~seen, float("-inf"))
+            self._masks[window] = mask.repeat(1, groups, 1)[:, None] if self._size.tile_rows > 1 else mask[:, None]
         return self._masks[window]
 
 
-class DecodeShape:
-    """Decode steps of at most `rows` sessions with at most `pages` pages each: their tensors, and the pass over them.
+class PassShape:
+    """Passes of one size: their tensors, and the pass over them.
 
-    `pages` 0: no limit, if kernels read the pages in place.
-
-    `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows]: filled before each step. `graph`: the captured
+    `inputs`: float [1, rows, width], for their type and device. `axes`: of the positions, 1 or 3. `graph`: the captured
     pass, which is replayed; None: the pass is run.
     """
 
-    def __init__(
-        self, decoder: DecoderPass, pool: PagePool, inputs: torch.Tensor, axes: int, rows: int, pages: int
-    ) -> None:
+    def __init__(self, decoder: DecoderPass, pool: PagePool, inputs: torch.Tensor, axes: int, size: PassSize) -> None:
         self._decoder = decoder
-        self.attention = DecodePages(pool, rows) if pages == 0 else PaddedAttention(pool, rows, pages)
+        rows, tiles, tile_rows, pages = size
+        self.attention: FixedPages | PaddedAttention = (
+            PaddedAttention(pool, size) if pages else FixedPages(pool, rows, tiles, tile_rows)
+        )
         self.inputs = inputs.new_zeros(1, rows, inputs.shape[-1])
         shape = (1, rows) if axes == 1 else (axes, 1, rows)
         self.positions = torch.zeros(shape, dtype=torch.int64, device=inputs.device)
-        self._keep = torch.arange(rows, device=inputs.device)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self._out: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._out: PassOutput | None = None
 
-    def compute(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the pass over the current tensors, and return logits [rows, vocabulary] and last hidden states."""
+    def compute(self) -> PassOutput:
+        """Run the pass over the current tensors. The logits are of the last row of each tile."""
         self.attention.begin()
-        return self._decoder(self.inputs, self.positions, self._keep, self.attention)
+        return self._decoder(self.inputs, self.positions, self.attention.fixed.last_rows, self.attention)
 
     def capture(self, graphs: Graphs) -> None:
         """Capture the pass as a CUDA graph if `graphs` can. Takes the time of a few passes, and writes to the scratch
@@ -119,62 +160,87 @@ class DecodeShape:
 
     def run(
         self, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute one row of each session, and return logits [n, vocabulary] and last hidden states [n, width].
+    ) -> tuple[PassOutput, list[int]]:
+        """Compute the rows of each session, packed side by side.
 
-        `inputs` [1, n, width], `positions` [1, n] or [3, 1, n]. The returned tensors are valid until the next run.
+        `inputs` [1, n, width], `positions` [1, n] or [3, 1, n]. Returns the output, and for each session the row of the
+        logits that belongs to its last row. The output is valid until the next run.
         """
-        count = len(ranges)
+        count = inputs.shape[1]
         self.inputs[:, :count].copy_(inputs)
         self.positions[..., :count].copy_(positions)
-        self.attention.fill(ranges)
+        last = self.attention.fill(ranges)
         if self.graph:
             self.graph.replay()
             assert self._out is not None
-            logits, hidden = self._out
-        else:
-            logits, hidden = self.compute()
-        return logits[:count], None if hidden is None else hidden[:count]
+            return self._out, last
+        return self.compute(), last
 
 
-class DecodeShapes:
-    """The DecodeShape objects of an engine, each created when a step first needs it.
+class PassShapes:
+    """The PassShape objects of an engine, each created when a step first needs it.
 
-    `axes`: of the positions, 1 or 3. `capture`: capture each shape as a CUDA graph before its first step, which takes
-    the time of a few steps. If that fails, it is logged, and steps run without graphs.
+    `axes`: of the positions, 1 or 3. `groups`: query heads for each key head. `sessions`, `rows`: the maximum numbers
+    of sessions that decode and of rows in a step. `capture`: capture each shape as a CUDA graph before its first step,
+    which takes the time of a few steps. If that fails, it is logged, and steps run without graphs.
     """
 
-    def __init__(self, decoder: DecoderPass, pool: PagePool, axes: int, *, capture: bool) -> None:
-        self._decoder, self._pool, self._axes = decoder, pool, axes
-        self._shapes: dict[tuple[int, int], DecodeShape] = {}
-        self._graphs = Graphs("decode steps", enabled=capture)
+    def __init__(
+        self, decoder: DecoderPass, pool: PagePool, axes: int, groups: int, sessions: int, rows: int, *, capture: bool
+    ) -> None:
+        self._decoder, self._pool, self._axes, self._sessions = decoder, pool, axes, sessions
+        self._shapes: dict[PassSize, PassShape] = {}
+        self._graphs = Graphs("steps", enabled=capture)
         self._by_kernels = is_paged_by_kernels(pool)
+        self._tile_rows = rows_of_tile(groups)
+        # The numbers of rows of passes with prefill: powers of two, and the largest step.
+        self._sizes = [1 << i for i in range(LEAST_ROWS.bit_length() - 1, (rows - 1).bit_length())] + [rows]
 
     @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """The rows and pages of each shape so far."""
+    def sizes(self) -> list[PassSize]:
+        """The size of each shape so far."""
         return list(self._shapes)
 
-    def run(
-        self, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute one row of each session, padded to a power of two of rows and of pages. See DecodeShape.run.
+    def size(self, ranges: Sequence[KvRange]) -> PassSize | None:
+        """Return the smallest size that fits a step; None if none does.
 
         If kernels read the pages, any number of pages fits, and only the rows are padded.
         """
         pages = 0 if self._by_kernels else power_of_two(max(pages_of(r.stop) for r in ranges))
-        size = (power_of_two(len(ranges)), pages)
+        rows = sum(r.count for r in ranges)
+        if rows == len(ranges):
+            rows = power_of_two(rows)
+            return PassSize(rows, rows, 1, pages)
+        tiles = num_tiles(ranges, self._tile_rows)
+        fitting = (s for s in map(self._with_prefill, self._sizes) if s.rows >= rows and s.tiles >= tiles)
+        size = next(fitting, None)
+        if size is None or size.tiles * pages > MOST_GATHERED_PAGES:
+            return None
+        return size._replace(pages=pages)
+
+    def _with_prefill(self, rows: int) -> PassSize:
+        """Return the size for `rows` rows. Sessions that decode need a tile each."""
+        return PassSize(rows, min(rows, -(-rows // self._tile_rows) + self._sessions), self._tile_rows, 0)
+
+    def run(
+        self, size: PassSize, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
+    ) -> tuple[PassOutput, list[int]]:
+        """Compute the rows of each session in a pass of this size. See PassShape.run."""
         if size not in self._shapes:
-            self._shapes[size] = self._new(inputs, *size)
+            self._shapes[size] = self._new(inputs, size)
         return self._shapes[size].run(inputs, positions, ranges)
 
-    def warm(self, inputs: torch.Tensor, sizes: Sequence[int]) -> None:
-        """Create the shapes for `sizes` sessions ahead of their first steps. `inputs`: the same as in a step."""
-        if self._by_kernels:
-            for rows in sizes:
-                self._shapes[rows, 0] = self._new(inputs, rows, 0)
+    def warm(self, inputs: torch.Tensor) -> None:
+        """Create the shapes that kernels need ahead of their first steps, the largest first, which share its memory.
 
-    def _new(self, inputs: torch.Tensor, rows: int, pages: int) -> DecodeShape:
-        shape = DecodeShape(self._decoder, self._pool, inputs, self._axes, rows, pages)
+        `inputs`: the same as in a step.
+        """
+        if self._by_kernels:
+            decode = [PassSize(n, n, 1, 0) for n in warmed_sizes(self._sessions)]
+            for size in sorted({*decode, *map(self._with_prefill, self._sizes)}, reverse=True):
+                self._shapes[size] = self._new(inputs, size)
+
+    def _new(self, inputs: torch.Tensor, size: PassSize) -> PassShape:
+        shape = PassShape(self._decoder, self._pool, inputs, self._axes, size)
         shape.capture(self._graphs)
         return shape

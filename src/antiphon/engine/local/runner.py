@@ -9,6 +9,7 @@ This module handles tensors. The scheduler decides which rows a step computes, a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,8 @@ from transformers import GenerationConfig
 
 from antiphon.engine.api import EMBEDDED, EngineSettings, Token
 from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention, StepAttention
-from antiphon.engine.local.decode import DecodeShapes
+from antiphon.engine.local.decode import PassOutput, PassShapes
 from antiphon.engine.local.kernels.attention import PagedAttention, is_paged_by_kernels, step_tiles
-from antiphon.engine.local.kernels.graphs import warmed_sizes
 from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.kv.cache import PAGE_ROWS
 from antiphon.engine.local.kv.page_pool import PagePool
@@ -65,7 +65,7 @@ class Runner:
     # Counters of the steps so far.
     stats: RunnerStats = field(default_factory=RunnerStats)
     _storage: KvStorage | None = None
-    _shapes: DecodeShapes | None = None
+    _shapes: PassShapes | None = None
     _embed: Any = None
     _hidden: torch.Tensor | None = None
 
@@ -111,16 +111,19 @@ class Runner:
         layout, shapes = settings.kv_on(self.device.type)
         captured = shapes == "captured" and "decode" in settings.graphs
         if captured and self.device.type != "cuda":
-            raise ModelError("captured decode steps need a CUDA device")
+            raise ModelError("captured steps need a CUDA device")
         shape = self._kv_shape()
         if layout == "paged":
             pages = settings.kv_bytes // (shape.row_bytes * PAGE_ROWS)
             pool = PagePool(shape, pages, self.kv_folder)
             if shapes != "exact":
-                self._shapes = DecodeShapes(self.decoder_pass, pool, self.position_axes, capture=captured)
+                sessions = settings.decode_rows
+                rows = max(sessions + settings.prefill_rows, settings.prefill_only_rows)
+                self._shapes = PassShapes(
+                    self.decoder_pass, pool, self.position_axes, self._groups, sessions, rows, capture=captured
+                )
                 with torch.inference_mode():
-                    inputs = torch.zeros(1, 1, self.width, dtype=self.dtype, device=self.device)
-                    self._shapes.warm(inputs, warmed_sizes(settings.decode_rows))
+                    self._shapes.warm(torch.zeros(1, 1, self.width, dtype=self.dtype, device=self.device))
             self._storage = pool
         else:
             self._storage = SessionTensors(shape, self.kv_folder)
@@ -178,11 +181,11 @@ class Runner:
 
     def decoder_pass(
         self, inputs: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attention: StepAttention
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> PassOutput:
         """Run the decoder once, without branching on any tensor's values: a DecoderPass.
 
-        `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows], `keep` int64 [n]. Returns the logits [n,
-        vocabulary] and the last hidden states [n, width] of the rows `keep`.
+        `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows], `keep` int64 [n]: the rows whose logits are
+        wanted.
         """
         out = self.model(
             inputs_embeds=inputs,
@@ -192,78 +195,86 @@ class Runner:
             step_attention=attention,
         )
         hidden, self._hidden = self._hidden, None
-        return out.logits[0], hidden
+        return PassOutput(out.logits[0], hidden, getattr(self.model, "tapped", None))
 
     def _forward(self, chunks: Sequence[StepChunk]) -> list[Result]:
-        padded = [c for c in chunks if c.count == 1 and not c.sinks] if self._shapes else []
-        packed = [c for c in chunks if c not in padded] if padded else chunks
         started = time.perf_counter()
-        # Both passes are queued on the device before the host waits for the tokens of one of them.
-        parts = [(part, *run(part)) for part, run in ((padded, self._decode), (packed, self._prefill)) if part]
+        outputs = [(part, self._compute(part)) for part in self._parts(chunks)]
         self.stats.forward_s += time.perf_counter() - started
-        self._feed_sinks(packed)
+        for part, output in outputs:
+            self._feed_sinks(part, output.tapped)
         started = time.perf_counter()
-        results = {id(c): r for c, r in self._results(parts)}
+        results = {id(c): r for c, r in self._results(outputs)}
         self.stats.sample_s += time.perf_counter() - started
         return [results.get(id(c)) for c in chunks]
 
-    def _decode(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute one row of each session, padded to a fixed size. Returns logits and hidden states of sampled rows."""
-        assert self._shapes is not None
-        logits, hidden = self._shapes.run(self._inputs(chunks), self._positions(chunks), chunks)
-        if all(c.sampled for c in chunks):
-            return logits, hidden
-        sampled = self._on_device([i for i, c in enumerate(chunks) if c.sampled])
-        return logits[sampled], None if hidden is None else hidden[sampled]
+    def _parts(self, chunks: Sequence[StepChunk]) -> list[Sequence[StepChunk]]:
+        """Divide the chunks of a step into passes: one, unless they do not fit a pass of fixed size.
 
-    def _prefill(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute any rows of each session, packed side by side. Returns logits and hidden states of sampled rows."""
-        assert self._storage is not None
-        sampled_rows, at = [], 0
-        for chunk in chunks:
-            at += chunk.count
-            if chunk.sampled:
-                sampled_rows.append(at - 1)
-        attention = self._step_attention(chunks)
-        keep = self._on_device(sampled_rows)
-        return self.decoder_pass(self._inputs(chunks), self._positions(chunks), keep, attention)
+        All passes are queued on the device before the host waits for the tokens of one of them.
+        """
+        if self._shapes is None or self._shapes.size(chunks):
+            return [chunks]
+        parts = [c for c in chunks if c.count == 1], [c for c in chunks if c.count > 1]
+        return [part for part in parts if part]
+
+    def _compute(self, chunks: Sequence[StepChunk]) -> PassOutput:
+        """Compute the rows of each session, packed side by side.
+
+        Returns the logits and hidden states of the rows that are sampled from, in order, and the tapped rows of all.
+        """
+        inputs, positions = self._inputs(chunks), self._positions(chunks)
+        size = self._shapes.size(chunks) if self._shapes else None
+        if self._shapes and size:
+            output, last = self._shapes.run(size, inputs, positions, chunks)
+            kept = [row for row, c in zip(last, chunks, strict=True) if c.sampled]
+            if kept == list(range(len(kept))):
+                logits, hidden, tapped = output
+                return PassOutput(logits[: len(kept)], None if hidden is None else hidden[: len(kept)], tapped)
+            rows = self._on_device(kept)
+            return PassOutput(
+                output.logits[rows], None if output.hidden is None else output.hidden[rows], output.tapped
+            )
+        ends = itertools.accumulate(c.count for c in chunks)
+        keep = self._on_device([end - 1 for c, end in zip(chunks, ends, strict=True) if c.sampled])
+        return self.decoder_pass(inputs, positions, keep, self._step_attention(chunks))
 
     def _step_attention(self, chunks: Sequence[StepChunk]) -> StepAttention:
         if isinstance(self._storage, PagePool) and is_paged_by_kernels(self._storage):
-            groups = int(self.config.num_attention_heads) // self._storage.shape.kv_heads
-            tiles = step_tiles(chunks, groups, self.device)
+            tiles = step_tiles(chunks, self._groups, self.device)
             return PagedAttention(self._storage, tiles, tiles.table.shape[1])
         assert self._storage is not None
         return SegmentedAttention(chunks, self._storage.step(chunks))
 
-    def _results(
-        self, parts: Sequence[tuple[Sequence[StepChunk], torch.Tensor, torch.Tensor | None]]
-    ) -> Iterator[tuple[StepChunk, Result]]:
-        """Yield each chunk that samples, with its token.
+    @property
+    def _groups(self) -> int:
+        """The number of query heads for each key head."""
+        config = self.config
+        return int(config.num_attention_heads) // self._kv_shape().kv_heads
 
-        `parts`: groups of chunks, each with the logits and hidden states of those that sample, in order.
-        """
-        parts = [part for part in parts if len(part[1])]
-        sampled = [(c, c.sampled) for chunks, _, _ in parts for c in chunks if c.sampled]
+    def _results(self, outputs: Sequence[tuple[Sequence[StepChunk], PassOutput]]) -> Iterator[tuple[StepChunk, Result]]:
+        """Yield each chunk that samples, with its token. `outputs`: the passes of the step, with their chunks."""
+        sampled = [(c, c.sampled) for chunks, _ in outputs for c in chunks if c.sampled]
         if not sampled:
             return
-        logits = _joined([logits for _, logits, _ in parts])
-        hidden = None if parts[0][2] is None else _joined([states for _, _, states in parts if states is not None])
-        states: Sequence[torch.Tensor | None] = [None] * len(sampled)
+        logits = _joined([output.logits for _, output in outputs])
+        states = [output.hidden for _, output in outputs if output.hidden is not None]
+        hidden = _joined(states) if states else None
+        kept: Sequence[torch.Tensor | None] = [None] * len(sampled)
         if hidden is not None and any(g.params.hidden for _, g in sampled):
             # The tensors of a step are valid only until the next step.
-            states = hidden.clone().unbind()
+            kept = hidden.clone().unbind()
         choices = choose_tokens(logits.float(), [(generation, chunk.recent) for chunk, generation in sampled], hidden)
-        for (chunk, generation), choice, state in zip(sampled, choices, states, strict=True):
+        for (chunk, generation), choice, state in zip(sampled, choices, kept, strict=True):
             if isinstance(choice, Exception):
                 yield chunk, _wrapped(choice)
             else:
                 state = state if generation.params.hidden else None
                 yield chunk, Token(choice.token, choice.logprob, state, choice.numbers)
 
-    def _feed_sinks(self, chunks: Sequence[StepChunk]) -> None:
+    def _feed_sinks(self, chunks: Sequence[StepChunk], tapped: torch.Tensor | None) -> None:
         """Pass the tapped layer's output for embedding rows to their sinks."""
-        tapped, at = getattr(self.model, "tapped", None), 0
+        at = 0
         for chunk in chunks:
             for rows in chunk.sinks:
                 if tapped is None:
@@ -275,18 +286,18 @@ class Runner:
     def _inputs(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
         ids = [0 if i is EMBEDDED else i for c in chunks for i in c.ids]
         rows: torch.Tensor = self._embed(self._on_device(ids)).to(self.dtype)
-        at, places, singles = 0, list[int](), list[torch.Tensor]()
+        # The embedding rows of all chunks, by their width: rows without features are narrower. All rows of a width are
+        # written at once.
+        given, at = dict[int, tuple[list[int], list[torch.Tensor]]](), 0
         for chunk in chunks:
-            for first, given in chunk.embeddings:
+            for first, embeddings in chunk.embeddings:
+                places, parts = given.setdefault(embeddings.shape[1], ([], []))
                 start = at + first - chunk.start
-                if len(given) == 1 and given.shape[1] == rows.shape[1]:
-                    places.append(start)
-                    singles.append(given)
-                else:
-                    rows[start : start + len(given), : given.shape[1]] = given
+                places.extend(range(start, start + len(embeddings)))
+                parts.append(embeddings)
             at += chunk.count
-        if places:
-            rows.index_copy_(0, self._on_device(places), torch.cat(singles).to(rows.dtype))
+        for width, (places, parts) in given.items():
+            rows[:, :width].index_copy_(0, self._on_device(places), _joined(parts).to(rows.dtype))
         return rows[None]
 
     def _positions(self, chunks: Sequence[StepChunk]) -> torch.Tensor:

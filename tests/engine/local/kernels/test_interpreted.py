@@ -31,7 +31,7 @@ import json, sys
 from types import SimpleNamespace
 import torch
 from antiphon.engine.local.attention import Scoring, SegmentedAttention
-from antiphon.engine.local.kernels.attention import attend_pages, step_tiles, store_rows
+from antiphon.engine.local.kernels.attention import FixedPages, attend_pages, step_tiles, store_rows
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.shape import KvShape
 
@@ -56,6 +56,16 @@ assert torch.equal(pools[0].rows, pools[1].rows), "other rows were stored"
 found = attend_pages(pools[1].rows[1], tiles, query, scoring, shares)
 error = float((found.float() - expected.float()).norm() / expected.float().norm())
 assert error < (1e-5 if kind == torch.float32 else 3e-3), error
+# A pass of fixed size, filled twice: neither padding nor the step before it changes a row.
+fixed = FixedPages(pools[1], count + 50, count + 20, 16)
+fixed.fill(places[1][::-1])
+last = fixed.fill(places[1])
+padded = [torch.cat([each, torch.full((50, *each.shape[1:]), float("nan")).to(kind)]) for each in (query, keys, values)]
+found = fixed.attend(1, *padded, scoring)[:count]
+error = float((found.float() - expected.float()).norm() / expected.float().norm())
+assert error < (1e-5 if kind == torch.float32 else 3e-3), error
+ends = torch.tensor([stop - start for start, stop in ranges]).cumsum(0) - 1
+assert fixed.fixed.last_rows[last].tolist() == ends.tolist()
 """
 
 

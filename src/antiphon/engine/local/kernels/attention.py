@@ -6,18 +6,16 @@ import importlib
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
 
-import numpy as np
 import torch
 
 from antiphon.engine.local.attention import Scoring
-from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
+from antiphon.engine.local.kv.cache import PAGE_ROWS
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.shape import KvRange
+from antiphon.engine.local.tiles import FixedTiles, Tiles, lay_out, on_device
 
 log = logging.getLogger(__name__)
 
@@ -57,26 +55,6 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-@dataclass(slots=True)
-class Tiles:
-    """The work of a step's programs; all tensors are on the device."""
-
-    # int32 [sessions, pages]: each session's pages.
-    table: torch.Tensor
-    # int32 [tiles]: each tile's session.
-    sessions: torch.Tensor
-    # int32 [tiles]: each tile's first row among the packed rows.
-    rows: torch.Tensor
-    # int32 [tiles]: each tile's number of rows.
-    counts: torch.Tensor
-    # int32 [tiles]: the position of each tile's first row in its session.
-    positions: torch.Tensor
-    # int64 [rows]: the pool's row for each packed row.
-    slots: torch.Tensor
-    # The maximum number of rows in a tile.
-    tile_rows: int
-
-
 def is_paged_by_kernels(pool: object) -> bool:
     """Return whether a storage is a PagePool on a device that runs the kernels in this module."""
     return isinstance(pool, PagePool) and has_kernels(pool.rows.device)
@@ -86,10 +64,12 @@ class PagedAttention:
     """Attends all rows of a step to the pages of their own sessions. A StepAttention.
 
     `longest`: the number of pages of the longest session. It limits the number of programs that divide its keys.
+    `expected`: the number of tiles with many keys to expect; None: all.
     """
 
-    def __init__(self, pool: PagePool, tiles: Tiles, longest: int) -> None:
+    def __init__(self, pool: PagePool, tiles: Tiles, longest: int, expected: int | None = None) -> None:
         self._pool, self._tiles, self._longest = pool, tiles, longest
+        self._expected = expected or len(tiles.rows)
 
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
@@ -102,71 +82,36 @@ class PagedAttention:
     def _shares(self, kv_heads: int) -> int:
         """The number of programs that divide the keys of a tile: a power of two, enough to keep the device busy."""
         device = self._pool.rows.device
-        wanted = PROGRAMS_A_PROCESSOR * processors(device) // (len(self._tiles.rows) * kv_heads)
+        wanted = PROGRAMS_A_PROCESSOR * processors(device) // (self._expected * kv_heads)
         most = max(1, min(wanted, self._longest, MOST_SHARES))
         return 1 << (most.bit_length() - 1)
 
 
-class DecodePages(PagedAttention):
-    """PagedAttention for a decode step of at most `rows` sessions, one row each, over tensors with fixed addresses.
+class FixedPages(PagedAttention):
+    """PagedAttention for a pass of fixed size: see FixedTiles. A session of any length fits."""
 
-    Must be filled before each step. Padding rows use the scratch page.
-    """
+    def __init__(self, pool: PagePool, rows: int, tiles: int, tile_rows: int) -> None:
+        self.fixed = FixedTiles(rows, tiles, tile_rows, pool.num_pages, pool.rows.device)
+        # Most tiles of a pass with prefill have one row, or are padding.
+        super().__init__(pool, self.fixed.now, pool.num_pages, max(1, rows // tile_rows))
 
-    def __init__(self, pool: PagePool, rows: int) -> None:
-        device = pool.rows.device
-        numbers = torch.arange(rows, dtype=torch.int32, device=device)
-        tiles = Tiles(
-            # A session of any length fits, so the shape of a step depends only on its number of sessions.
-            table=torch.zeros(rows, pool.num_pages, dtype=torch.int32, device=device),
-            sessions=numbers,
-            rows=numbers,
-            counts=torch.ones_like(numbers),
-            positions=torch.zeros_like(numbers),
-            slots=torch.arange(rows, device=device) % PAGE_ROWS,
-            tile_rows=1,
-        )
-        super().__init__(pool, tiles, pool.num_pages)
-
-    def fill(self, ranges: Sequence[KvRange]) -> None:
-        """Fill the tensors for the next step: these sessions, then padding."""
-        rows = len(self._tiles.rows)
-        table = np.zeros((rows, max(pages_of(r.stop) for r in ranges)), np.int32)
-        positions, slots = np.zeros(rows, np.int32), np.arange(rows) % PAGE_ROWS
-        for i, place in enumerate(ranges):
-            pages = place.handle.pages[: pages_of(place.stop)]
-            table[i, : len(pages)] = pages
-            positions[i], slots[i] = place.start, pages[-1] * PAGE_ROWS + place.start % PAGE_ROWS
-        self._tiles.table[:, : table.shape[1]].copy_(torch.from_numpy(table), non_blocking=True)
-        self._tiles.positions.copy_(torch.from_numpy(positions), non_blocking=True)
-        self._tiles.slots.copy_(torch.from_numpy(slots), non_blocking=True)
+    def fill(self, ranges: Sequence[KvRange]) -> list[int]:
+        """Set the tensors for the next pass, and return the number of each session's last tile."""
+        return self.fixed.fill(ranges).last
 
     def begin(self) -> None:
-        """A no-op: no state is kept from the previous step."""
+        """A no-op: no state is kept from the previous pass."""
+
+
+def rows_of_tile(groups: int) -> int:
+    """Return the maximum number of rows of a tile. `groups`: query heads for each key head."""
+    return max(1, TILE_ROWS // groups)
 
 
 def step_tiles(ranges: Sequence[KvRange], groups: int, device: torch.device) -> Tiles:
     """Return the tiles of a step with rows packed in the order of `ranges`. `groups`: query heads for each key head."""
-    tile_rows = max(1, TILE_ROWS // groups) if max(r.count for r in ranges) > 1 else 1
-    table = np.zeros((len(ranges), max(pages_of(r.stop) for r in ranges)), np.int32)
-    tiles: list[tuple[int, int, int, int]] = []
-    slots, at = [], 0
-    for number, place in enumerate(ranges):
-        count = pages_of(place.stop)
-        table[number, :count] = place.handle.pages[:count]
-        slots.append(place.handle.rows(place.start, place.stop))
-        for first in range(0, place.count, tile_rows):
-            tiles.append((number, at + first, min(tile_rows, place.count - first), place.start + first))
-        at += place.count
-    # All numbers of the tiles are copied at once, because each copy costs the host time, whatever its size.
-    sessions, rows, counts, positions = _copied(np.array(tiles, np.int32).T, device)
-    return Tiles(
-        _copied(table, device), sessions, rows, counts, positions, _copied(np.concatenate(slots), device), tile_rows
-    )
-
-
-def _copied(numbers: Any, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(numbers)).to(device, non_blocking=True)
+    tile_rows = rows_of_tile(groups) if max(r.count for r in ranges) > 1 else 1
+    return on_device(lay_out(ranges, tile_rows), tile_rows, device)
 
 
 def store_rows(rows: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -192,7 +137,7 @@ def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring:
     groups = heads // kv_heads
     given = query.to(rows.dtype)
     given = given if given[0].is_contiguous() else given.contiguous()
-    out = query.new_empty(query.shape)
+    out = query.new_empty(query.shape) if tiles.covers else query.new_zeros(query.shape)
     part = query.new_empty((shares, count, heads, width) if shares > 1 else (1,), dtype=torch.float32)
     top, total = query.new_empty((2, shares, count, heads), dtype=torch.float32)
     scale = scoring.scaling if scoring.scaling is not None else width**-0.5

@@ -1,0 +1,132 @@
+"""The tiles of a step: groups of rows of one session, which attend together.
+
+A step packs the rows of its sessions side by side. One program of the attention kernel serves one tile: a few rows of
+one session and one key head. `Tiles` are tensors on the device; `lay_out` computes their numbers on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
+from antiphon.engine.local.kv.shape import KvRange
+
+Numbers = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Tiles:
+    """The tiles of a step; all tensors are on the device."""
+
+    # int32 [sessions, pages]: each session's pages.
+    table: torch.Tensor
+    # int32 [tiles]: each tile's session.
+    sessions: torch.Tensor
+    # int32 [tiles]: each tile's first row among the packed rows.
+    rows: torch.Tensor
+    # int32 [tiles]: each tile's number of rows; 0 for padding.
+    counts: torch.Tensor
+    # int32 [tiles]: the position of each tile's first row in its session.
+    positions: torch.Tensor
+    # int64 [rows]: the pool's row for each packed row.
+    slots: torch.Tensor
+    # The maximum number of rows in a tile.
+    tile_rows: int
+    # Whether every packed row is in a tile.
+    covers: bool = True
+
+
+@dataclass(slots=True)
+class TileNumbers:
+    """The numbers of a step's tiles, on the host."""
+
+    # int32 [sessions, pages], padded with 0.
+    table: Numbers
+    # int32 [4, tiles]: sessions, rows, counts and positions, as in Tiles.
+    numbers: Numbers
+    # int64 [rows]: the pool's row for each packed row.
+    slots: Numbers
+    # The number of the last tile of each session.
+    last: list[int]
+
+
+def lay_out(ranges: Sequence[KvRange], tile_rows: int) -> TileNumbers:
+    """Divide the rows of `ranges`, packed in this order, into tiles of up to `tile_rows` rows."""
+    table = np.zeros((len(ranges), max(pages_of(r.stop) for r in ranges)), np.int32)
+    tiles, slots, last, at = list[tuple[int, int, int, int]](), list[Numbers](), list[int](), 0
+    for number, place in enumerate(ranges):
+        pages, start, count = place.handle.pages, place.start, place.count
+        used = pages_of(place.stop)
+        table[number, :used] = pages[:used]
+        if count == 1:
+            tiles.append((number, at, 1, start))
+        else:
+            tiles += [(number, at + i, min(tile_rows, count - i), start + i) for i in range(0, count, tile_rows)]
+        slots.append(place.handle.rows(start, place.stop))
+        last.append(len(tiles) - 1)
+        at += count
+    return TileNumbers(table, np.array(tiles, np.int32).T, np.concatenate(slots), last)
+
+
+def num_tiles(ranges: Sequence[KvRange], tile_rows: int) -> int:
+    """Return the number of tiles that `lay_out` makes."""
+    return sum(-(-r.count // tile_rows) for r in ranges)
+
+
+def on_device(numbers: TileNumbers, tile_rows: int, device: torch.device) -> Tiles:
+    """Return the tiles as new tensors, for one step."""
+    # All numbers of the tiles are copied at once, because each copy costs the host time, whatever its size.
+    sessions, rows, counts, positions = _copied(numbers.numbers, device)
+    table, slots = _copied(numbers.table, device), _copied(numbers.slots, device)
+    return Tiles(table, sessions, rows, counts, positions, slots, tile_rows)
+
+
+class FixedTiles:
+    """The tiles of a pass of fixed size, in tensors with fixed addresses. Must be filled before each pass.
+
+    `rows`, `tiles`, `tile_rows`: the maximum numbers of rows, of tiles, and of rows in a tile. `columns`: the maximum
+    number of pages of a session. Padding rows are written to the scratch page. `now`: the tensors. `last_rows`, int64
+    [tiles]: the last row of each tile; row 0 for padding.
+    """
+
+    def __init__(self, rows: int, tiles: int, tile_rows: int, columns: int, device: torch.device) -> None:
+        self._numbers = torch.zeros(4, tiles, dtype=torch.int32, device=device)
+        self._places = torch.zeros(rows + tiles, dtype=torch.int64, device=device)
+        table = torch.zeros(tiles, columns, dtype=torch.int32, device=device)
+        # If each tile has one row, padding tiles have the padding rows. Otherwise a row may be in no tile.
+        self.now = Tiles(table, *self._numbers.unbind(), self._places[:rows], tile_rows, covers=tile_rows == 1)
+        self.last_rows = self._places[rows:]
+        self._scratch = np.arange(rows) % PAGE_ROWS
+        first = np.minimum(np.arange(tiles) * tile_rows, rows)
+        counts = np.clip(rows - first, 0, tile_rows)
+        # The numbers of padding: each tile has its own rows, which are at position 0 of the scratch page.
+        self._padding = np.stack([np.arange(tiles) % tiles, np.minimum(first, rows - 1), counts, first * 0])
+        self._set(self._padding, self._scratch)
+
+    def fill(self, ranges: Sequence[KvRange]) -> TileNumbers:
+        """Set the tensors for the next pass, and return their numbers, with padding tiles but without padding rows."""
+        made = lay_out(ranges, self.now.tile_rows)
+        used = made.numbers.shape[1]
+        numbers = self._padding.copy() if self.now.covers else np.zeros_like(self._padding)
+        numbers[:, :used] = made.numbers
+        slots = self._scratch.copy()
+        slots[: len(made.slots)] = made.slots
+        sessions, columns = made.table.shape
+        self.now.table[:sessions, :columns].copy_(torch.from_numpy(made.table), non_blocking=True)
+        self._set(numbers, slots)
+        return replace(made, numbers=numbers)
+
+    def _set(self, numbers: Numbers, slots: Numbers) -> None:
+        last = numbers[1] + np.maximum(numbers[2] - 1, 0)
+        self._numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
+        self._places.copy_(torch.from_numpy(np.concatenate([slots, last])), non_blocking=True)
+
+
+def _copied(numbers: Numbers, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers)).to(device, non_blocking=True)
