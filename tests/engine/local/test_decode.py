@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from antiphon.engine.api import EngineSettings, Sampling
+from antiphon.engine.api import EMBEDDED, EngineSettings, Sampling
 from antiphon.engine.local.decode import PassShape, PassShapes, PassSize
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.kv.cache import PAGE_ROWS
@@ -18,6 +19,7 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.step import StepChunk
 from antiphon.errors import ModelError
 from tests.engine.local import tiny
+from tests.engine.local.operators import Operators
 from tests.engine.local.tiny import FAMILIES, WIDTH
 
 torch.set_num_threads(1)
@@ -175,3 +177,56 @@ def test_log_probabilities_of_tokens_drawn_on_the_device_are_the_models_own() ->
     assert [t.id for t in padded] == [t.id for t in exact]
     assert [t.logprob for t in padded] == pytest.approx([t.logprob for t in exact], abs=1e-5)
     assert all(t.logprob < 0 for t in padded)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 31, 32, 33, 47, 200])
+def test_tokens_do_not_depend_on_how_prefill_is_split_over_steps(rows: int) -> None:
+    """Sessions join while others generate, so that passes have every mixture of one row and of tiles."""
+    reference, chance = tiny.model("qwen3"), random.Random(rows)
+    prompts = [[chance.randrange(tiny.VOCABULARY) for _ in range(count)] for count in (3, 90, 40, 33, 64, 1)]
+
+    async def main() -> None:
+        limits = EngineSettings(
+            kv_bytes=4 << 20, decode_shapes="bucketed", decode_rows=4, prefill_rows=rows, prefill_only_rows=rows
+        )
+        e = LocalEngine(Runner(tiny.model("qwen3")), limits)
+
+        async def say(number: int) -> None:
+            session = await e.open()
+            for _ in range(3 * number):
+                await asyncio.sleep(0)
+            session.append(prompts[number])
+            found = [t.id async for t in session.generate(Sampling(max_tokens=5))]
+            ids = list(prompts[number])
+            for token in found:
+                assert token == int(tiny.logits(reference, ids)[-1].argmax())
+                ids.append(token)
+
+        await asyncio.gather(*(say(number) for number in range(len(prompts))))
+        e.close()
+
+    asyncio.run(main())
+
+
+@torch.inference_mode()
+def test_a_step_has_the_same_operators_for_one_and_for_many_sessions() -> None:
+    """The operators that the host launches, outside and inside of the pass, for prefill of token and embedding rows."""
+    runner = Runner(tiny.model("qwen3"))
+    storage = runner.storage(EngineSettings(kv_bytes=4 << 20, decode_shapes="bucketed", decode_rows=8, prefill_rows=64))
+    assert isinstance(storage, PagePool)
+    nobody: Any = None
+
+    def operators(count: int) -> list[str]:
+        chunks = []
+        for _ in range(count):
+            embeddings = ((0, torch.randn(2, WIDTH)), (3, torch.randn(1, WIDTH)))
+            ids, table = (EMBEDDED, EMBEDDED, 5, EMBEDDED), storage.extend(None, PAGE_ROWS, 0, shared=False)
+            chunks.append(StepChunk(nobody, table, 0, ids, None, embeddings, 0))
+        # The first step of a size makes its tensors.
+        runner.step(chunks)
+        with Operators() as recorded:
+            assert runner.step(chunks) == [None] * count
+        return recorded.names
+
+    assert operators(2) == operators(1) == operators(6)
+    assert len(operators(1)) > 50
