@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from antiphon.engine.api import Capabilities, EngineSettings
+from antiphon.modeling.gathered import Tick
 from antiphon.remote.engine import EngineServers
 from antiphon.roles import ModelRole, role_named
 
@@ -88,9 +89,16 @@ class EngineModelOptions:
     talker_device: str = ""
     # When a video model computes the KV of frames: "eager", as they arrive, or "query", with the next question.
     prefill: str = "eager"
+    # Seconds for which a partial transcript or a unit of a native conversation may wait for those of other sessions, to
+    # share passes with them. None: the model's own value on a GPU, 0 on a CPU.
+    gather_s: float | None = None
     # The servers that compute a language model. Its folder then needs a configuration and a tokenizer, but no weights.
     # None: the model is computed in this process.
     servers: EngineServers | None = None
+
+    def tick(self, on_gpu_s: float) -> Tick:
+        """Return the tick that gathers the requests of a model's sessions. `on_gpu_s`: its interval on a GPU."""
+        return Tick(self.gather_s if self.gather_s is not None else 0.0 if self.device == "cpu" else on_gpu_s)
 
 
 @dataclass(frozen=True, slots=True)

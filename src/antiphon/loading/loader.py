@@ -50,7 +50,7 @@ ObserveLaneStep = Callable[[str, int, float, float], None]
 # The limits of a step: pending rows if a session generates, pending rows if none does, and sessions that sample a
 # token. A GPU computes a thousand rows in the time of one (docs/gpu.md); it is limited by the host's kernel launches.
 CPU_STEPS = {"prefill_rows": 64, "prefill_only_rows": 256, "decode_rows": 64}
-GPU_STEPS = {"prefill_rows": 512, "prefill_only_rows": 4096, "decode_rows": 256}
+GPU_STEPS = {"prefill_rows": 2048, "prefill_only_rows": 2048, "decode_rows": 256}
 # The capabilities of each engine, by its name.
 ENGINES: dict[str, Capabilities] = {
     "local": CAPABILITIES,
@@ -312,6 +312,7 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         observe=_observe_engine(observe, shown_role(role)),
         talker_device=places.of("talker", like=role)[0],
         prefill=engine.video_prefill,
+        gather_s=None if engine.gather_ms < 0 else engine.gather_ms / 1000,
         servers=engine_servers(settings) if role == "language" else None,
     )
 

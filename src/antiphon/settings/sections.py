@@ -319,14 +319,21 @@ class EngineOptions:
     prefill_tokens: int = option(
         0,
         "Most prompt tokens in one step while other sessions generate; limits how much a long prompt delays them. 0: "
-        "64 on a CPU, 512 on a GPU.",
+        "64 on a CPU, 2048 on a GPU.",
         low=0,
     )
     prefill_only_tokens: int = option(
-        0, "Most prompt tokens in one step while no session generates. 0: 256 on a CPU, 4096 on a GPU.", low=0
+        0, "Most prompt tokens in one step while no session generates. 0: 256 on a CPU, 2048 on a GPU.", low=0
     )
     decode_sessions: int = option(
         0, "Most conversations that sample a token in one step. 0: 64 on a CPU, 256 on a GPU.", low=0
+    )
+    gather_ms: int = option(
+        -1,
+        "Time for which a partial transcript, or a unit of a native conversation, may wait for those of other "
+        "sessions, so that they share passes of the model, in ms. A session that is alone never waits. -1: 40 for "
+        "partials and 50 for units on a GPU, 0 on a CPU.",
+        low=-1,
     )
     grammar_s: float = option(
         2.0,
@@ -345,16 +352,16 @@ class EngineOptions:
     )
     decode_shapes: str = option(
         "auto",
-        "Sizes of decode steps: `exact` computes only the rows that are due, `bucketed` pads them to a few sizes, and "
+        "Sizes of steps: `exact` computes only the rows that are due, `bucketed` pads them to a few sizes, and "
         "`captured` also replays each size as a CUDA graph. The last two need a paged KV. `auto`: `captured` on a GPU, "
         "`exact` on a CPU.",
         choices=("auto", "exact", "bucketed", "captured"),
     )
     no_graphs: tuple[str, ...] = option(
         (),
-        "Part of models that a GPU does not replay as CUDA graphs, so that the host launches each kernel: `decode` "
-        "steps, the `codes` of a frame of speech, the `vocoder`; repeat for several. A part is launched this way by "
-        "itself if it cannot be captured, or if its replay gives other numbers.",
+        "Part of models that a GPU does not replay as CUDA graphs, so that the host launches each kernel: the steps "
+        "of a decoder (`decode`), the `codes` of a frame of speech, the `vocoder`; repeat for several. A part is "
+        "launched this way by itself if it cannot be captured, or if its replay gives other numbers.",
         choices=("decode", "codes", "vocoder"),
         flag="no-graph",
     )

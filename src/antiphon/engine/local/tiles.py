@@ -100,13 +100,16 @@ class FixedTiles:
         self._places = torch.zeros(rows + tiles, dtype=torch.int64, device=device)
         table = torch.zeros(tiles, columns, dtype=torch.int32, device=device)
         # If each tile has one row, padding tiles have the padding rows. Otherwise a row may be in no tile.
-        self.now = Tiles(table, *self._numbers.unbind(), self._places[:rows], tile_rows, covers=tile_rows == 1)
+        sessions, first_rows, counts, positions = self._numbers.unbind()
+        self.now = Tiles(
+            table, sessions, first_rows, counts, positions, self._places[:rows], tile_rows, covers=tile_rows == 1
+        )
         self.last_rows = self._places[rows:]
         self._scratch = np.arange(rows) % PAGE_ROWS
         first = np.minimum(np.arange(tiles) * tile_rows, rows)
-        counts = np.clip(rows - first, 0, tile_rows)
+        used = np.clip(rows - first, 0, tile_rows)
         # The numbers of padding: each tile has its own rows, which are at position 0 of the scratch page.
-        self._padding = np.stack([np.arange(tiles) % tiles, np.minimum(first, rows - 1), counts, first * 0])
+        self._padding = np.stack([np.arange(tiles), np.minimum(first, rows - 1), used, first * 0])
         self._set(self._padding, self._scratch)
 
     def fill(self, ranges: Sequence[KvRange]) -> TileNumbers:
