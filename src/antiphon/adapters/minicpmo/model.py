@@ -28,6 +28,7 @@ from antiphon.engine.api import Sampling, Session, Token
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.chat_template import plain_tokenizer, token_ids
+from antiphon.modeling.gathered import GatheredCalls
 from antiphon.modeling.tokens import Detokenizer
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import MAX_FRAME_PIXELS, decode
@@ -87,6 +88,7 @@ class MiniCpmO:
         self.engine = LocalEngine(decoder, settings, observe=observe)
         codes = Runner(self.parts.code_decoder, voice_where, dtype, dtype)
         self.code_engine = LocalEngine(codes, settings, observe=observe)
+        self._conditions = GatheredCalls(self.code_engine.thread, self.parts.text_conditions)
         self.profile = _profile(model_id, self.parts, self.engine.context_rows, window, speaks=bool(vocoder))
         self._plain = plain_tokenizer(self.parts.tokenizer)
 
@@ -105,9 +107,8 @@ class MiniCpmO:
         session = await self.engine.open(RESERVE_ROWS)
         try:
             codes = CodeStream(
-                self.code_engine.thread,
                 await self.code_engine.open(CODE_RESERVE_ROWS),
-                self.parts.text_conditions,
+                self._conditions,
                 params,
                 self.parts.code_end,
             )

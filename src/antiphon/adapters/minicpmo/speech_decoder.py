@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from antiphon.adapters.minicpmo.sampling import GREEDY_TEMPERATURE, CodeChooser,
 from antiphon.audio import Pcm
 from antiphon.engine.api import Sampling, Session
 from antiphon.engine.local.device_sampling import RandomNumbers
-from antiphon.engine.model_thread import ModelThread
+from antiphon.modeling.gathered import GatheredCalls
 from antiphon.shares.threads import in_thread
 
 # Codes of one unit.
@@ -50,30 +51,48 @@ class TextConditions(nn.Module):
         self._bos = bos
 
     @torch.inference_mode()
-    def forward(self, words: Sequence[int], hidden: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the input rows [num_words + 1, width] of a unit's tokens and their hidden states [hidden_width].
+    def forward(self, units: Sequence[UnitWords]) -> Sequence[torch.Tensor]:
+        """Return the input rows [num_words + 1, width] of each unit. The last row asks for codes.
 
-        The last row asks for codes. Without words it is the only row.
+        The units are computed together, so the number of operators does not depend on their number.
         """
         like = self.emb_text.weight
-        rows: torch.Tensor = self.emb_text(torch.tensor([*words, self._bos], device=like.device))
-        if hidden:
+        tokens = [token for unit in units for token in (*unit.words, self._bos)]
+        states = [state for unit in units for state in unit.hidden]
+        numbers = torch.tensor(tokens).to(like.device, non_blocking=True)
+        rows: torch.Tensor = self.emb_text(numbers)
+        if states:
             project = self.projector_semantic
-            states = torch.stack(list(hidden)).to(like.device, like.dtype)
-            rows[:-1] += normalize(project["linear2"](torch.relu(project["linear1"](states))), dim=-1)
-        return rows
+            stacked = torch.stack(states).to(like.device, like.dtype)
+            semantic = normalize(project["linear2"](torch.relu(project["linear1"](stacked))), dim=-1)
+            ends = set(accumulate(len(unit.words) + 1 for unit in units))
+            places = torch.tensor([i for i in range(len(tokens)) if i + 1 not in ends])
+            rows.index_add_(0, places.to(like.device, non_blocking=True), semantic)
+        return torch.split(rows, [len(unit.words) + 1 for unit in units])
+
+
+class UnitWords(NamedTuple):
+    """The words of a unit, and the hidden state [hidden_width] that each was chosen from."""
+
+    words: Sequence[int]
+    hidden: Sequence[torch.Tensor]
 
 
 class CodeStream:
     """Generates the codes of one conversation. In the KV, a unit's codes follow those of the turn's earlier units.
 
-    Owns `session`, a session of the code decoder's engine. `end`: the code that ends a turn's audio.
+    Owns `session`, a session of the code decoder's engine. `conditions`: the calls of TextConditions, which all
+    conversations share. `end`: the code that ends a turn's audio.
     """
 
     def __init__(
-        self, thread: ModelThread, session: Session, conditions: TextConditions, params: UnitSampling, end: int
+        self,
+        session: Session,
+        conditions: GatheredCalls[UnitWords, torch.Tensor],
+        params: UnitSampling,
+        end: int,
     ) -> None:
-        self._thread, self._session, self._conditions = thread, session, conditions
+        self._session, self._conditions = session, conditions
         self._params, self._end = params, end
         self._greedy = params.temperature <= GREEDY_TEMPERATURE
         # The codes are not sampled with the seed of the words.
@@ -87,7 +106,7 @@ class CodeStream:
         begin another one. Waits for the engine. Raises ModelError and EngineError.
         """
         session, params = self._session, self._params
-        rows = await self._thread.call(lambda: self._conditions(words, hidden))
+        rows = await self._conditions.call(UnitWords(words, hidden))
         first = session.length == 0
         session.append_embeddings(rows)
         chooser = CodeChooser(
