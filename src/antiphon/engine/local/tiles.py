@@ -58,20 +58,30 @@ class TileNumbers:
 
 def lay_out(ranges: Sequence[KvRange], tile_rows: int) -> TileNumbers:
     """Divide the rows of `ranges`, packed in this order, into tiles of up to `tile_rows` rows."""
-    table = np.zeros((len(ranges), max(pages_of(r.stop) for r in ranges)), np.int32)
-    tiles, slots, last, at = list[tuple[int, int, int, int]](), list[Numbers](), list[int](), 0
-    for number, place in enumerate(ranges):
-        pages, start, count = place.handle.pages, place.start, place.count
-        used = pages_of(place.stop)
-        table[number, :used] = pages[:used]
-        if count == 1:
-            tiles.append((number, at, 1, start))
-        else:
-            tiles += [(number, at + i, min(tile_rows, count - i), start + i) for i in range(0, count, tile_rows)]
-        slots.append(place.handle.rows(start, place.stop))
-        last.append(len(tiles) - 1)
-        at += count
-    return TileNumbers(table, np.array(tiles, np.int32).T, np.concatenate(slots), last)
+    starts = np.fromiter((r.start for r in ranges), np.int64, len(ranges))
+    counts = np.fromiter((r.count for r in ranges), np.int64, len(ranges))
+    used = pages_of(int((starts + counts).max()))
+    table = np.zeros((len(ranges), used), np.int32)
+    for row, place in zip(table, ranges, strict=True):
+        pages = place.handle.pages[:used]
+        row[: len(pages)] = pages
+    # The tiles of each session, and its first packed row.
+    tiles, first = -(-counts // tile_rows), np.cumsum(counts) - counts
+    last = np.cumsum(tiles) - 1
+    sessions = np.repeat(np.arange(len(ranges)), tiles)
+    offsets = (np.arange(len(sessions)) - (last - tiles + 1)[sessions]) * tile_rows
+    numbers = np.stack(
+        [
+            sessions,
+            first[sessions] + offsets,
+            np.minimum(tile_rows, counts[sessions] - offsets),
+            starts[sessions] + offsets,
+        ]
+    )
+    owners = np.repeat(np.arange(len(ranges)), counts)
+    places = np.arange(len(owners)) - (first - starts)[owners]
+    slots = table[owners, places // PAGE_ROWS].astype(np.int64) * PAGE_ROWS + places % PAGE_ROWS
+    return TileNumbers(table, numbers.astype(np.int32), slots, last.tolist())
 
 
 def num_tiles(ranges: Sequence[KvRange], tile_rows: int) -> int:
