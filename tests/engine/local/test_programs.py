@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from antiphon.engine.api import NO_TOKEN, EngineSettings, Finish, Sampling, Token
+from antiphon.engine.api import EngineSettings, Finish, Sampling, Token
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.generation import Generation
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.sampling import choose_tokens

@@ -21,7 +21,8 @@ from torch import nn
 from antiphon.adapters.qwen2_5_omni.checkpoint import VoiceParts
 from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavStream
 from antiphon.audio import Pcm
-from antiphon.engine.api import NO_TOKEN, Engine, Sampling, Session
+from antiphon.engine.api import Engine, Sampling, Session
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.local.device_sampling import random_generator
 from antiphon.engine.local.sampling import RowSampler, sample_rows
 from antiphon.engine.model_thread import ModelThread
