@@ -175,8 +175,8 @@ class LocalEngine:
         scheduler, cache = self.scheduler, self.scheduler.cache
         return EngineState(
             sessions=len(scheduler.sessions),
-            generating=sum(1 for s in scheduler.sessions if s.rows.generation),
-            parked=sum(1 for s in scheduler.sessions if s.lease.asleep),
+            generating=scheduler.generating,
+            parked=cache.num_asleep,
             kv_bytes=cache.held_pages * cache.page_bytes,
             kv_total_bytes=cache.total_pages * cache.page_bytes,
             promised_bytes=cache.claimed_pages * cache.page_bytes,
@@ -191,7 +191,7 @@ class LocalEngine:
         return stepped
 
     def _pause_s(self) -> float:
-        return RETRY_S if any(s.ready for s in self.scheduler.sessions) else IDLE_CHECK_S
+        return RETRY_S if self.scheduler.has_ready else IDLE_CHECK_S
 
     def _fail_all(self) -> None:
         self.scheduler.fail_all(EngineError("the engine was closed"))
@@ -269,7 +269,7 @@ class LocalSession:
         self._require_idle()
         given = tuple(ids)
         _check_positions(len(given), positions)
-        self._thread.post(lambda: self.scheduled.rows.append(given, positions))
+        self._thread.post(lambda: self._engine.scheduler.append(self.scheduled, given, positions))
         self._length += len(given)
 
     def append_embeddings(
@@ -284,7 +284,8 @@ class LocalSession:
         self._require_idle()
         given = self._engine.runner.embeddings(rows)
         _check_positions(len(given), positions)
-        self._thread.post(lambda: self.scheduled.rows.append_embeddings(given, len(given), positions, sink))
+        scheduler, count = self._engine.scheduler, len(given)
+        self._thread.post(lambda: scheduler.append_embeddings(self.scheduled, given, count, positions, sink))
         self._length += len(given)
 
     def pin(self) -> None:

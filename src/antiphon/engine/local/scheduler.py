@@ -11,12 +11,13 @@ Pure: no tensors, no clock, no threads. Times are arguments, and the forward pas
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar
 
-from antiphon.engine.api import Finish, Token
+from antiphon.engine.api import Finish, Position, Sink, Token
 from antiphon.engine.generation import Generation
 from antiphon.engine.local.kv.cache import PAGE_ROWS, Extent, KvCache, pages_of
 from antiphon.engine.local.step import (
@@ -45,7 +46,10 @@ class Scheduler:
     """All sessions of one engine. Not thread-safe: it belongs to the model's thread.
 
     `plan` and `commit` alternate. All other methods may be called between them. No method waits. `limits` may be
-    replaced between steps. `context_cuts` counts the context cuts since the start.
+    replaced between steps. `context_cuts` counts the context cuts since the start, `generating` the generations now.
+
+    A step looks only at the *active* sessions, so idle ones cost it nothing. A session becomes active with every call
+    that may give it work. It stays active as long as it generates or has rows that are due.
     """
 
     def __init__(self, cache: KvCache, limits: StepLimits) -> None:
@@ -53,8 +57,9 @@ class Scheduler:
         self.limits = replace(limits, context_rows=min(limits.context_rows, cache.total_pages * PAGE_ROWS))
         self.sessions: list[ScheduledSession] = []
         self.kept_prefixes: list[KeptPrefix] = []
-        self.context_cuts = 0
-        self._step = 0
+        self.context_cuts = self.generating = 0
+        self._active: set[ScheduledSession] = set()
+        self._opened = self._step = 0
         # The chunks of the step that is being planned. If a session is suspended meanwhile, its chunk is removed.
         self._chunks: list[StepChunk] = []
 
@@ -71,7 +76,8 @@ class Scheduler:
             if not self._park_longest_idle(exclude=None) and not self._take_from_largest(owner, pages_of(reserve)):
                 busy = sum(1 for s in self.sessions if not s.lease.asleep)
                 raise Refused(f"no room for the KV of another session: {busy} are active", 2.0)
-        session = ScheduledSession(Rows(owner=owner, last_used_s=now_s), lease)
+        self._opened += 1
+        session = ScheduledSession(Rows(owner=owner, last_used_s=now_s), lease, self._opened)
         self.sessions.append(session)
         return session
 
@@ -84,7 +90,27 @@ class Scheduler:
         if session.lease.extent and self._fits_another(session.lease.extent):
             self.cache.share(session.lease.extent, twin.lease)
             twin.rows.computed = old.computed
+        self._active.add(twin)
         return twin
+
+    def append(
+        self, session: ScheduledSession, ids: Sequence[int], positions: Sequence[Position] | None = None
+    ) -> None:
+        """Add token rows at the end, as `Rows.append` does."""
+        session.rows.append(ids, positions)
+        self._active.add(session)
+
+    def append_embeddings(
+        self,
+        session: ScheduledSession,
+        rows: Any,
+        count: int,
+        positions: Sequence[Position] | None = None,
+        sink: Sink | None = None,
+    ) -> None:
+        """Add `count` embedding rows at the end, as `Rows.append_embeddings` does."""
+        session.rows.append_embeddings(rows, count, positions, sink)
+        self._active.add(session)
 
     def generate(self, session: ScheduledSession, generation: Generation) -> None:
         """Begin to generate after the last row, in the next step.
@@ -100,6 +126,8 @@ class Scheduler:
         # The generation needs the last row's logits, so that row is computed again if it was computed already.
         session.rows.computed = min(session.rows.computed, len(session.rows.ids) - 1)
         session.rows.generation, session.stalled = generation, False
+        self.generating += 1
+        self._active.add(session)
 
     def cancel(self, session: ScheduledSession, generation: Generation) -> None:
         """End a generation and take back the tokens that its reader has not read.
@@ -107,7 +135,7 @@ class Scheduler:
         If it has ended by itself, the unread tokens are taken back all the same.
         """
         rows = session.rows
-        rows.generation = None
+        self._end(session)
         read = generation.start + generation.consumed
         if read < rows.length:
             rows.rollback(max(read, rows.pinned + rows.dropped) if rows.dropped else read)
@@ -121,6 +149,7 @@ class Scheduler:
             raise EngineError("the session is generating: end that first")
         session.rows.rollback(position)
         session.stalled = False
+        self._active.add(session)
         self.cache.truncate_parked(session.lease, session.rows.computed)
         if not session.rows.busy:
             _report_settled(session, None)
@@ -140,6 +169,7 @@ class Scheduler:
             computed and self._make_room(session, rows.computed) and self.cache.evict(lease, first, end, rows.computed)
         )
         rows.evict(count, moved=moved)
+        self._active.add(session)
         self.cache.truncate_parked(lease, rows.computed)
 
     def settle(self, session: ScheduledSession, on_settled: SettledCallback, *, include_newest: bool = False) -> None:
@@ -150,6 +180,7 @@ class Scheduler:
         rows = session.rows
         rows.compute_newest = rows.compute_newest or (include_newest and bool(rows.pending))
         session.idle_rows = 0
+        self._active.add(session)
         if session.failure or session.stalled or not rows.busy:
             on_settled(session.failure or (EngineError("the session's last step failed") if session.stalled else None))
         else:
@@ -163,10 +194,9 @@ class Scheduler:
         if session not in self.sessions:
             return
         self.sessions.remove(session)
-        rows = session.rows
+        self._active.discard(session)
         _report_settled(session, EngineError("the session was closed"))
-        if generation := rows.generation:
-            rows.generation = None
+        if generation := self._end(session):
             generation.deliver(EngineError("the session was closed"))
         if keep and not session.failure:
             self._keep_prefix(session)
@@ -182,15 +212,19 @@ class Scheduler:
         self._step += 1
         self._forget_dropped_prefixes()
         ready: list[ScheduledSession] = []
-        for session in self.sessions:
-            if (generation := session.rows.generation) and generation.waits_for_row:
+        for session in sorted(self._active, key=attrgetter("number")):
+            generation = session.rows.generation
+            if generation and generation.waits_for_row:
                 self._planned(session, partial(self._continue, session, generation))
-            if session.ready and self._planned(session, partial(self._bring_in, session, ready)):
+            if not session.ready:
+                if not session.rows.generation:
+                    self._active.discard(session)
+            elif self._planned(session, partial(self._bring_in, session, ready)):
                 ready.append(session)
                 if not session.rows.busy:
                     # All rows that were due have been taken over from another session.
                     _report_settled(session, None)
-        ready.sort(key=lambda s: s.last_step)
+        ready.sort(key=attrgetter("last_step"))
         decoding = [s for s in ready if s.rows.generation and s.rows.pending == 1]
         prefilling = [s for s in ready if s.rows.due and not (s.rows.generation and s.rows.pending == 1)]
         self._chunks = []
@@ -227,9 +261,13 @@ class Scheduler:
         for session in self.sessions:
             session.failure = session.failure or error
             _report_settled(session, error)
-            if generation := session.rows.generation:
-                session.rows.generation = None
+            if generation := self._end(session):
                 generation.deliver(error)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a step could do something for a session, if there is room."""
+        return any(session.ready for session in self._active)
 
     def park_idle(self, now_s: float) -> None:
         """Park sessions that have been idle for `park_after_s`. Copies their KV, so call it when there is time."""
@@ -294,16 +332,20 @@ class Scheduler:
             session.rows.replace_newest(row)
 
     def _finish(self, session: ScheduledSession, generation: Generation, reason: Finish) -> None:
-        session.rows.generation = None
+        self._end(session)
         generation.deliver(reason)
+
+    def _end(self, session: ScheduledSession) -> Generation | None:
+        """End the session's generation and return it; None if it has none. The caller tells its reader."""
+        generation, session.rows.generation = session.rows.generation, None
+        self.generating -= generation is not None
+        return generation
 
     def _fail(self, session: ScheduledSession, error: Exception) -> None:
         """End the session's current work after a model error. Its rows stay, for the caller to roll back."""
-        rows = session.rows
-        generation, rows.generation = rows.generation, None
         session.stalled = True
         _report_settled(session, error)
-        if generation:
+        if generation := self._end(session):
             generation.deliver(error)
 
     def _chunk(self, session: ScheduledSession, max_rows: int) -> StepChunk | None:
@@ -374,6 +416,8 @@ class Scheduler:
         if not self.cache.park(session.lease, session.rows.computed):
             self.cache.park(session.lease, 0)
             session.rows.computed = 0
+            # Also if it was idle, its rows are due again.
+            self._active.add(session)
 
     def _cut(self, session: ScheduledSession, limit: int) -> None:
         """If the session has `limit` rows or more, drop the oldest ones after the pinned rows, until fewer are left."""
@@ -471,6 +515,8 @@ class Scheduler:
 
     def _forget_dropped_prefixes(self) -> None:
         """Forget the prefixes whose extents the cache has dropped to make room."""
+        if len(self.kept_prefixes) == len(self.cache.kept):
+            return
         alive = {id(e) for e in self.cache.kept}
         self.kept_prefixes = [k for k in self.kept_prefixes if id(k.extent) in alive]
 
@@ -483,6 +529,9 @@ class Scheduler:
             lease = session.lease
             held = lease.extent.pages * PAGE_ROWS if lease.extent else lease.parked.rows if lease.parked else 0
             assert session.rows.computed <= held
+            assert session in self._active or not (session.ready or session.rows.generation)
+        assert self._active <= set(self.sessions)
+        assert self.generating == sum(session.rows.generation is not None for session in self.sessions)
 
 
 def _report_settled(session: ScheduledSession, error: Exception | None) -> None:

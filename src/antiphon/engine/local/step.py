@@ -32,6 +32,8 @@ class ScheduledSession:
     rows: Rows
     # The session's claim to memory.
     lease: Lease
+    # Sessions are numbered in the order in which they were opened.
+    number: int
     # The number of the last step that took rows of this session. Sessions that have waited longest go first.
     last_step: int = 0
     # The number of rows at the head whose KV was taken over from another session.
