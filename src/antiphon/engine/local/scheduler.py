@@ -13,9 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from antiphon.engine.api import Finish, Position, Sink, Token
 from antiphon.engine.generation import Generation
@@ -35,6 +34,7 @@ from antiphon.errors import EngineError, ModelError, Refused
 
 log = logging.getLogger(__name__)
 Planned = TypeVar("Planned")
+Given = ParamSpec("Given")
 
 # The share of the context that a cut leaves, so that the next row does not cause another cut.
 CUT_TO_SHARE = 0.75
@@ -151,8 +151,7 @@ class Scheduler:
         session.stalled = False
         self._active.add(session)
         self.cache.truncate_parked(session.lease, session.rows.computed)
-        if not session.rows.busy:
-            _report_settled(session, None)
+        _report_if_settled(session)
 
     def evict(self, session: ScheduledSession, count: int) -> None:
         """Drop the `count` oldest rows after the pinned ones.
@@ -215,18 +214,21 @@ class Scheduler:
         for session in sorted(self._active, key=attrgetter("number")):
             generation = session.rows.generation
             if generation and generation.waits_for_row:
-                self._planned(session, partial(self._continue, session, generation))
+                self._planned(session, self._continue, generation)
             if not session.ready:
                 if not session.rows.generation:
                     self._active.discard(session)
-            elif self._planned(session, partial(self._bring_in, session, ready)):
+            elif self._planned(session, self._bring_in, ready):
                 ready.append(session)
-                if not session.rows.busy:
-                    # All rows that were due have been taken over from another session.
-                    _report_settled(session, None)
+                # All rows that were due may have been taken over from another session.
+                _report_if_settled(session)
         ready.sort(key=attrgetter("last_step"))
-        decoding = [s for s in ready if s.rows.generation and s.rows.pending == 1]
-        prefilling = [s for s in ready if s.rows.due and not (s.rows.generation and s.rows.pending == 1)]
+        decoding, prefilling = list[ScheduledSession](), list[ScheduledSession]()
+        for session in ready:
+            if session.rows.generation and session.rows.pending == 1:
+                decoding.append(session)
+            elif session.rows.due:
+                prefilling.append(session)
         self._chunks = []
         for session in in_turns(decoding)[: self.limits.decode_rows]:
             self._add_chunk(session, 1)
@@ -251,8 +253,7 @@ class Scheduler:
                 continue
             rows.computed = chunk.stop
             rows.compute_newest = rows.compute_newest and bool(rows.pending)
-            if not rows.busy:
-                _report_settled(session, None)
+            _report_if_settled(session)
             if chunk.sampled and rows.generation is chunk.sampled and isinstance(result, Token):
                 self._produce(session, chunk.sampled, result)
 
@@ -278,10 +279,16 @@ class Scheduler:
 
     # Applying the rules.
 
-    def _planned(self, session: ScheduledSession, plan: Callable[[], Planned | None]) -> Planned | None:
-        """Return the result of `plan`. If it raises, fail `session` and return None."""
+    def _planned(
+        self,
+        session: ScheduledSession,
+        plan: Callable[Concatenate[ScheduledSession, Given], Planned | None],
+        *given: Given.args,
+        **named: Given.kwargs,
+    ) -> Planned | None:
+        """Return the result of `plan` for the session. If it raises, fail the session and return None."""
         try:
-            return plan()
+            return plan(session, *given, **named)
         except Exception as error:
             # Planning allocates memory, and the device may be out of it. Other sessions may need none, and continue.
             log.exception("a session's rows could not be planned")
@@ -305,7 +312,7 @@ class Scheduler:
 
     def _add_chunk(self, session: ScheduledSession, max_rows: int) -> int:
         """Add the session's next rows to the step, at most `max_rows`. Returns their number, 0 if there is no room."""
-        chunk = self._planned(session, partial(self._chunk, session, max_rows))
+        chunk = self._planned(session, self._chunk, max_rows)
         if chunk is None:
             return 0
         self._chunks.append(chunk)
@@ -321,7 +328,7 @@ class Scheduler:
         elif generation.produced >= params.max_tokens:
             self._finish(session, generation, Finish.LENGTH)
         elif params.program:
-            self._planned(session, partial(self._continue, session, generation))
+            self._planned(session, self._continue, generation)
 
     def _continue(self, session: ScheduledSession, generation: Generation) -> None:
         """Replace the newest token's row by the row that the generation's program makes, if it has one yet."""
@@ -372,11 +379,11 @@ class Scheduler:
             start=start,
             ids=tuple(rows.ids[start:stop]),
             positions=None if rows.positions is None else tuple(rows.positions[start:stop]),
-            embeddings=tuple(rows.embeddings(start, stop)),
+            embeddings=tuple(rows.embeddings(start, stop)) if rows.spans else (),
             epoch=rows.epoch,
             sampled=sampled,
             recent=tuple(rows.ids[-lookback:]) if lookback else (),
-            sinks=tuple(rows.sinks(start, stop)),
+            sinks=tuple(rows.sinks(start, stop)) if rows.spans else (),
         )
 
     def _stop(self, session: ScheduledSession, max_rows: int) -> int:
@@ -532,6 +539,11 @@ class Scheduler:
             assert session in self._active or not (session.ready or session.rows.generation)
         assert self._active <= set(self.sessions)
         assert self.generating == sum(session.rows.generation is not None for session in self.sessions)
+
+
+def _report_if_settled(session: ScheduledSession) -> None:
+    if session.on_settled and not session.rows.busy:
+        _report_settled(session, None)
 
 
 def _report_settled(session: ScheduledSession, error: Exception | None) -> None:

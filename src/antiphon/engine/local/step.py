@@ -49,27 +49,23 @@ class ScheduledSession:
     stalled: bool = False
 
     @property
-    def starved(self) -> bool:
-        """Whether the session's generation waits for its reader, which is MAX_UNREAD_TOKENS behind."""
-        generation = self.rows.generation
-        return (
-            generation is not None
-            and self.rows.pending == 1
-            and generation.produced - generation.consumed >= MAX_UNREAD_TOKENS
-        )
-
-    @property
     def ready(self) -> bool:
         """Whether a step could do something for the session now, if there is room."""
-        rows = self.rows
-        if self.failure or self.stalled or self.starved or not rows.busy:
+        rows, generation = self.rows, self.rows.generation
+        if self.failure or self.stalled or not rows.busy:
             return False
-        return rows.generation is not None or len(rows.ids) > self.idle_rows
+        if generation is None:
+            return len(rows.ids) > self.idle_rows
+        # A generation waits for a reader that is too far behind.
+        return rows.pending > 1 or generation.produced - generation.consumed < MAX_UNREAD_TOKENS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class StepChunk:
-    """Rows of one session in a step, with everything the runner needs: the session may change during the step."""
+    """Rows of one session in a step, with everything the runner needs: the session may change during the step.
+
+    Not changed after it is made. It is not frozen, because a step makes one for each session and that takes longer.
+    """
 
     # The session that the rows belong to.
     session: ScheduledSession
