@@ -224,7 +224,7 @@ class Session(Protocol):
     """One sequence of rows and its KV, which lives as long as a conversation. Its owner closes it.
 
     Rows are counted from the session's start. A session is used from one event loop. All methods except `settle`,
-    `generate` and `fork` return at once and take effect in the order of the calls.
+    `generate`, `collect` and `fork` return at once and take effect in the order of the calls.
 
     While a generation is under way, every method except `close` and `settle` raises EngineError. After the session is
     closed, every method except `close` does. After the engine is closed, they raise Refused. A method raises
@@ -329,6 +329,27 @@ class Session(Protocol):
             ModelError: A step failed.
             EngineError: The session has no rows.
             GrammarError: The engine does not accept the grammar.
+        """
+        ...
+
+    async def collect(
+        self, params: Sampling, *, until: Callable[[Sequence[Token]], bool] | None = None, group: int = 16
+    ) -> Sequence[Token]:
+        """Sample tokens after the last row, and return all of them when the generation ends.
+
+        Takes less time than `generate` for a caller that needs the whole list, because the engine delivers the tokens
+        together. It does not wait for the caller. The returned tokens are rows of the session, and `finish` says why
+        the generation ended. If the call raises or is cancelled, the session keeps none of the tokens.
+
+        Args:
+            params: How the tokens are chosen.
+            until: Called in the event loop with the tokens so far, whenever `group` more have arrived. If it returns
+                True, the generation ends with Finish.CANCELLED, and these tokens are returned. If it raises, so does
+                this method.
+            group: The number of tokens between two calls of `until`.
+
+        Raises:
+            As `generate`.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -34,7 +35,11 @@ class Owners:
     def generate(self, session: ScheduledSession) -> None:
         delivered: list[object] = []
         self.items[session] = delivered
-        self.scheduler.generate(session, Generation(Sampling(max_tokens=50), delivered.append, session.rows.length))
+
+        def deliver(tokens: Sequence[Token], reason: object) -> None:
+            delivered.extend([*tokens, *([reason] if reason else [])])
+
+        self.scheduler.generate(session, Generation(Sampling(max_tokens=50), deliver, session.rows.length))
 
     def step(self) -> list[StepChunk]:
         chunks = self.scheduler.plan(0.0)
@@ -130,7 +135,7 @@ def test_when_a_session_grows_within_its_owners_share_then_the_larger_owner_give
         e.open("a", 40)
     e.step()
     assert mine.rows.generation
-    e.scheduler.cancel(mine, mine.rows.generation)
+    e.scheduler.cancel(mine, mine.rows.generation, mine.rows.generation.produced)
     e.scheduler.append(mine, tuple(range(180)))
     e.generate(mine)
     e.steps_to_token(mine)

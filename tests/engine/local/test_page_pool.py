@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -60,9 +60,8 @@ class Steps:
         while self.step():
             pass
 
-    def deliver(self, given: Any) -> None:
-        if isinstance(given, Token):
-            self.heard.append((given.id, given.hidden.float().numpy().tobytes()))
+    def deliver(self, tokens: Sequence[Token], _: object) -> None:
+        self.heard += [(token.id, token.hidden.float().numpy().tobytes()) for token in tokens]
 
     def check(self) -> None:
         self.scheduler.check_integrity()
@@ -137,7 +136,7 @@ def generate(e: Steps, seed: random.Random) -> None:
     for session in e.sessions:
         if session.rows.generation:
             # There was no room for it.
-            e.scheduler.cancel(session, session.rows.generation)
+            e.scheduler.cancel(session, session.rows.generation, session.rows.generation.produced)
 
 
 OPERATIONS: dict[str, Operation] = {

@@ -129,14 +129,16 @@ class Scheduler:
         self.generating += 1
         self._active.add(session)
 
-    def cancel(self, session: ScheduledSession, generation: Generation) -> None:
-        """End a generation and take back the tokens that its reader has not read.
+    def cancel(self, session: ScheduledSession, generation: Generation, kept: int) -> None:
+        """End a generation and take back its tokens except the first `kept`.
 
-        If it has ended by itself, the unread tokens are taken back all the same.
+        If it has ended by itself, the tokens are taken back all the same. A no-op if the session is closed.
         """
+        if session.lease.closed:
+            return
         rows = session.rows
         self._end(session)
-        read = generation.start + generation.consumed
+        read = generation.start + kept
         if read < rows.length:
             rows.rollback(max(read, rows.pinned + rows.dropped) if rows.dropped else read)
 
@@ -196,7 +198,7 @@ class Scheduler:
         self._active.discard(session)
         _report_settled(session, EngineError("the session was closed"))
         if generation := self._end(session):
-            generation.deliver(EngineError("the session was closed"))
+            generation.end(EngineError("the session was closed"))
         if keep and not session.failure:
             self._keep_prefix(session)
         self.cache.close(session.lease)
@@ -263,7 +265,7 @@ class Scheduler:
             session.failure = session.failure or error
             _report_settled(session, error)
             if generation := self._end(session):
-                generation.deliver(error)
+                generation.end(error)
 
     @property
     def has_ready(self) -> bool:
@@ -321,8 +323,7 @@ class Scheduler:
     def _produce(self, session: ScheduledSession, generation: Generation, token: Token) -> None:
         params = generation.params
         session.rows.append((token.id,))
-        generation.produced += 1
-        generation.deliver(token)
+        generation.add(token)
         if token.id in params.stop:
             self._finish(session, generation, Finish.STOP)
         elif generation.produced >= params.max_tokens:
@@ -340,7 +341,7 @@ class Scheduler:
 
     def _finish(self, session: ScheduledSession, generation: Generation, reason: Finish) -> None:
         self._end(session)
-        generation.deliver(reason)
+        generation.end(reason)
 
     def _end(self, session: ScheduledSession) -> Generation | None:
         """End the session's generation and return it; None if it has none. The caller tells its reader."""
@@ -353,7 +354,7 @@ class Scheduler:
         session.stalled = True
         _report_settled(session, error)
         if generation := self._end(session):
-            generation.deliver(error)
+            generation.end(error)
 
     def _chunk(self, session: ScheduledSession, max_rows: int) -> StepChunk | None:
         """The session's next rows, at most `max_rows`; None if there is no room for them."""

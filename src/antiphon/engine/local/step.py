@@ -57,7 +57,7 @@ class ScheduledSession:
         if generation is None:
             return len(rows.ids) > self.idle_rows
         # A generation waits for a reader that is too far behind.
-        return rows.pending > 1 or generation.produced - generation.consumed < MAX_UNREAD_TOKENS
+        return rows.pending > 1 or generation.delivered - generation.consumed < MAX_UNREAD_TOKENS
 
 
 @dataclass(slots=True, eq=False)
