@@ -190,8 +190,7 @@ class TalkerStream:
             opening = await talker.thread.call_model(lambda: talker.opening_rows(first, speaker))
             session.append_embeddings(opening)
             for _ in range(params.max_tokens):
-                async with aclosing(session.generate(one_code)) as tokens:
-                    (token,) = [t async for t in tokens]
+                (token,) = await session.collect(one_code)
                 if token.id in parts.ends:
                     return
                 yield token.id
