@@ -93,7 +93,7 @@ def append(e: Steps, seed: random.Random) -> None:
 def embed(e: Steps, seed: random.Random) -> None:
     count, random_rows = seed.randrange(1, 6), torch.Generator().manual_seed(seed.randrange(99))
     rows = torch.randn(count, tiny.WIDTH, generator=random_rows)
-    e.scheduler.append_embeddings(seed.choice(e.sessions), rows, count)
+    e.scheduler.append_embeddings(seed.choice(e.sessions), rows, None, None)
 
 
 def rollback(e: Steps, seed: random.Random) -> None:

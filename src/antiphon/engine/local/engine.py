@@ -285,8 +285,8 @@ class LocalSession:
         self._require_idle()
         given = self._engine.runner.embeddings(rows)
         _check_positions(len(given), positions)
-        scheduler, count = self._engine.scheduler, len(given)
-        self._thread.post(lambda: scheduler.append_embeddings(self.scheduled, given, count, positions, sink))
+        scheduler = self._engine.scheduler
+        self._thread.post(lambda: scheduler.append_embeddings(self.scheduled, given, positions, sink))
         self._length += len(given)
 
     def pin(self) -> None:

@@ -18,9 +18,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from antiphon.engine.api import Finish, Position, Sink, Token
 from antiphon.engine.generation import Generation
-from antiphon.engine.local.kv.cache import PAGE_ROWS, Extent, KvCache, pages_of
+from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache, pages_of
+from antiphon.engine.local.prefixes import KeptPrefixes
 from antiphon.engine.local.step import (
-    KeptPrefix,
+    MIN_SHARE_ROWS,
     ScheduledSession,
     SettledCallback,
     StepChunk,
@@ -38,8 +39,6 @@ Given = ParamSpec("Given")
 
 # The share of the context that a cut leaves, so that the next row does not cause another cut.
 CUT_TO_SHARE = 0.75
-# The minimum number of rows of a prefill in a step. Fewer rows take the same time.
-MIN_SHARE_ROWS = 16
 
 
 class Scheduler:
@@ -56,7 +55,7 @@ class Scheduler:
         self.cache = cache
         self.limits = replace(limits, context_rows=min(limits.context_rows, cache.total_pages * PAGE_ROWS))
         self.sessions: list[ScheduledSession] = []
-        self.kept_prefixes: list[KeptPrefix] = []
+        self.prefixes = KeptPrefixes(cache)
         self.context_cuts = self.generating = 0
         self._active: set[ScheduledSession] = set()
         self._opened = self._step = 0
@@ -87,7 +86,7 @@ class Scheduler:
         twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s, old.owner)
         twin.rows = old.copy(now_s)
         # A parked session's KV stays parked, so the new session computes its own KV, or finds an equal prefix.
-        if session.lease.extent and self._fits_another(session.lease.extent):
+        if session.lease.extent and self.cache.fits_another(session.lease.extent):
             self.cache.share(session.lease.extent, twin.lease)
             twin.rows.computed = old.computed
         self._active.add(twin)
@@ -101,15 +100,10 @@ class Scheduler:
         self._active.add(session)
 
     def append_embeddings(
-        self,
-        session: ScheduledSession,
-        rows: Any,
-        count: int,
-        positions: Sequence[Position] | None = None,
-        sink: Sink | None = None,
+        self, session: ScheduledSession, rows: Any, positions: Sequence[Position] | None, sink: Sink | None
     ) -> None:
-        """Add `count` embedding rows at the end, as `Rows.append_embeddings` does."""
-        session.rows.append_embeddings(rows, count, positions, sink)
+        """Add all of the embedding rows at the end, as `Rows.append_embeddings` does."""
+        session.rows.append_embeddings(rows, len(rows), positions, sink)
         self._active.add(session)
 
     def generate(self, session: ScheduledSession, generation: Generation) -> None:
@@ -137,7 +131,7 @@ class Scheduler:
         if session.lease.closed:
             return
         rows = session.rows
-        self._end(session)
+        self._end(session, None)
         read = generation.start + kept
         if read < rows.length:
             rows.rollback(max(read, rows.pinned + rows.dropped) if rows.dropped else read)
@@ -197,10 +191,9 @@ class Scheduler:
         self.sessions.remove(session)
         self._active.discard(session)
         _report_settled(session, EngineError("the session was closed"))
-        if generation := self._end(session):
-            generation.end(EngineError("the session was closed"))
+        self._end(session, EngineError("the session was closed"))
         if keep and not session.failure:
-            self._keep_prefix(session)
+            self.prefixes.keep(session)
         self.cache.close(session.lease)
 
     # The step.
@@ -211,7 +204,7 @@ class Scheduler:
         Makes room for these rows: parks other sessions, and cuts contexts.
         """
         self._step += 1
-        self._forget_dropped_prefixes()
+        self.prefixes.forget_dropped()
         ready: list[ScheduledSession] = []
         for session in sorted(self._active, key=attrgetter("number")):
             generation = session.rows.generation
@@ -264,8 +257,7 @@ class Scheduler:
         for session in self.sessions:
             session.failure = session.failure or error
             _report_settled(session, error)
-            if generation := self._end(session):
-                generation.end(error)
+            self._end(session, error)
 
     @property
     def has_ready(self) -> bool:
@@ -325,9 +317,9 @@ class Scheduler:
         session.rows.append((token.id,))
         generation.add(token)
         if token.id in params.stop:
-            self._finish(session, generation, Finish.STOP)
+            self._end(session, Finish.STOP)
         elif generation.produced >= params.max_tokens:
-            self._finish(session, generation, Finish.LENGTH)
+            self._end(session, Finish.LENGTH)
         elif params.program:
             self._planned(session, self._continue, generation)
 
@@ -339,22 +331,18 @@ class Scheduler:
         if row is not None:
             session.rows.replace_newest(row)
 
-    def _finish(self, session: ScheduledSession, generation: Generation, reason: Finish) -> None:
-        self._end(session)
-        generation.end(reason)
-
-    def _end(self, session: ScheduledSession) -> Generation | None:
-        """End the session's generation and return it; None if it has none. The caller tells its reader."""
+    def _end(self, session: ScheduledSession, reason: Finish | Exception | None) -> None:
+        """End the session's generation, if it has one, and tell its reader the reason, if there is one."""
         generation, session.rows.generation = session.rows.generation, None
         self.generating -= generation is not None
-        return generation
+        if generation and reason is not None:
+            generation.end(reason)
 
     def _fail(self, session: ScheduledSession, error: Exception) -> None:
         """End the session's current work after a model error. Its rows stay, for the caller to roll back."""
         session.stalled = True
         _report_settled(session, error)
-        if generation := self._end(session):
-            generation.end(error)
+        self._end(session, error)
 
     def _chunk(self, session: ScheduledSession, max_rows: int) -> StepChunk | None:
         """The session's next rows, at most `max_rows`; None if there is no room for them."""
@@ -451,33 +439,8 @@ class Scheduler:
                     return False
         if session.lease.extent is None:
             rows.computed = 0
-            return self._share_prefix(session, earlier)
+            return self.prefixes.share(session, self.sessions, earlier)
         return True
-
-    def _share_prefix(self, session: ScheduledSession, earlier: list[ScheduledSession]) -> bool:
-        """Take over the KV of the owner's longest equal prefix. Returns False while an earlier session computes it."""
-        rows = session.rows
-        best, extent, source = MIN_SHARE_ROWS - 1, None, None
-        for kept in self.kept_prefixes:
-            if (common := rows.common_prefix(kept.rows, kept.rows.computed)) > best:
-                best, extent, source = common, kept.extent, kept
-        for other in (s for s in self.sessions if s is not session):
-            common = rows.common_prefix(other.rows, other.rows.computed)
-            if other.lease.extent and not other.failure and common > best:
-                best, extent, source = common, other.lease.extent, None
-        # An earlier session computes the prefix. Waiting for it takes no longer than computing it again.
-        if any(o.rows.pending > 1 and rows.common_prefix(o.rows, len(o.rows.ids)) > best for o in earlier):
-            return False
-        if extent and self._fits_another(extent):
-            self.cache.share(extent, session.lease)
-            # The last row is always computed: a generation needs its logits.
-            rows.computed = session.cached = min(best, len(rows.ids) - 1)
-            if source and best == len(source.rows.ids):
-                self._drop_prefix(source)
-        return True
-
-    def _fits_another(self, extent: Extent) -> bool:
-        return self.cache.claimed_pages + extent.pages <= self.cache.total_pages
 
     def _park_longest_idle(self, exclude: ScheduledSession | None, *, discard: bool = False) -> bool:
         """Park the session that has been idle longest. Returns False if none is idle.
@@ -500,33 +463,6 @@ class Scheduler:
                 session.rows.computed, session.idle_rows = 0, len(session.rows.ids)
                 return True
         return False
-
-    def _keep_prefix(self, session: ScheduledSession) -> None:
-        """Keep a closing session's tokens up to its first embedding: embeddings never equal another session's."""
-        rows = session.rows
-        first_embedding = min((span.start for span in rows.spans), default=rows.computed)
-        length = min(first_embedding, rows.computed)
-        if not length or not session.lease.extent or rows.dropped:
-            return
-        rows.rollback(length)
-        # Prefixes that this one continues are no longer useful.
-        for old in [k for k in self.kept_prefixes if k.rows.common_prefix(rows, rows.computed) == len(k.rows.ids)]:
-            self._drop_prefix(old)
-        extent = self.cache.keep(session.lease)
-        assert extent
-        self.kept_prefixes.append(KeptPrefix(rows, extent))
-
-    def _drop_prefix(self, prefix: KeptPrefix) -> None:
-        self.kept_prefixes.remove(prefix)
-        if prefix.extent in self.cache.kept:
-            self.cache.drop_kept(prefix.extent)
-
-    def _forget_dropped_prefixes(self) -> None:
-        """Forget the prefixes whose extents the cache has dropped to make room."""
-        if len(self.kept_prefixes) == len(self.cache.kept):
-            return
-        alive = {id(e) for e in self.cache.kept}
-        self.kept_prefixes = [k for k in self.kept_prefixes if id(k.extent) in alive]
 
     def check_integrity(self) -> None:
         """Raise AssertionError if rows, leases and memory contradict each other. Costs a pass over all rows."""

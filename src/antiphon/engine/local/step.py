@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 from antiphon.engine.api import DecoderFacts, EngineSettings, Position, Row, Token
 from antiphon.engine.generation import Generation
-from antiphon.engine.local.kv.cache import Extent, Lease, Storage
+from antiphon.engine.local.kv.cache import Lease, Storage
 from antiphon.engine.rows import Rows, SinkRange
 
 # A generation pauses when it is this number of tokens ahead of its reader, until the reader has caught up.
 MAX_UNREAD_TOKENS = 64
+# The minimum number of rows of a prefill in a step. Fewer rows take the same time.
+MIN_SHARE_ROWS = 16
 
 # Called once: with None when all rows of a session are in the KV, or with the error that prevented this.
 SettledCallback = Callable[[Exception | None], None]
@@ -97,14 +99,6 @@ class StepChunk:
     def stop(self) -> int:
         """One past the last row: the number of the session's rows in the KV after the step."""
         return self.start + len(self.ids)
-
-
-@dataclass(slots=True, eq=False)
-class KeptPrefix:
-    """A closed session's rows and their KV, for later sessions that begin with the same tokens."""
-
-    rows: Rows
-    extent: Extent
 
 
 @dataclass(frozen=True, slots=True)

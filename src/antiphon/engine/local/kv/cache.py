@@ -217,6 +217,10 @@ class KvCache:
         self.claimed_pages += max(lease.reserve_pages, source.pages) - lease.claim_pages
         lease.extent = source
 
+    def fits_another(self, extent: Extent) -> bool:
+        """Return whether there is unclaimed room for another lease that comes to need its own copy of the extent."""
+        return self.claimed_pages + extent.pages <= self.total_pages
+
     def keep(self, lease: Lease) -> Extent | None:
         """Keep the lease's extent for others to share after the lease is closed, and return it; None without an extent.
 
