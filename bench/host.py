@@ -1,11 +1,13 @@
 """The host's part of a step: its time for a decoder of 36 layers, and the operators of each model.
 
-    antiphon bench host [--models lm,tts,minicpmo,asr] [--sessions 1,16,64] [--rows 500] [--tokens 40]
+    antiphon bench host [--models lm,tts,minicpmo,asr] [--sessions 1,16,64] [--idle 0,536] [--rows 500] [--tokens 40]
 
 On a GPU, the kernels of a step run while the host launches the next ones. If launching takes longer than the kernels,
 the host limits the step. `lm` is a decoder with Qwen3-8B's 36 layers at a minimal width, whose matrix products take
 almost no time. The time of its step is therefore almost only the host's. It is measured by KV layout and by shape of
-the steps, with one thread.
+the steps, with one thread. Then the decoder is left out, as if it were a graph that is launched. The rest of a step is
+the engine's own Python: planning, filling tensors, drawing tokens and delivering them. Its CPU time is measured in the
+engine's thread and in all threads, with `--idle` further sessions open.
 
 The other models are tiny, with paged KV and padded steps as on a GPU. The measured steps are a frame of Qwen3-TTS, a
 speaking unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at once. The benchmark counts the operators
@@ -19,11 +21,13 @@ Qwen3-TTS is also counted at the depth of the released 0.6B model, which takes 4
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -259,43 +263,74 @@ def counted(name: str, counts: Sequence[int]) -> dict[str, dict[str, float]]:
     return found
 
 
-async def steps_ms(settings: dict[str, Any], count: int, rows: int, tokens: int) -> list[float]:
-    """Return the milliseconds of each step that gives `count` sessions of `rows` rows a token."""
+class NoDecoder(Runner):
+    """A runner without its decoder: logits are constant, and no KV is written."""
+
+    def decoder_pass(self, inputs: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attention: Any) -> Any:
+        return torch.zeros(len(keep), self.vocabulary_size), None
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds so far: in the runner's steps, of the engine thread's CPU, and of all threads' CPU."""
+
+    step_s: float
+    thread_s: float
+    process_s: float
+
+
+async def steps_ms(make: type[Runner], settings: dict[str, Any], count: int, idle: int, args: Namespace) -> list[Clock]:
+    """Return the milliseconds of a step that gives `count` sessions a token while `idle` others are open, by round."""
     model = Qwen3ForCausalLM(Qwen3Config(**NARROW))
     filled(model, torch.device("cpu"), torch.float32)
-    engine = LocalEngine(Runner(model, rotate_half=True), EngineSettings(**settings))
+    engine = LocalEngine(make(model, rotate_half=True), EngineSettings(**settings))
     sessions = [await engine.open() for _ in range(count)]
-    for number, session in enumerate(sessions):
-        session.append([(number + i) % 250 for i in range(rows)])
+    for number, session in enumerate([*sessions, *[await engine.open(64) for _ in range(idle)]]):
+        session.append([(number + i) % 250 for i in range(args.rows if number < count else 16)])
         await session.settle()
-    took, stats = list[float](), engine.runner.stats
-    observed = (stats.steps, stats.step_s)
+    stats, found = engine.runner.stats, list[Clock]()
 
     async def say(number: int) -> None:
-        async for _ in sessions[number].generate(Sampling(max_tokens=tokens)):
+        async for _ in sessions[number].generate(Sampling(max_tokens=args.tokens)):
             pass
 
+    async def now() -> tuple[int, Clock]:
+        return stats.steps, Clock(stats.step_s, await engine.thread.call(time.thread_time), time.process_time())
+
+    began = await now()
     for _ in range(ROUNDS):
         await together(count, say)
-        now = (stats.steps, stats.step_s)
-        took.append((now[1] - observed[1]) / (now[0] - observed[0]) * 1000)
-        observed = now
+        ended = await now()
+        before, after = astuple(began[1]), astuple(ended[1])
+        found.append(Clock(*((b - a) / (ended[0] - began[0]) * 1000 for a, b in zip(before, after, strict=True))))
+        began = ended
     engine.close()
-    return took
+    return found
 
 
-def decode_steps(counts: Sequence[int], rows: int, tokens: int) -> dict[str, dict[str, float]]:
+def decode_steps(counts: Sequence[int], args: Namespace) -> dict[str, dict[str, float]]:
     """Return the milliseconds of a decode step of `lm`, by layout and number of sessions."""
     found: dict[str, dict[str, float]] = {}
     for label, settings in LAYOUTS.items():
         for count in counts:
-            took = asyncio.run(steps_ms(settings, count, rows, tokens))
+            took = [clock.step_s for clock in asyncio.run(steps_ms(Runner, settings, count, 0, args))]
             found.setdefault(label, {})[str(count)] = percentile(took, 50)
     table(
-        f"host time of a decode step, ms, {rows} rows a session",
+        f"host time of a decode step, ms, {args.rows} rows a session",
         ["KV and steps", *(f"{n} sessions" for n in counts)],
         [[label, *(found[label][str(n)] for n in counts)] for label in found],
     )
+    return found
+
+
+def python_of_steps(counts: Sequence[int], idle: Sequence[int], args: Namespace) -> list[dict[str, float]]:
+    """Return the CPU time of a decode step of `lm` without its decoder, by number of sessions and idle ones."""
+    found = []
+    for count, others in itertools.product(counts, idle):
+        clocks = asyncio.run(steps_ms(NoDecoder, LAYOUTS["paged, bucketed"], count, others, args))
+        thread_ms, process_ms = (percentile([astuple(c)[i] for c in clocks], 50) for i in (1, 2))
+        found.append({"sessions": count, "idle": others, "engine_thread_ms": thread_ms, "all_threads_ms": process_ms})
+    show("CPU time of a decode step without its decoder", found)
     return found
 
 
@@ -303,6 +338,7 @@ def main() -> None:
     parser = options("antiphon bench host", __doc__)
     parser.add_argument("--models", default=f"lm,{','.join(MODELS)}")
     parser.add_argument("--sessions", default="1,16,64")
+    parser.add_argument("--idle", default="0,536", help="numbers of idle sessions that are open besides")
     parser.add_argument("--rows", type=int, default=500, help="rows of each session's KV")
     parser.add_argument("--tokens", type=int, default=40)
     args = parser.parse_args()
@@ -312,7 +348,8 @@ def main() -> None:
         parser.error(f"no such model: {', '.join(sorted(unknown))}")
     document: dict[str, Any] = {"machine": machine()}
     if "lm" in wanted:
-        document |= {"rows": args.rows, "step_ms": decode_steps(counts, args.rows, args.tokens)}
+        document |= {"rows": args.rows, "step_ms": decode_steps(counts, args)}
+        document["step_python_ms"] = python_of_steps(counts, numbers(args.idle), args)
     document |= {name: counted(name, counts) for name in wanted if name in MODELS}
     if "tts" in wanted:
         document["tts_body"] = asyncio.run(tts_body())

@@ -17,7 +17,8 @@ from antiphon.adapters.minicpmo.sampling import (
     SpecialTokens,
     UnitSampling,
 )
-from antiphon.engine.api import NO_TOKEN, Sampling
+from antiphon.engine.api import Sampling
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
 from antiphon.errors import ModelError
 

@@ -247,9 +247,10 @@ def test_half_a_character_is_no_text() -> None:
 
 
 def test_when_tokens_loop_then_the_decode_ends(folder: Path) -> None:
-    assert transcriber.loop_length([1, 2, 3] + [7, 8] * 20) == 2
-    assert transcriber.loop_length([7] * 20) == 1
-    assert transcriber.loop_length([1, 2, 3] + [7, 8] * 19) == 0
+    assert transcriber.first_loop([1, 2, 3] + [7, 8] * 20 + [7, 9]) == (43, 2)
+    assert transcriber.first_loop([7] * 50) == (20, 1)
+    assert transcriber.first_loop([1, 2, 3] + [7, 8] * 19 + [7]) is None
+    assert transcriber.first_loop([]) is None
 
     async def act(model: Qwen3Asr) -> Hypothesis:
         # The text of the golden stream is "jjjj…" here.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
 from typing import Any, Literal, Protocol
 
+from antiphon.engine.choosers import Chooser, StepProgram
 from antiphon.errors import CapabilityError
 
 
@@ -153,71 +154,6 @@ class Grammar:
     trigger: str = ""
 
 
-# Chosen instead of a token if the logits are NaN or every token is masked. The row fails when it is read.
-NO_TOKEN = -1
-
-
-class Chooser(Protocol):
-    """A model's own method of choosing a token from logits. It replaces all other options of `Sampling`.
-
-    One object holds the state of one session, on the host. The tokens of all sessions are chosen in one call, on the
-    device of their logits. The model's thread calls both methods in turn, once for each token. Both may raise
-    ModelError.
-    """
-
-    @staticmethod
-    def choose(choosers: Sequence[Any], logits: Any) -> Any:
-        """Choose for each session at once, on the device of the logits and without synchronizing with it.
-
-        Args:
-            choosers: Objects of one class, one for each session.
-            logits: float32 [n, vocabulary], one row for each session. Must not be changed.
-
-        Returns:
-            int64 [n]. NO_TOKEN stands for a row whose logits are NaN.
-        """
-        ...
-
-    def accept(self, chosen: int) -> int:
-        """Return the token that `chosen` stands for, and remember it. Called after `chosen` is read from the device."""
-        ...
-
-
-class StepProgram(Protocol):
-    """A model's own method of choosing a token from the decoder's output, and of making the next input row from it.
-
-    It serves decoders whose token is only one part of the next row, such as the first code of a frame of audio. It runs
-    within the step, so the event loop is not involved between two rows of a session. One object holds the state of one
-    generation. The model's thread calls all methods: `run` and `accept` in turn, once for each token, then `next_row`
-    until it returns a row. `run` and `accept` may raise ModelError; `accept` raises it for NO_TOKEN.
-    """
-
-    @staticmethod
-    def run(programs: Sequence[Any], logits: Any, hidden: Any) -> Any:
-        """Choose each session's numbers for this step, from which its token follows, without a device synchronization.
-
-        Args:
-            programs: Objects of one class, one for each session.
-            logits: float32 [n, vocabulary]. Must not be changed.
-            hidden: The hidden states [n, width] that the logits were computed from. Must not be changed.
-
-        Returns:
-            int64 [n, k]. NO_TOKEN stands for a number that cannot be chosen.
-        """
-        ...
-
-    def accept(self, numbers: Sequence[int]) -> int:
-        """Return the token that these numbers, as read from the device, stand for. Remember the numbers."""
-        ...
-
-    def next_row(self) -> Any | None:
-        """Return the row that follows the token, float [1, width], or None if its input has not arrived yet.
-
-        After None the session waits, and `next_row` is called again before each step.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the tokens of one generation are chosen, and when it ends."""
@@ -288,7 +224,7 @@ class Session(Protocol):
     """One sequence of rows and its KV, which lives as long as a conversation. Its owner closes it.
 
     Rows are counted from the session's start. A session is used from one event loop. All methods except `settle`,
-    `generate` and `fork` return at once and take effect in the order of the calls.
+    `generate`, `collect` and `fork` return at once and take effect in the order of the calls.
 
     While a generation is under way, every method except `close` and `settle` raises EngineError. After the session is
     closed, every method except `close` does. After the engine is closed, they raise Refused. A method raises
@@ -393,6 +329,27 @@ class Session(Protocol):
             ModelError: A step failed.
             EngineError: The session has no rows.
             GrammarError: The engine does not accept the grammar.
+        """
+        ...
+
+    async def collect(
+        self, params: Sampling, *, until: Callable[[Sequence[Token]], bool] | None = None, group: int = 16
+    ) -> Sequence[Token]:
+        """Sample tokens after the last row, and return all of them when the generation ends.
+
+        Takes less time than `generate` for a caller that needs the whole list, because the engine delivers the tokens
+        together. It does not wait for the caller. The returned tokens are rows of the session, and `finish` says why
+        the generation ended. If the call raises or is cancelled, the session keeps none of the tokens.
+
+        Args:
+            params: How the tokens are chosen.
+            until: Called in the event loop with the tokens so far, whenever `group` more have arrived. If it returns
+                True, the generation ends with Finish.CANCELLED, and these tokens are returned. If it raises, so does
+                this method.
+            group: The number of tokens between two calls of `until`.
+
+        Raises:
+            As `generate`.
         """
         ...
 

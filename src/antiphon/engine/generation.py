@@ -6,11 +6,16 @@ tokens are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.engine.api import Finish, Sampling, Token
+from antiphon.engine.api import Finish, Sampling, Session, Token
+from antiphon.errors import EngineError, Refused
+
+# Receives the next tokens of a generation. The last call also has the reason or the error that ended it.
+Deliver = Callable[[Sequence[Token], Finish | Exception | None], None]
 
 
 class Constraint(Protocol):
@@ -37,18 +42,59 @@ class Generation:
 
     # The options by which the tokens are chosen.
     params: Sampling
-    # Called in the model's thread with each token, then with one Finish or the error that ended it. Must not block.
-    deliver: Callable[[Token | Finish | Exception], None]
+    # Called in the model's thread. Must not block.
+    deliver: Deliver
     # The session's number of rows when the generation began.
     start: int
+    # The number of tokens that are delivered together, the rest of them at the end; 0: all of them at the end.
+    group: int = 1
     # The compiled form of `params.grammar`; None without a grammar.
     constraint: Constraint | None = None
     # The number of tokens sampled so far. Only the model's thread writes it.
     produced: int = 0
+    # The number of tokens delivered so far. Only the model's thread writes it.
+    delivered: int = 0
     # The number of tokens read so far. Only the reader writes it; the engine waits for a reader that falls too far
-    # behind.
+    # behind what was delivered.
     consumed: int = 0
     # True until `params.program` has made the row for the newest token. Until then the token's own row holds its place.
     waits_for_row: bool = False
     # The state that the runner keeps for the generation (a random number generator), opaque here.
     sampler: Any = None
+    # The newest tokens, which are not delivered yet.
+    held: list[Token] = field(default_factory=list)
+
+    def add(self, token: Token) -> None:
+        """Count a sampled token, and deliver it if its group is complete."""
+        self.produced += 1
+        self.held.append(token)
+        if len(self.held) == self.group:
+            self._deliver(None)
+
+    def end(self, reason: Finish | Exception) -> None:
+        """Deliver the rest of the tokens, and why the generation ended."""
+        self._deliver(reason)
+
+    def _deliver(self, reason: Finish | Exception | None) -> None:
+        tokens, self.held = self.held, []
+        self.delivered += len(tokens)
+        self.deliver(tokens, reason)
+
+
+async def collected(
+    session: Session, params: Sampling, until: Callable[[Sequence[Token]], bool] | None, group: int
+) -> list[Token]:
+    """Implement `Session.collect` by `Session.generate`, for engines whose tokens come one by one anyway."""
+    start, tokens = session.length, list[Token]()
+    try:
+        async with aclosing(session.generate(params)) as stream:
+            async for token in stream:
+                tokens.append(token)
+                if until and len(tokens) % group == 0 and until(tokens):
+                    break
+    except BaseException:
+        # The first of the rows may have left the context. Then the tokens stay.
+        with suppress(EngineError, Refused):
+            session.rollback(start)
+        raise
+    return tokens

@@ -20,13 +20,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from antiphon.errors import AntiphonError, ModelError, ModelLost, Refused
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
+# A function and its arguments.
+Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class ModelThread:
@@ -53,7 +56,7 @@ class ModelThread:
         self._step, self._pause_s, self._on_close = step, pause_s, on_close
         # Bound: a few small calls for each session and step. The thread runs all of them before each step.
         self._posted: deque[Callable[[], None]] = deque()
-        self._results: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
+        self._results: list[tuple[asyncio.AbstractEventLoop, Call]] = []
         self._changed = threading.Condition()
         self._closed = False
         self.lost: str | None = None
@@ -165,12 +168,14 @@ class ModelThread:
     def _lost_error(self) -> ModelLost:
         return ModelLost(f"the {self.name} is lost: {self.lost}")
 
-    def deliver(self, loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-        """Run `function` in `loop` after this step, together with the step's other results for that loop.
+    def deliver(
+        self, loop: asyncio.AbstractEventLoop, function: Callable[[Unpack[Given]], None], *given: *Given
+    ) -> None:
+        """Call `function(*given)` in `loop` after this step, together with the step's other results for that loop.
 
         Must be called in this thread. Waking a loop once for all its sessions costs less than once for each.
         """
-        self._results.append((loop, function))
+        self._results.append((loop, (function, given)))
 
     def wake(self) -> None:
         """Begin the next step now, because its input may have arrived. May be called from any thread."""
@@ -229,18 +234,18 @@ class ModelThread:
             self._since_s = None
 
     def _deliver_results(self) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-        for loop, function in self._results:
-            by_loop.setdefault(loop, []).append(function)
+        by_loop: dict[asyncio.AbstractEventLoop, list[Call]] = {}
+        for loop, call in self._results:
+            by_loop.setdefault(loop, []).append(call)
         self._results.clear()
-        for loop, functions in by_loop.items():
+        for loop, calls in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_run_all, functions)
+                loop.call_soon_threadsafe(_run_all, calls)
             except RuntimeError:
                 # The loop was closed while its sessions were open: their results have no receiver.
-                log.info("dropped %d results: their event loop is closed", len(functions))
+                log.info("dropped %d results: their event loop is closed", len(calls))
 
 
-def _run_all(functions: list[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
+def _run_all(calls: list[Call]) -> None:
+    for function, given in calls:
+        function(*given)

@@ -88,7 +88,7 @@ class Rows:
     @property
     def busy(self) -> bool:
         """Whether the engine has work for these rows: some are due, or a generation can continue."""
-        return self.due > 0 or self._generates
+        return self._generates or self.due > 0
 
     @property
     def due(self) -> int:
@@ -96,7 +96,8 @@ class Rows:
 
         Leaves out the newest row, unless `compute_newest` is set, because the next generation needs its logits.
         """
-        return self.pending if self.compute_newest or self._generates else max(0, self.pending - 1)
+        pending = len(self.ids) - self.computed
+        return pending if not pending or self.compute_newest or self._generates else pending - 1
 
     @property
     def _generates(self) -> bool:

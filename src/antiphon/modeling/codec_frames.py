@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from antiphon.engine.api import NO_TOKEN, Sampling, Session, Token
+from antiphon.engine.api import Sampling, Session, Token
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, is_plain
 from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.model_thread import ModelThread

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from antiphon.engine.api import NO_TOKEN, Sampling
+from antiphon.engine.api import Sampling
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.local.device_sampling import RowChoices, draw_tokens
 from antiphon.engine.local.kernels.graphs import Graphs, power_of_two, warmed_sizes
 from antiphon.engine.local.sampling import RowEdits, RowSampler, sample_rows

@@ -7,10 +7,11 @@ that the contract tests, and the models that run on an engine, require no featur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from antiphon.engine.api import Capabilities, EngineState, Finish, Grammar, Position, Sampling, Sink, Token, require
+from antiphon.engine.generation import collected
 from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, Refused
 
@@ -133,6 +134,11 @@ class ResubmittingSession:
             raise
         finally:
             self.generating, self.finish = False, reason
+
+    async def collect(
+        self, params: Sampling, *, until: Callable[[Sequence[Token]], bool] | None = None, group: int = 16
+    ) -> list[Token]:
+        return await collected(self, params, until, group)
 
     async def _next(self) -> int:
         await asyncio.sleep(0)

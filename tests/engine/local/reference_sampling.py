@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from antiphon.engine.api import NO_TOKEN, Row, Sampling
+from antiphon.engine.api import Row, Sampling
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.generation import Constraint
 from antiphon.engine.local.device_sampling import RowChoices, draw_tokens
 from antiphon.errors import ModelError

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from antiphon.engine.api import NO_TOKEN, Sampling
+from antiphon.engine.api import Sampling
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.local import device_sampling
 from antiphon.engine.local.device_sampling import DRAWN_AHEAD, RandomNumbers, RowChoices, draw_tokens, is_plain
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -26,7 +27,7 @@ class Owners:
     def open(self, owner: str, rows: int, *, generates: bool = True, reserve: int = 1) -> ScheduledSession:
         session = self.scheduler.open(reserve, 0.0, owner)
         # No two sessions begin alike, because an equal prefix would not be computed twice.
-        session.rows.append((len(self.scheduler.sessions) + 1000, *range(rows - 1)))
+        self.scheduler.append(session, (len(self.scheduler.sessions) + 1000, *range(rows - 1)))
         if generates:
             self.generate(session)
         return session
@@ -34,7 +35,11 @@ class Owners:
     def generate(self, session: ScheduledSession) -> None:
         delivered: list[object] = []
         self.items[session] = delivered
-        self.scheduler.generate(session, Generation(Sampling(max_tokens=50), delivered.append, session.rows.length))
+
+        def deliver(tokens: Sequence[Token], reason: object) -> None:
+            delivered.extend([*tokens, *([reason] if reason else [])])
+
+        self.scheduler.generate(session, Generation(Sampling(max_tokens=50), deliver, session.rows.length))
 
     def step(self) -> list[StepChunk]:
         chunks = self.scheduler.plan(0.0)
@@ -129,8 +134,9 @@ def test_when_a_session_grows_within_its_owners_share_then_the_larger_owner_give
     for _ in range(7):
         e.open("a", 40)
     e.step()
-    mine.rows.generation = None
-    mine.rows.append(tuple(range(180)))
+    assert mine.rows.generation
+    e.scheduler.cancel(mine, mine.rows.generation, mine.rows.generation.produced)
+    e.scheduler.append(mine, tuple(range(180)))
     e.generate(mine)
     e.steps_to_token(mine)
     assert len(mine.rows.ids) > 220

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -60,9 +60,8 @@ class Steps:
         while self.step():
             pass
 
-    def deliver(self, given: Any) -> None:
-        if isinstance(given, Token):
-            self.heard.append((given.id, given.hidden.float().numpy().tobytes()))
+    def deliver(self, tokens: Sequence[Token], _: object) -> None:
+        self.heard += [(token.id, token.hidden.float().numpy().tobytes()) for token in tokens]
 
     def check(self) -> None:
         self.scheduler.check_integrity()
@@ -83,17 +82,18 @@ def open_one(e: Steps, seed: random.Random) -> None:
     session = e.scheduler.open(PAGE_ROWS, 0.0)
     # Half of them begin alike, like conversations with the same system prompt.
     rows = list(range(70)) if seed.random() < 0.5 else []
-    session.rows.append([*rows, *(seed.randrange(VOCABULARY) for _ in range(seed.randrange(1, 90)))])
+    e.scheduler.append(session, [*rows, *(seed.randrange(VOCABULARY) for _ in range(seed.randrange(1, 90)))])
     e.sessions.append(session)
 
 
 def append(e: Steps, seed: random.Random) -> None:
-    seed.choice(e.sessions).rows.append([seed.randrange(VOCABULARY) for _ in range(seed.randrange(1, 80))])
+    e.scheduler.append(seed.choice(e.sessions), [seed.randrange(VOCABULARY) for _ in range(seed.randrange(1, 80))])
 
 
 def embed(e: Steps, seed: random.Random) -> None:
     count, random_rows = seed.randrange(1, 6), torch.Generator().manual_seed(seed.randrange(99))
-    seed.choice(e.sessions).rows.append_embeddings(torch.randn(count, tiny.WIDTH, generator=random_rows), count)
+    rows = torch.randn(count, tiny.WIDTH, generator=random_rows)
+    e.scheduler.append_embeddings(seed.choice(e.sessions), rows, None, None)
 
 
 def rollback(e: Steps, seed: random.Random) -> None:
@@ -136,7 +136,7 @@ def generate(e: Steps, seed: random.Random) -> None:
     for session in e.sessions:
         if session.rows.generation:
             # There was no room for it.
-            e.scheduler.cancel(session, session.rows.generation)
+            e.scheduler.cancel(session, session.rows.generation, session.rows.generation.produced)
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -189,10 +189,10 @@ def test_the_bits_are_the_same_when_room_is_short(plan: list[tuple[str, int]]) -
 def forked(e: Steps) -> tuple[ScheduledSession, ScheduledSession]:
     """A session of 150 rows, and its fork with one row more: they share two whole pages."""
     first = e.scheduler.open(PAGE_ROWS, 0.0)
-    first.rows.append([i % VOCABULARY for i in range(150)])
+    e.scheduler.append(first, [i % VOCABULARY for i in range(150)])
     e.settle()
     twin = e.scheduler.fork(first, 0.0)
-    twin.rows.append([3, 4])
+    e.scheduler.append(twin, [3, 4])
     e.sessions += [first, twin]
     e.settle()
     return first, twin
@@ -201,7 +201,7 @@ def forked(e: Steps) -> tuple[ScheduledSession, ScheduledSession]:
 def evict_a_shared_page(e: Steps) -> None:
     first, _ = forked(e)
     e.scheduler.evict(first, 20)
-    first.rows.append([5, 6])
+    e.scheduler.append(first, [5, 6])
     e.settle()
 
 
@@ -209,14 +209,14 @@ def grow_over_a_shared_page(e: Steps) -> None:
     """The first session gives up rows in a page that its twin holds too, and then outgrows its pages."""
     first, _ = forked(e)
     e.scheduler.rollback(first, 30)
-    first.rows.append([i % 7 for i in range(300)])
+    e.scheduler.append(first, [i % 7 for i in range(300)])
     e.settle()
 
 
 def write_to_a_shared_page(e: Steps) -> None:
     first, _ = forked(e)
     e.scheduler.rollback(first, 30)
-    first.rows.append([9, 8, 7])
+    e.scheduler.append(first, [9, 8, 7])
     e.settle()
 
 
@@ -242,10 +242,10 @@ def test_a_fork_takes_only_the_page_that_it_writes_to() -> None:
 def test_a_session_grows_without_a_copy_of_its_rows() -> None:
     e = Steps("qwen2", "paged", 40, 0)
     session = e.scheduler.open(PAGE_ROWS, 0.0)
-    session.rows.append(list(range(60)))
+    e.scheduler.append(session, list(range(60)))
     e.settle()
     assert session.lease.extent
     before = list(session.lease.extent.handle.pages)
-    session.rows.append([1] * 400)
+    e.scheduler.append(session, [1] * 400)
     e.settle()
     assert list(session.lease.extent.handle.pages[: len(before)]) == before

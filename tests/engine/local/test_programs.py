@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from antiphon.engine.api import NO_TOKEN, EngineSettings, Finish, Sampling, Token
+from antiphon.engine.api import EngineSettings, Finish, Sampling, Token
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.generation import Generation
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.sampling import choose_tokens
@@ -169,7 +170,7 @@ def test_a_program_that_fails_ends_its_own_generation(failing: dict[str, int], w
 
 
 def test_a_program_whose_decoder_has_no_hidden_states_fails() -> None:
-    generation = Generation(Sampling(program=Doubling()), lambda _: None, 0)
+    generation = Generation(Sampling(program=Doubling()), lambda _, __: None, 0)
     (error,) = choose_tokens(torch.zeros(1, 5), [(generation, ())])
     assert isinstance(error, ModelError)
     assert "hidden states" in str(error)

@@ -24,7 +24,7 @@ LOGITS = torch.log(torch.tensor([0.3, 0.4, 0.02, 0.2, 0.08]))
 
 
 def generation(params: Sampling, constraint: Constraint | None = None, produced: int = 0) -> Generation:
-    return Generation(params, lambda _: None, 0, constraint, produced)
+    return Generation(params, lambda _, __: None, 0, constraint=constraint, produced=produced)
 
 
 def chosen(logits: torch.Tensor, params: Sampling, recent: Sequence[Row] = (), produced: int = 0) -> Choice:

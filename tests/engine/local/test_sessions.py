@@ -250,7 +250,7 @@ def test_when_a_session_was_closed_with_keep_a_later_one_continues_its_prefix() 
         assert second.cached == 52
         second.close(keep=True)
         # The first prefix is dropped, because the second continues it.
-        assert await e.thread.call(lambda: len(e.scheduler.kept_prefixes)) == 1
+        assert await e.thread.call(lambda: len(e.scheduler.prefixes.kept)) == 1
         e.close()
 
     asyncio.run(main())
@@ -363,19 +363,19 @@ def test_when_a_session_was_closed_with_keep_only_tokens_before_its_first_embedd
         first.append([7])
         await first.settle(include_newest=True)
         first.close(keep=True)
-        (kept,) = await e.thread.call(lambda: list(e.scheduler.kept_prefixes))
+        (kept,) = await e.thread.call(lambda: list(e.scheduler.prefixes.kept))
         assert (len(kept.rows.ids), kept.rows.spans) == (100, [])
         second = await e.open(owner="one")
         second.append([*range(100), 5, 6])
         assert await tokens(second, 1) == [7]
         assert second.cached > 60
         # Nothing is kept of a session that begins with an embedding.
-        known = await e.thread.call(lambda: list(e.scheduler.kept_prefixes))
+        known = await e.thread.call(lambda: list(e.scheduler.prefixes.kept))
         third = await e.open(owner="one")
         third.append_embeddings([[0.0]] * 5)
         await third.settle(include_newest=True)
         third.close(keep=True)
-        assert await e.thread.call(lambda: list(e.scheduler.kept_prefixes)) == known
+        assert await e.thread.call(lambda: list(e.scheduler.prefixes.kept)) == known
         await e.thread.call(e.scheduler.check_integrity)
         e.close()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -239,11 +238,8 @@ class MiniCpmOStream:
         if interrupted:
             self._speech.end_turn()
             self._detokenizer = Detokenizer(self._model.parts.tokenizer)
-        tokens: list[Token] = []
         sampling = Sampling(max_tokens=MAX_UNIT_TOKENS, stop=ids.terminators, chooser=chooser, hidden=True)
-        async with aclosing(session.generate(sampling)) as stream:
-            async for token in stream:
-                tokens.append(token)
+        tokens = await session.collect(sampling)
         session.append([ids.unit_end])
         await self._evict_old_units()
         return await self._outcome(tokens)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from antiphon.engine.api import NO_TOKEN, Sampling
+from antiphon.engine.api import Sampling
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
 from antiphon.engine.local.sampling import copied_to, flat_places
 from antiphon.errors import ModelError

@@ -117,7 +117,7 @@ class CodeStream:
             greedy=self._greedy,
         )
         sampling = Sampling(max_tokens=UNIT_CODES + 1, stop=frozenset((self._end,)), chooser=chooser)
-        codes = [token.id async for token in session.generate(sampling)]
+        codes = [token.id for token in await session.collect(sampling)]
         if last:
             self.end_turn()
         else:

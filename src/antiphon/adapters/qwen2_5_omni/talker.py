@@ -21,7 +21,8 @@ from torch import nn
 from antiphon.adapters.qwen2_5_omni.checkpoint import VoiceParts
 from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavStream
 from antiphon.audio import Pcm
-from antiphon.engine.api import NO_TOKEN, Engine, Sampling, Session
+from antiphon.engine.api import Engine, Sampling, Session
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.local.device_sampling import random_generator
 from antiphon.engine.local.sampling import RowSampler, sample_rows
 from antiphon.engine.model_thread import ModelThread
@@ -189,8 +190,7 @@ class TalkerStream:
             opening = await talker.thread.call_model(lambda: talker.opening_rows(first, speaker))
             session.append_embeddings(opening)
             for _ in range(params.max_tokens):
-                async with aclosing(session.generate(one_code)) as tokens:
-                    (token,) = [t async for t in tokens]
+                (token,) = await session.collect(one_code)
                 if token.id in parts.ends:
                     return
                 yield token.id

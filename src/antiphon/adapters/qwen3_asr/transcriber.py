@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -348,14 +347,9 @@ class Qwen3AsrStream:
         sampling = Sampling(
             max_tokens=max_tokens, temperature=temperature, stop=self._model.parts.vocabulary.stop, logprobs=True
         )
-        out: list[Token] = []
-        async with aclosing(session.generate(sampling)) as tokens:
-            async for token in tokens:
-                out.append(token)
-                if loop := loop_length([t.id for t in out]):
-                    del out[-loop * (LOOP_REPEATS - 1) :]
-                    break
-        return out
+        tokens = await session.collect(sampling, until=lambda found: first_loop([t.id for t in found]) is not None)
+        end, size = first_loop([t.id for t in tokens]) or (len(tokens), 0)
+        return list(tokens[: end - size * (LOOP_REPEATS - 1)])
 
     def _hypothesis(self, window: Window, tokens: Sequence[Token], language: str, *, forced: bool) -> Hypothesis:
         """Parse the tokens: the text, after `language X<asr_text>` if the argument `language` is ""."""
@@ -416,16 +410,21 @@ def _max_tokens(window: Window) -> int:
     return max(1, min(by_length, window.max_tokens or by_length))
 
 
-def loop_length(ids: Sequence[int]) -> int:
-    """Return the length of the phrase that ends the tokens, LOOP_REPEATS times in a row; 0 if no phrase does.
+def first_loop(ids: Sequence[int]) -> tuple[int, int] | None:
+    """Return the first loop as (the number of tokens up to its end, the length of its phrase); None if there is none.
 
-    Finds the shortest such phrase of up to LOOP_TOKENS tokens.
+    A loop ends as soon as a phrase of up to LOOP_TOKENS tokens has come LOOP_REPEATS times in a row. Of two loops with
+    the same end, that of the shorter phrase is returned.
     """
+    found: list[tuple[int, int]] = []
     for size in range(1, min(LOOP_TOKENS, len(ids) // LOOP_REPEATS) + 1):
-        tail = list(ids[-size * LOOP_REPEATS :])
-        if tail == tail[:size] * LOOP_REPEATS:
-            return size
-    return 0
+        run = 0
+        for end in range(size, len(ids)):
+            run = run + 1 if ids[end] == ids[end - size] else 0
+            if run == size * (LOOP_REPEATS - 1):
+                found.append((end + 1, size))
+                break
+    return min(found, default=None)
 
 
 def _least_probability(tokens: Sequence[Token]) -> float:

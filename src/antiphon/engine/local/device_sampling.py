@@ -16,7 +16,8 @@ from typing import Literal
 
 import torch
 
-from antiphon.engine.api import NO_TOKEN, Sampling
+from antiphon.engine.api import Sampling
+from antiphon.engine.choosers import NO_TOKEN
 
 # The number of random numbers drawn at once for a generation.
 DRAWN_AHEAD = 256

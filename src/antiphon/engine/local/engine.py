@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -34,8 +34,9 @@ from antiphon.engine.generation import Constraint, Generation
 from antiphon.engine.grammar import GrammarCompiler
 from antiphon.engine.local import CAPABILITIES
 from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache
+from antiphon.engine.local.reader import TokenReader, call_in
 from antiphon.engine.local.scheduler import Scheduler
-from antiphon.engine.local.step import MAX_UNREAD_TOKENS, ScheduledSession, StepChunk, StepLimits, StepRunner
+from antiphon.engine.local.step import ScheduledSession, StepChunk, StepLimits, StepRunner
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError, ModelLost, Refused
 from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
@@ -175,8 +176,8 @@ class LocalEngine:
         scheduler, cache = self.scheduler, self.scheduler.cache
         return EngineState(
             sessions=len(scheduler.sessions),
-            generating=sum(1 for s in scheduler.sessions if s.rows.generation),
-            parked=sum(1 for s in scheduler.sessions if s.lease.asleep),
+            generating=scheduler.generating,
+            parked=cache.num_asleep,
             kv_bytes=cache.held_pages * cache.page_bytes,
             kv_total_bytes=cache.total_pages * cache.page_bytes,
             promised_bytes=cache.claimed_pages * cache.page_bytes,
@@ -191,7 +192,7 @@ class LocalEngine:
         return stepped
 
     def _pause_s(self) -> float:
-        return RETRY_S if any(s.ready for s in self.scheduler.sessions) else IDLE_CHECK_S
+        return RETRY_S if self.scheduler.has_ready else IDLE_CHECK_S
 
     def _fail_all(self) -> None:
         self.scheduler.fail_all(EngineError("the engine was closed"))
@@ -269,7 +270,7 @@ class LocalSession:
         self._require_idle()
         given = tuple(ids)
         _check_positions(len(given), positions)
-        self._thread.post(lambda: self.scheduled.rows.append(given, positions))
+        self._thread.post(lambda: self._engine.scheduler.append(self.scheduled, given, positions))
         self._length += len(given)
 
     def append_embeddings(
@@ -284,7 +285,8 @@ class LocalSession:
         self._require_idle()
         given = self._engine.runner.embeddings(rows)
         _check_positions(len(given), positions)
-        self._thread.post(lambda: self.scheduled.rows.append_embeddings(given, len(given), positions, sink))
+        scheduler = self._engine.scheduler
+        self._thread.post(lambda: scheduler.append_embeddings(self.scheduled, given, positions, sink))
         self._length += len(given)
 
     def pin(self) -> None:
@@ -340,7 +342,7 @@ class LocalSession:
             self._thread.deliver(loop, lambda: _resolve(done, error))
 
         scheduler = self._engine.scheduler
-        with self._thread.waiting(lambda error: _call_in(loop, lambda: _resolve(done, error))):
+        with self._thread.waiting(lambda error: call_in(loop, lambda: _resolve(done, error))):
             self._thread.post(lambda: scheduler.settle(self.scheduled, on_settled, include_newest=include_newest))
             await done
 
@@ -355,41 +357,56 @@ class LocalSession:
         rows, or if the session is generating already or closed. Raises CapabilityError and GrammarError as
         `LocalEngine.prepare_grammar` does.
         """
+        async with self._reading(params, group=1) as reader:
+            while reader.reason is None:
+                for token in await reader.next():
+                    self._keep(reader, 1)
+                    yield token
+            self.finish = reader.reason
+
+    async def collect(
+        self, params: Sampling, *, until: Callable[[Sequence[Token]], bool] | None = None, group: int = 16
+    ) -> list[Token]:
+        """Sample tokens after the last row, and return all of them when the generation ends.
+
+        `until`: called in the event loop with the tokens so far, whenever `group` more have arrived. If it returns
+        True, the generation ends with Finish.CANCELLED, and these tokens are returned. The engine pauses when it is
+        MAX_UNREAD_TOKENS ahead of these calls. Without `until` it does not pause, and calls the event loop once. If
+        this method raises or is cancelled, the session keeps none of the tokens. Raises the errors of `generate`.
+        """
+        tokens = list[Token]()
+        async with self._reading(params, group=group if until else 0) as reader:
+            while reader.reason is None:
+                tokens += await reader.next()
+                if until and reader.reason is None and until(tokens):
+                    break
+            self._keep(reader, len(tokens))
+            self.finish = reader.reason
+        return tokens
+
+    @asynccontextmanager
+    async def _reading(self, params: Sampling, group: int) -> AsyncIterator[TokenReader]:
+        """Generate while the block runs. It sets `finish` if it has read to the end; otherwise, all tokens that it has
+        not passed to `_keep` are taken back.
+        """
         self._require_idle()
-        loop = asyncio.get_running_loop()
-        # Bound: the engine runs at most MAX_UNREAD_TOKENS ahead of the reader.
-        queue: asyncio.Queue[Token | Finish | Exception] = asyncio.Queue()
-
-        def deliver(item: Token | Finish | Exception) -> None:
-            self._thread.deliver(loop, lambda: queue.put_nowait(item))
-
-        generation = Generation(params, deliver, start=self._length)
+        reader = TokenReader(self._thread, params, self._length, group)
+        generation = reader.generation
         self._generating, self.finish = True, None
-        # Nothing has to be cancelled before the generation has begun.
-        ended = True
         try:
             if params.grammar is not None:
                 generation.constraint = await self._engine.constraint(params.grammar, params.stop)
                 self._require_open()
-            with self._thread.waiting(lambda error: _call_in(loop, lambda: queue.put_nowait(error))):
+            with self._thread.waiting(reader.lost):
                 self._thread.post(lambda: self._begin(generation))
-                ended = False
-                while True:
-                    match await queue.get():
-                        case Token() as token:
-                            self._consume(generation)
-                            yield token
-                        case Finish() as reason:
-                            self.finish, ended = reason, True
-                            return
-                        case error:
-                            ended = True
-                            raise error
+                try:
+                    yield reader
+                finally:
+                    if self.finish is None:
+                        self.finish = None if reader.failed else Finish.CANCELLED
+                        self._cancel(generation, reader.kept)
         finally:
             self._generating = False
-            if not ended:
-                self.finish = Finish.CANCELLED
-                self._cancel(generation)
 
     async def fork(self) -> LocalSession:
         """Return another session with the same rows, which the caller closes.
@@ -415,18 +432,16 @@ class LocalSession:
         try:
             self._engine.scheduler.generate(self.scheduled, generation)
         except EngineError as error:
-            generation.deliver(error)
+            generation.end(error)
 
-    def _consume(self, generation: Generation) -> None:
-        generation.consumed += 1
-        self._length += 1
-        if generation.produced - generation.consumed >= MAX_UNREAD_TOKENS - 2:
-            # The engine waits for this reader, or soon will.
-            self._thread.wake()
+    def _keep(self, reader: TokenReader, count: int) -> None:
+        """Make the next tokens that were read rows of the session."""
+        reader.kept += count
+        self._length += count
 
-    def _cancel(self, generation: Generation) -> None:
+    def _cancel(self, generation: Generation, kept: int) -> None:
         with suppress(Refused, ModelLost):
-            self._thread.post(lambda: self._engine.scheduler.cancel(self.scheduled, generation))
+            self._thread.post(lambda: self._engine.scheduler.cancel(self.scheduled, generation, kept))
 
     def _require_open(self) -> None:
         if self._closed:
@@ -441,12 +456,6 @@ class LocalSession:
 def _check_positions(count: int, positions: Sequence[Position] | None) -> None:
     if positions is not None and len(positions) != count:
         raise ValueError(f"{len(positions)} positions for {count} rows")
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Run `function` in a loop, from any thread. A no-op if the loop was closed meanwhile: nothing waits in it."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(function)
 
 
 def _resolve(done: asyncio.Future[None], error: Exception | None) -> None:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from antiphon.engine.api import NO_TOKEN, Row, Sampling
+from antiphon.engine.api import Row, Sampling
+from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.generation import Constraint, Generation
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
 from antiphon.errors import ModelError

@@ -11,16 +11,17 @@ Pure: no tensors, no clock, no threads. Times are arguments, and the forward pas
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from antiphon.engine.api import Finish, Token
+from antiphon.engine.api import Finish, Position, Sink, Token
 from antiphon.engine.generation import Generation
-from antiphon.engine.local.kv.cache import PAGE_ROWS, Extent, KvCache, pages_of
+from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache, pages_of
+from antiphon.engine.local.prefixes import KeptPrefixes
 from antiphon.engine.local.step import (
-    KeptPrefix,
+    MIN_SHARE_ROWS,
     ScheduledSession,
     SettledCallback,
     StepChunk,
@@ -34,27 +35,30 @@ from antiphon.errors import EngineError, ModelError, Refused
 
 log = logging.getLogger(__name__)
 Planned = TypeVar("Planned")
+Given = ParamSpec("Given")
 
 # The share of the context that a cut leaves, so that the next row does not cause another cut.
 CUT_TO_SHARE = 0.75
-# The minimum number of rows of a prefill in a step. Fewer rows take the same time.
-MIN_SHARE_ROWS = 16
 
 
 class Scheduler:
     """All sessions of one engine. Not thread-safe: it belongs to the model's thread.
 
     `plan` and `commit` alternate. All other methods may be called between them. No method waits. `limits` may be
-    replaced between steps. `context_cuts` counts the context cuts since the start.
+    replaced between steps. `context_cuts` counts the context cuts since the start, `generating` the generations now.
+
+    A step looks only at the *active* sessions, so idle ones cost it nothing. A session becomes active with every call
+    that may give it work. It stays active as long as it generates or has rows that are due.
     """
 
     def __init__(self, cache: KvCache, limits: StepLimits) -> None:
         self.cache = cache
         self.limits = replace(limits, context_rows=min(limits.context_rows, cache.total_pages * PAGE_ROWS))
         self.sessions: list[ScheduledSession] = []
-        self.kept_prefixes: list[KeptPrefix] = []
-        self.context_cuts = 0
-        self._step = 0
+        self.prefixes = KeptPrefixes(cache)
+        self.context_cuts = self.generating = 0
+        self._active: set[ScheduledSession] = set()
+        self._opened = self._step = 0
         # The chunks of the step that is being planned. If a session is suspended meanwhile, its chunk is removed.
         self._chunks: list[StepChunk] = []
 
@@ -71,7 +75,8 @@ class Scheduler:
             if not self._park_longest_idle(exclude=None) and not self._take_from_largest(owner, pages_of(reserve)):
                 busy = sum(1 for s in self.sessions if not s.lease.asleep)
                 raise Refused(f"no room for the KV of another session: {busy} are active", 2.0)
-        session = ScheduledSession(Rows(owner=owner, last_used_s=now_s), lease)
+        self._opened += 1
+        session = ScheduledSession(Rows(owner=owner, last_used_s=now_s), lease, self._opened)
         self.sessions.append(session)
         return session
 
@@ -81,10 +86,25 @@ class Scheduler:
         twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s, old.owner)
         twin.rows = old.copy(now_s)
         # A parked session's KV stays parked, so the new session computes its own KV, or finds an equal prefix.
-        if session.lease.extent and self._fits_another(session.lease.extent):
+        if session.lease.extent and self.cache.fits_another(session.lease.extent):
             self.cache.share(session.lease.extent, twin.lease)
             twin.rows.computed = old.computed
+        self._active.add(twin)
         return twin
+
+    def append(
+        self, session: ScheduledSession, ids: Sequence[int], positions: Sequence[Position] | None = None
+    ) -> None:
+        """Add token rows at the end, as `Rows.append` does."""
+        session.rows.append(ids, positions)
+        self._active.add(session)
+
+    def append_embeddings(
+        self, session: ScheduledSession, rows: Any, positions: Sequence[Position] | None, sink: Sink | None
+    ) -> None:
+        """Add all of the embedding rows at the end, as `Rows.append_embeddings` does."""
+        session.rows.append_embeddings(rows, len(rows), positions, sink)
+        self._active.add(session)
 
     def generate(self, session: ScheduledSession, generation: Generation) -> None:
         """Begin to generate after the last row, in the next step.
@@ -100,15 +120,19 @@ class Scheduler:
         # The generation needs the last row's logits, so that row is computed again if it was computed already.
         session.rows.computed = min(session.rows.computed, len(session.rows.ids) - 1)
         session.rows.generation, session.stalled = generation, False
+        self.generating += 1
+        self._active.add(session)
 
-    def cancel(self, session: ScheduledSession, generation: Generation) -> None:
-        """End a generation and take back the tokens that its reader has not read.
+    def cancel(self, session: ScheduledSession, generation: Generation, kept: int) -> None:
+        """End a generation and take back its tokens except the first `kept`.
 
-        If it has ended by itself, the unread tokens are taken back all the same.
+        If it has ended by itself, the tokens are taken back all the same. A no-op if the session is closed.
         """
+        if session.lease.closed:
+            return
         rows = session.rows
-        rows.generation = None
-        read = generation.start + generation.consumed
+        self._end(session, None)
+        read = generation.start + kept
         if read < rows.length:
             rows.rollback(max(read, rows.pinned + rows.dropped) if rows.dropped else read)
 
@@ -121,9 +145,9 @@ class Scheduler:
             raise EngineError("the session is generating: end that first")
         session.rows.rollback(position)
         session.stalled = False
+        self._active.add(session)
         self.cache.truncate_parked(session.lease, session.rows.computed)
-        if not session.rows.busy:
-            _report_settled(session, None)
+        _report_if_settled(session)
 
     def evict(self, session: ScheduledSession, count: int) -> None:
         """Drop the `count` oldest rows after the pinned ones.
@@ -140,6 +164,7 @@ class Scheduler:
             computed and self._make_room(session, rows.computed) and self.cache.evict(lease, first, end, rows.computed)
         )
         rows.evict(count, moved=moved)
+        self._active.add(session)
         self.cache.truncate_parked(lease, rows.computed)
 
     def settle(self, session: ScheduledSession, on_settled: SettledCallback, *, include_newest: bool = False) -> None:
@@ -150,6 +175,7 @@ class Scheduler:
         rows = session.rows
         rows.compute_newest = rows.compute_newest or (include_newest and bool(rows.pending))
         session.idle_rows = 0
+        self._active.add(session)
         if session.failure or session.stalled or not rows.busy:
             on_settled(session.failure or (EngineError("the session's last step failed") if session.stalled else None))
         else:
@@ -163,13 +189,11 @@ class Scheduler:
         if session not in self.sessions:
             return
         self.sessions.remove(session)
-        rows = session.rows
+        self._active.discard(session)
         _report_settled(session, EngineError("the session was closed"))
-        if generation := rows.generation:
-            rows.generation = None
-            generation.deliver(EngineError("the session was closed"))
+        self._end(session, EngineError("the session was closed"))
         if keep and not session.failure:
-            self._keep_prefix(session)
+            self.prefixes.keep(session)
         self.cache.close(session.lease)
 
     # The step.
@@ -180,19 +204,26 @@ class Scheduler:
         Makes room for these rows: parks other sessions, and cuts contexts.
         """
         self._step += 1
-        self._forget_dropped_prefixes()
+        self.prefixes.forget_dropped()
         ready: list[ScheduledSession] = []
-        for session in self.sessions:
-            if (generation := session.rows.generation) and generation.waits_for_row:
-                self._planned(session, partial(self._continue, session, generation))
-            if session.ready and self._planned(session, partial(self._bring_in, session, ready)):
+        for session in sorted(self._active, key=attrgetter("number")):
+            generation = session.rows.generation
+            if generation and generation.waits_for_row:
+                self._planned(session, self._continue, generation)
+            if not session.ready:
+                if not session.rows.generation:
+                    self._active.discard(session)
+            elif self._planned(session, self._bring_in, ready):
                 ready.append(session)
-                if not session.rows.busy:
-                    # All rows that were due have been taken over from another session.
-                    _report_settled(session, None)
-        ready.sort(key=lambda s: s.last_step)
-        decoding = [s for s in ready if s.rows.generation and s.rows.pending == 1]
-        prefilling = [s for s in ready if s.rows.due and not (s.rows.generation and s.rows.pending == 1)]
+                # All rows that were due may have been taken over from another session.
+                _report_if_settled(session)
+        ready.sort(key=attrgetter("last_step"))
+        decoding, prefilling = list[ScheduledSession](), list[ScheduledSession]()
+        for session in ready:
+            if session.rows.generation and session.rows.pending == 1:
+                decoding.append(session)
+            elif session.rows.due:
+                prefilling.append(session)
         self._chunks = []
         for session in in_turns(decoding)[: self.limits.decode_rows]:
             self._add_chunk(session, 1)
@@ -217,8 +248,7 @@ class Scheduler:
                 continue
             rows.computed = chunk.stop
             rows.compute_newest = rows.compute_newest and bool(rows.pending)
-            if not rows.busy:
-                _report_settled(session, None)
+            _report_if_settled(session)
             if chunk.sampled and rows.generation is chunk.sampled and isinstance(result, Token):
                 self._produce(session, chunk.sampled, result)
 
@@ -227,9 +257,12 @@ class Scheduler:
         for session in self.sessions:
             session.failure = session.failure or error
             _report_settled(session, error)
-            if generation := session.rows.generation:
-                session.rows.generation = None
-                generation.deliver(error)
+            self._end(session, error)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a step could do something for a session, if there is room."""
+        return any(session.ready for session in self._active)
 
     def park_idle(self, now_s: float) -> None:
         """Park sessions that have been idle for `park_after_s`. Copies their KV, so call it when there is time."""
@@ -240,10 +273,16 @@ class Scheduler:
 
     # Applying the rules.
 
-    def _planned(self, session: ScheduledSession, plan: Callable[[], Planned | None]) -> Planned | None:
-        """Return the result of `plan`. If it raises, fail `session` and return None."""
+    def _planned(
+        self,
+        session: ScheduledSession,
+        plan: Callable[Concatenate[ScheduledSession, Given], Planned | None],
+        *given: Given.args,
+        **named: Given.kwargs,
+    ) -> Planned | None:
+        """Return the result of `plan` for the session. If it raises, fail the session and return None."""
         try:
-            return plan()
+            return plan(session, *given, **named)
         except Exception as error:
             # Planning allocates memory, and the device may be out of it. Other sessions may need none, and continue.
             log.exception("a session's rows could not be planned")
@@ -267,7 +306,7 @@ class Scheduler:
 
     def _add_chunk(self, session: ScheduledSession, max_rows: int) -> int:
         """Add the session's next rows to the step, at most `max_rows`. Returns their number, 0 if there is no room."""
-        chunk = self._planned(session, partial(self._chunk, session, max_rows))
+        chunk = self._planned(session, self._chunk, max_rows)
         if chunk is None:
             return 0
         self._chunks.append(chunk)
@@ -276,14 +315,13 @@ class Scheduler:
     def _produce(self, session: ScheduledSession, generation: Generation, token: Token) -> None:
         params = generation.params
         session.rows.append((token.id,))
-        generation.produced += 1
-        generation.deliver(token)
+        generation.add(token)
         if token.id in params.stop:
-            self._finish(session, generation, Finish.STOP)
+            self._end(session, Finish.STOP)
         elif generation.produced >= params.max_tokens:
-            self._finish(session, generation, Finish.LENGTH)
+            self._end(session, Finish.LENGTH)
         elif params.program:
-            self._planned(session, partial(self._continue, session, generation))
+            self._planned(session, self._continue, generation)
 
     def _continue(self, session: ScheduledSession, generation: Generation) -> None:
         """Replace the newest token's row by the row that the generation's program makes, if it has one yet."""
@@ -293,18 +331,18 @@ class Scheduler:
         if row is not None:
             session.rows.replace_newest(row)
 
-    def _finish(self, session: ScheduledSession, generation: Generation, reason: Finish) -> None:
-        session.rows.generation = None
-        generation.deliver(reason)
+    def _end(self, session: ScheduledSession, reason: Finish | Exception | None) -> None:
+        """End the session's generation, if it has one, and tell its reader the reason, if there is one."""
+        generation, session.rows.generation = session.rows.generation, None
+        self.generating -= generation is not None
+        if generation and reason is not None:
+            generation.end(reason)
 
     def _fail(self, session: ScheduledSession, error: Exception) -> None:
         """End the session's current work after a model error. Its rows stay, for the caller to roll back."""
-        rows = session.rows
-        generation, rows.generation = rows.generation, None
         session.stalled = True
         _report_settled(session, error)
-        if generation:
-            generation.deliver(error)
+        self._end(session, error)
 
     def _chunk(self, session: ScheduledSession, max_rows: int) -> StepChunk | None:
         """The session's next rows, at most `max_rows`; None if there is no room for them."""
@@ -330,11 +368,11 @@ class Scheduler:
             start=start,
             ids=tuple(rows.ids[start:stop]),
             positions=None if rows.positions is None else tuple(rows.positions[start:stop]),
-            embeddings=tuple(rows.embeddings(start, stop)),
+            embeddings=tuple(rows.embeddings(start, stop)) if rows.spans else (),
             epoch=rows.epoch,
             sampled=sampled,
             recent=tuple(rows.ids[-lookback:]) if lookback else (),
-            sinks=tuple(rows.sinks(start, stop)),
+            sinks=tuple(rows.sinks(start, stop)) if rows.spans else (),
         )
 
     def _stop(self, session: ScheduledSession, max_rows: int) -> int:
@@ -374,6 +412,8 @@ class Scheduler:
         if not self.cache.park(session.lease, session.rows.computed):
             self.cache.park(session.lease, 0)
             session.rows.computed = 0
+            # Also if it was idle, its rows are due again.
+            self._active.add(session)
 
     def _cut(self, session: ScheduledSession, limit: int) -> None:
         """If the session has `limit` rows or more, drop the oldest ones after the pinned rows, until fewer are left."""
@@ -399,33 +439,8 @@ class Scheduler:
                     return False
         if session.lease.extent is None:
             rows.computed = 0
-            return self._share_prefix(session, earlier)
+            return self.prefixes.share(session, self.sessions, earlier)
         return True
-
-    def _share_prefix(self, session: ScheduledSession, earlier: list[ScheduledSession]) -> bool:
-        """Take over the KV of the owner's longest equal prefix. Returns False while an earlier session computes it."""
-        rows = session.rows
-        best, extent, source = MIN_SHARE_ROWS - 1, None, None
-        for kept in self.kept_prefixes:
-            if (common := rows.common_prefix(kept.rows, kept.rows.computed)) > best:
-                best, extent, source = common, kept.extent, kept
-        for other in (s for s in self.sessions if s is not session):
-            common = rows.common_prefix(other.rows, other.rows.computed)
-            if other.lease.extent and not other.failure and common > best:
-                best, extent, source = common, other.lease.extent, None
-        # An earlier session computes the prefix. Waiting for it takes no longer than computing it again.
-        if any(o.rows.pending > 1 and rows.common_prefix(o.rows, len(o.rows.ids)) > best for o in earlier):
-            return False
-        if extent and self._fits_another(extent):
-            self.cache.share(extent, session.lease)
-            # The last row is always computed: a generation needs its logits.
-            rows.computed = session.cached = min(best, len(rows.ids) - 1)
-            if source and best == len(source.rows.ids):
-                self._drop_prefix(source)
-        return True
-
-    def _fits_another(self, extent: Extent) -> bool:
-        return self.cache.claimed_pages + extent.pages <= self.cache.total_pages
 
     def _park_longest_idle(self, exclude: ScheduledSession | None, *, discard: bool = False) -> bool:
         """Park the session that has been idle longest. Returns False if none is idle.
@@ -449,31 +464,6 @@ class Scheduler:
                 return True
         return False
 
-    def _keep_prefix(self, session: ScheduledSession) -> None:
-        """Keep a closing session's tokens up to its first embedding: embeddings never equal another session's."""
-        rows = session.rows
-        first_embedding = min((span.start for span in rows.spans), default=rows.computed)
-        length = min(first_embedding, rows.computed)
-        if not length or not session.lease.extent or rows.dropped:
-            return
-        rows.rollback(length)
-        # Prefixes that this one continues are no longer useful.
-        for old in [k for k in self.kept_prefixes if k.rows.common_prefix(rows, rows.computed) == len(k.rows.ids)]:
-            self._drop_prefix(old)
-        extent = self.cache.keep(session.lease)
-        assert extent
-        self.kept_prefixes.append(KeptPrefix(rows, extent))
-
-    def _drop_prefix(self, prefix: KeptPrefix) -> None:
-        self.kept_prefixes.remove(prefix)
-        if prefix.extent in self.cache.kept:
-            self.cache.drop_kept(prefix.extent)
-
-    def _forget_dropped_prefixes(self) -> None:
-        """Forget the prefixes whose extents the cache has dropped to make room."""
-        alive = {id(e) for e in self.cache.kept}
-        self.kept_prefixes = [k for k in self.kept_prefixes if id(k.extent) in alive]
-
     def check_integrity(self) -> None:
         """Raise AssertionError if rows, leases and memory contradict each other. Costs a pass over all rows."""
         self.cache.check_integrity()
@@ -483,6 +473,14 @@ class Scheduler:
             lease = session.lease
             held = lease.extent.pages * PAGE_ROWS if lease.extent else lease.parked.rows if lease.parked else 0
             assert session.rows.computed <= held
+            assert session in self._active or not (session.ready or session.rows.generation)
+        assert self._active <= set(self.sessions)
+        assert self.generating == sum(session.rows.generation is not None for session in self.sessions)
+
+
+def _report_if_settled(session: ScheduledSession) -> None:
+    if session.on_settled and not session.rows.busy:
+        _report_settled(session, None)
 
 
 def _report_settled(session: ScheduledSession, error: Exception | None) -> None:

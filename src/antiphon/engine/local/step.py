@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 from antiphon.engine.api import DecoderFacts, EngineSettings, Position, Row, Token
 from antiphon.engine.generation import Generation
-from antiphon.engine.local.kv.cache import Extent, Lease, Storage
+from antiphon.engine.local.kv.cache import Lease, Storage
 from antiphon.engine.rows import Rows, SinkRange
 
 # A generation pauses when it is this number of tokens ahead of its reader, until the reader has caught up.
 MAX_UNREAD_TOKENS = 64
+# The minimum number of rows of a prefill in a step. Fewer rows take the same time.
+MIN_SHARE_ROWS = 16
 
 # Called once: with None when all rows of a session are in the KV, or with the error that prevented this.
 SettledCallback = Callable[[Exception | None], None]
@@ -32,6 +34,8 @@ class ScheduledSession:
     rows: Rows
     # The session's claim to memory.
     lease: Lease
+    # Sessions are numbered in the order in which they were opened.
+    number: int
     # The number of the last step that took rows of this session. Sessions that have waited longest go first.
     last_step: int = 0
     # The number of rows at the head whose KV was taken over from another session.
@@ -47,27 +51,23 @@ class ScheduledSession:
     stalled: bool = False
 
     @property
-    def starved(self) -> bool:
-        """Whether the session's generation waits for its reader, which is MAX_UNREAD_TOKENS behind."""
-        generation = self.rows.generation
-        return (
-            generation is not None
-            and self.rows.pending == 1
-            and generation.produced - generation.consumed >= MAX_UNREAD_TOKENS
-        )
-
-    @property
     def ready(self) -> bool:
         """Whether a step could do something for the session now, if there is room."""
-        rows = self.rows
-        if self.failure or self.stalled or self.starved or not rows.busy:
+        rows, generation = self.rows, self.rows.generation
+        if self.failure or self.stalled or not rows.busy:
             return False
-        return rows.generation is not None or len(rows.ids) > self.idle_rows
+        if generation is None:
+            return len(rows.ids) > self.idle_rows
+        # A generation waits for a reader that is too far behind.
+        return rows.pending > 1 or generation.delivered - generation.consumed < MAX_UNREAD_TOKENS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class StepChunk:
-    """Rows of one session in a step, with everything the runner needs: the session may change during the step."""
+    """Rows of one session in a step, with everything the runner needs: the session may change during the step.
+
+    Not changed after it is made. It is not frozen, because a step makes one for each session and that takes longer.
+    """
 
     # The session that the rows belong to.
     session: ScheduledSession
@@ -99,14 +99,6 @@ class StepChunk:
     def stop(self) -> int:
         """One past the last row: the number of the session's rows in the KV after the step."""
         return self.start + len(self.ids)
-
-
-@dataclass(slots=True, eq=False)
-class KeptPrefix:
-    """A closed session's rows and their KV, for later sessions that begin with the same tokens."""
-
-    rows: Rows
-    extent: Extent
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from antiphon.engine.api import (
     Token,
     require,
 )
+from antiphon.engine.generation import collected
 from antiphon.engine.grammar import GrammarCompiler, GrammarFollower
 from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
@@ -127,6 +128,11 @@ class VllmSession:
             raise
         finally:
             self.generating, self.finish = False, reason
+
+    async def collect(
+        self, params: Sampling, *, until: Callable[[Sequence[Token]], bool] | None = None, group: int = 16
+    ) -> list[Token]:
+        return await collected(self, params, until, group)
 
     async def fork(self) -> VllmSession:
         self._check()

@@ -120,6 +120,12 @@ class KvCache:
     `host_bytes` and `disk_bytes` limit the parked sessions' memory and disk space; beyond both, parking is refused. The
     budget covers the memory that sessions hold and were promised. Kept prefixes use the rest of the budget and are
     dropped first.
+
+    The counts are kept as leases change, so that a step does not look at all of them. `held_pages`: the pages that are
+    allocated now, including kept prefixes; a shared extent counts once. `claimed_pages`: the pages that sessions hold
+    or were promised, not counting parked sessions; a shared extent counts once for each session, because each may come
+    to need its own copy. `num_asleep`: the parked leases. `parked_rows`: the rows outside the budget, in host memory
+    and on disk together.
     """
 
     def __init__(self, storage: Storage, *, budget_bytes: int, host_bytes: int = 0, disk_bytes: int = 0) -> None:
@@ -134,25 +140,7 @@ class KvCache:
         self.kept: list[Extent] = []
         # Parked copies, in the order in which they were parked.
         self._parked: list[Parked] = []
-
-    @property
-    def held_pages(self) -> int:
-        """The number of pages that are allocated now, including kept prefixes. A shared extent counts once."""
-        extents = {id(e): e.pages for e in (*self.kept, *(x.extent for x in self.leases)) if e}
-        return sum(extents.values())
-
-    @property
-    def claimed_pages(self) -> int:
-        """The number of pages that sessions hold or were promised, not counting parked sessions.
-
-        A shared extent counts once for each session, because each may come to need its own copy.
-        """
-        return sum(lease.claim_pages for lease in self.leases)
-
-    @property
-    def parked_rows(self) -> int:
-        """The number of rows outside the budget, in host memory and on disk together."""
-        return sum(p.rows for p in self._parked)
+        self.held_pages = self.claimed_pages = self.num_asleep = self.parked_rows = 0
 
     def open(self, reserve_rows: int) -> Lease | None:
         """Return a lease with room promised for `reserve_rows`, or None if not enough room is unclaimed now.
@@ -164,6 +152,7 @@ class KvCache:
             return None
         lease = Lease(pages)
         self.leases.add(lease)
+        self.claimed_pages += pages
         return lease
 
     def close(self, lease: Lease) -> None:
@@ -172,6 +161,8 @@ class KvCache:
         if lease.parked:
             self._discard(lease.parked)
             lease.parked = None
+        self._set_asleep(lease, False)
+        self.claimed_pages -= lease.claim_pages
         lease.closed = True
         self.leases.discard(lease)
 
@@ -198,8 +189,11 @@ class KvCache:
             self.drop_kept(self.kept[0])
         shared = old is not None and old.holders > 1
         handle = self.storage.extend(old.handle if old else None, size * PAGE_ROWS, valid, shared=shared)
+        self.held_pages += size
+        self.claimed_pages += max(lease.reserve_pages, size) - lease.claim_pages
         if old:
             old.holders -= 1
+            self.held_pages -= 0 if old.holders else old.pages
         lease.extent = Extent(handle, size)
         return True
 
@@ -220,7 +214,12 @@ class KvCache:
             self.kept.remove(source)
             self.kept.append(source)
         source.holders += 1
+        self.claimed_pages += max(lease.reserve_pages, source.pages) - lease.claim_pages
         lease.extent = source
+
+    def fits_another(self, extent: Extent) -> bool:
+        """Return whether there is unclaimed room for another lease that comes to need its own copy of the extent."""
+        return self.claimed_pages + extent.pages <= self.total_pages
 
     def keep(self, lease: Lease) -> Extent | None:
         """Keep the lease's extent for others to share after the lease is closed, and return it; None without an extent.
@@ -251,9 +250,10 @@ class KvCache:
                 return False
             lease.parked = Parked(self.storage.to_host(lease.extent.handle, rows), rows)
             self._parked.append(lease.parked)
+            self.parked_rows += rows
             self._spill()
         self._release(lease)
-        lease.asleep = True
+        self._set_asleep(lease, True)
         return True
 
     def wake(self, lease: Lease, rows: int) -> bool:
@@ -267,12 +267,12 @@ class KvCache:
         pages = max(lease.reserve_pages, pages_of(rows), pages_of(lease.parked.rows) if lease.parked else 0)
         if self.claimed_pages + pages > self.total_pages:
             return False
-        lease.asleep = False
+        self._set_asleep(lease, False)
         parked = lease.parked
         if parked is None:
             return True
         if not self.ensure(lease, max(rows, parked.rows), 0):
-            lease.asleep = True
+            self._set_asleep(lease, True)
             return False
         assert lease.extent
         self.storage.restore(parked.handle, lease.extent.handle, parked.rows)
@@ -285,21 +285,30 @@ class KvCache:
 
         A no-op for a lease without a parked copy.
         """
-        if lease.parked:
-            lease.parked.rows = min(lease.parked.rows, rows)
+        if lease.parked and rows < lease.parked.rows:
+            self.parked_rows -= lease.parked.rows - rows
+            lease.parked.rows = rows
 
     def _fits(self, lease: Lease, pages: int) -> bool:
         others = self.claimed_pages - lease.claim_pages
         return others + max(pages, lease.reserve_pages) <= self.total_pages
 
+    def _set_asleep(self, lease: Lease, asleep: bool) -> None:
+        claimed = lease.claim_pages
+        self.num_asleep += asleep - lease.asleep
+        lease.asleep = asleep
+        self.claimed_pages += lease.claim_pages - claimed
+
     def _release(self, lease: Lease) -> None:
         if lease.extent:
+            self.claimed_pages -= max(0, lease.extent.pages - lease.reserve_pages)
             self._drop_holder(lease.extent)
             lease.extent = None
 
     def _drop_holder(self, extent: Extent) -> None:
         extent.holders -= 1
         if not extent.holders:
+            self.held_pages -= extent.pages
             self.storage.free(extent.handle)
 
     def _has_parking_room(self, pages: int) -> bool:
@@ -326,6 +335,7 @@ class KvCache:
     def _discard(self, parked: Parked) -> None:
         self.storage.discard(parked.handle)
         self._parked.remove(parked)
+        self.parked_rows -= parked.rows
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the counts, claims and copies contradict each other; for tests."""
@@ -335,6 +345,10 @@ class KvCache:
             count[id(extent)] = count.get(id(extent), 0) + 1
             extents[id(extent)] = extent
         assert all(extents[i].holders == n for i, n in count.items())
+        assert self.held_pages == sum(extent.pages for extent in extents.values())
+        assert self.claimed_pages == sum(lease.claim_pages for lease in self.leases)
+        assert self.num_asleep == sum(lease.asleep for lease in self.leases)
+        assert self.parked_rows == sum(parked.rows for parked in self._parked)
         assert self.claimed_pages <= self.total_pages
         assert self.held_pages <= self.total_pages
         for lease in self.leases:

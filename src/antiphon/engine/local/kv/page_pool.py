@@ -25,9 +25,13 @@ SCRATCH_PAGE = 0
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """The pages of one handle, in the order of its rows, int64 [pages]: row i lies in `pages[i // PAGE_ROWS]`."""
+    """The pages of one handle, in the order of its rows, int64 [pages]: row i lies in `pages[i // PAGE_ROWS]`.
+
+    `num_shared`: other tables may hold pages before this one; no other table holds the pages from it on.
+    """
 
     pages: np.ndarray[tuple[int], np.dtype[np.int64]]
+    num_shared: int = 0
 
     def rows(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the pool's row numbers of the handle's rows start .. stop, int64 [stop - start]."""
@@ -76,7 +80,9 @@ class PagePool:
             self.own(source, valid)
             return source
         whole = valid // PAGE_ROWS
-        table = PageTable(source.pages[:whole].copy() if source else np.zeros(0, np.int64))
+        table = PageTable(source.pages[:whole].copy() if source else np.zeros(0, np.int64), whole)
+        if source is not None:
+            source.num_shared = max(source.num_shared, whole)
         self._holders[table.pages] += 1
         self._grow(table, pages_of(rows))
         if source is not None and valid % PAGE_ROWS:
@@ -86,6 +92,9 @@ class PagePool:
     def own(self, handle: PageTable, first: int) -> None:
         """Replace the pages from row `first` on that other tables hold too. The rows before `first` stay."""
         at = first // PAGE_ROWS
+        if at >= handle.num_shared:
+            return
+        handle.num_shared = at
         for number in np.flatnonzero(self._holders[handle.pages[at:]] > 1) + at:
             old = handle.pages[number]
             handle.pages[number] = self._take(1)[0]
@@ -97,7 +106,7 @@ class PagePool:
         """Give back the pages of the table that no other table holds."""
         self._holders[handle.pages] -= 1
         self._free += [int(page) for page in handle.pages if not self._holders[page]]
-        handle.pages = handle.pages[:0]
+        handle.pages, handle.num_shared = handle.pages[:0], 0
 
     def evict(self, handle: PageTable, first: int, end: int, stop: int) -> bool:
         """Move rows end .. stop down to `first`, layer by layer, and rotate their keys by the same number of positions.
@@ -151,6 +160,7 @@ class PagePool:
             np.concatenate([t.pages for t in tables] or [np.zeros(0, np.int64)]), minlength=len(self._holders)
         )
         assert (held == self._holders).all()
+        assert all((held[t.pages[t.num_shared :]] == 1).all() for t in tables)
         assert held[SCRATCH_PAGE] == 0
         assert sorted(self._free) == [p for p in range(1, len(held)) if not held[p]]
 
