@@ -22,9 +22,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.adapters.vlm.session import MAX_WAITING_ENCODES, SYSTEM, VisionLanguageModel, VisionLanguageStream
+from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageModel, VisionLanguageStream
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
+from antiphon.modeling.gathered import MAX_WAITING_CPU
 from antiphon.modeling.tokens import Vocabulary
 from antiphon.shares.places import current_owner
 from antiphon.vision.images import EncodedImage
@@ -368,7 +369,7 @@ def test_when_a_keys_pictures_wait_for_the_models_thread_then_another_keys_is_en
     smolvlm: Path,
 ) -> None:
     async def waiting(model: VisionLanguageModel, count: int) -> None:
-        while model.encode_places.num_waiting < count:  # noqa: ASYNC110 - Places has no event for it.
+        while model.images.places.num_waiting < count:  # noqa: ASYNC110 - Places has no event for it.
             await asyncio.sleep(0.001)
 
     async def act(model: VisionLanguageModel) -> list[str]:
@@ -383,9 +384,9 @@ def test_when_a_keys_pictures_wait_for_the_models_thread_then_another_keys_is_en
 
         model.engine.thread.post(lambda: gate.wait(20))
         many = [asyncio.create_task(encode("a")) for _ in range(6)]
-        await waiting(model, 6 - MAX_WAITING_ENCODES)
+        await waiting(model, 6 - MAX_WAITING_CPU)
         one = asyncio.create_task(encode("b"))
-        await waiting(model, 7 - MAX_WAITING_ENCODES)
+        await waiting(model, 7 - MAX_WAITING_CPU)
         gate.set()
         await asyncio.gather(*many, one)
         return order

@@ -129,8 +129,8 @@ class VisionEncoder(nn.Module):
         scaled = (pixels.float() / 255.0 * 2.0 - 1.0).to(kernel.weight.dtype)
         x = nn.functional.linear(scaled, kernel.weight.flatten(1), kernel.bias) + embeddings.position_embedding(table)
         mask = None if seen is None else seen[:, None, None]
-        out: torch.Tensor = transformer(inputs_embeds=x, attention_mask=mask).last_hidden_state
-        return self.vpm.post_layernorm(out)
+        out: torch.Tensor = self.vpm.post_layernorm(transformer(inputs_embeds=x, attention_mask=mask).last_hidden_state)
+        return out
 
     def _nearest(self, count: int) -> npt.NDArray[np.int64]:
         """Return the encoder positions of `count` patches, spread evenly (NaViT, arXiv:2307.06304)."""

@@ -49,7 +49,7 @@ class QwenVl:
         self.decoder = TextDecoder(model.language_model, whole.lm_head, num_deepstack)
         self.input_width = self.decoder.input_width
         encoder = QwenVisionEncoder(folder, model, vision)
-        self.prepare, self.encode = encoder.prepare, encoder.look
+        self.prepare, self.num_patches, self.encode = encoder.prepare, encoder.num_patches, encoder.look
 
     def opening(self, instructions: str) -> list[FamilyPart]:
         """Return the system turn, closed by <|im_end|>. `instructions` is plain text: it cannot open another turn."""
