@@ -100,7 +100,7 @@ class QwenVisionEncoder:
         grid = torch.tensor([(1, picture.height, picture.width) for picture in pictures])
         patches = torch.from_numpy(np.concatenate([picture.patches for picture in pictures]))
         # The grid stays on the host, where the encoder reads it.
-        encoded = self._model.get_image_features(self._on_device(patches), grid, **self._places(grid))
+        encoded = self._model.get_image_features(self._on_device(patches), grid, segments={}, **self._places(grid))
         sizes = [picture.height * picture.width // self._merge**2 for picture in pictures]
         # The features of a layer are one tensor per picture. Before `transformers` 5.23, they are one tensor for all
         # pictures.
@@ -114,7 +114,7 @@ class QwenVisionEncoder:
             found.append(PictureRows(torch.cat(rows, -1), positions))
         return found
 
-    def _places(self, grid: torch.Tensor) -> dict[str, Any]:
+    def _places(self, grid: torch.Tensor) -> dict[str, torch.Tensor]:
         """The places of the patches as the encoder's keyword arguments. Otherwise it would compute them on the device.
 
         `grid`: int64 [pictures, 3], on the host.
@@ -133,7 +133,7 @@ class QwenVisionEncoder:
                 spatial_merge_size=self._merge,
             )
             places |= {"interp_indices": self._on_device(indices), "interp_weights": self._on_device(weights)}
-        return places | {"segments": {}}
+        return places
 
     def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._model.device, non_blocking=True)
