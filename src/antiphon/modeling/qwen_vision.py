@@ -24,6 +24,7 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
+from antiphon.engine.api import Position
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.vision.images import Pixels
 
@@ -39,13 +40,15 @@ ATTENTION_NAME = "antiphon_flash_segments"
 
 
 class PreparedPicture(NamedTuple):
-    """The input of the encoder: `patches`, float32 [patches, numbers per patch], and the numbers of their rows and
-    columns.
+    """The input of the encoder.
+
+    `patches`: float32 [patches, numbers per patch]. `grid`: the numbers of their rows and columns. `positions`: one for
+    each row of the decoder's input.
     """
 
     patches: npt.NDArray[np.float32]
-    height: int
-    width: int
+    grid: tuple[int, int]
+    positions: tuple[Position, ...]
 
 
 class QwenVisionEncoder:
@@ -84,8 +87,9 @@ class QwenVisionEncoder:
             pixels = pixels[: MAX_ASPECT * width, : MAX_ASPECT * height]
         size = {"size": self._video_size} if in_video else {}
         made = self._processor(pixels, return_tensors="np", input_data_format="channels_last", **size)
-        _, height, width = (int(n) for n in made["image_grid_thw"][0])
-        return PreparedPicture(np.asarray(made["pixel_values"], np.float32), height, width)
+        _, down, across = (int(n) for n in made["image_grid_thw"][0])
+        positions = tuple((0, h, w) for h in range(down // self._merge) for w in range(across // self._merge))
+        return PreparedPicture(np.asarray(made["pixel_values"], np.float32), (down, across), positions)
 
     def num_patches(self, picture: PreparedPicture) -> int:
         """Return the number of a picture's patches."""
@@ -97,22 +101,18 @@ class QwenVisionEncoder:
 
         Runs the encoder in one pass, so it must be called in the model's thread.
         """
-        grid = torch.tensor([(1, picture.height, picture.width) for picture in pictures])
+        grid = torch.tensor([(1, *picture.grid) for picture in pictures])
         patches = torch.from_numpy(np.concatenate([picture.patches for picture in pictures]))
         # The grid stays on the host, where the encoder reads it.
         encoded = self._model.get_image_features(self._on_device(patches), grid, segments={}, **self._places(grid))
-        sizes = [picture.height * picture.width // self._merge**2 for picture in pictures]
+        sizes = [len(picture.positions) for picture in pictures]
         # The features of a layer are one tensor per picture. Before `transformers` 5.23, they are one tensor for all
         # pictures.
         layers = getattr(encoded, "deepstack_features", None) or ()
         features = [torch.split(layer, sizes) if isinstance(layer, torch.Tensor) else layer for layer in layers]
-        found = []
-        for picture, *rows in zip(pictures, encoded.pooler_output, *features, strict=True):
-            height, width = picture.height // self._merge, picture.width // self._merge
-            positions = tuple((0, h, w) for h in range(height) for w in range(width))
-            # A copy, so that the rows of a session do not keep those of the others alive.
-            found.append(PictureRows(torch.cat(rows, -1), positions))
-        return found
+        # Copies, so that the rows of a session do not keep those of the others alive.
+        rows = [torch.cat(own, -1) for own in zip(encoded.pooler_output, *features, strict=True)]
+        return [PictureRows(own, picture.positions) for own, picture in zip(rows, pictures, strict=True)]
 
     def _places(self, grid: torch.Tensor) -> dict[str, torch.Tensor]:
         """The places of the patches as the encoder's keyword arguments. Otherwise it would compute them on the device.
@@ -140,21 +140,21 @@ class QwenVisionEncoder:
 
 
 class _Segments:
-    """The segments of a pass as a batch. `lengths`: the patches of each, int64 [segments], on the host.
+    """The segments of a pass as a batch. `bounds`: int32 [segments + 1], on the host.
 
-    Segments are padded to the longest one, rounded up to 8 because the GPU's kernels need it. `rows` int64 [segments *
-    most]: the patch of each place, and 0 for padding. `seen` bool [segments, 1, 1, most]: the places with a patch.
-    `places` int64 [patches]: the place of each patch. If all segments are equally long, there is no padding, and all
-    three are None.
+    Segments are padded to the longest one, rounded up to 8 because the GPU's kernels need it. `count`: the number of
+    segments. `most`: the places of each. `rows` int64 [count * most]: the patch of each place, and 0 for padding.
+    `seen` bool [count, 1, 1, most]: the places with a patch. `places` int64 [patches]: the place of each patch. If all
+    segments are equally long, there is no padding, and the last three are None.
     """
 
     def __init__(self, bounds: torch.Tensor, device: torch.device) -> None:
-        self.lengths = np.diff(bounds.numpy())
-        self.count, self.most = len(self.lengths), int(self.lengths.max())
+        lengths = np.diff(bounds.numpy())
+        self.count, self.most = len(lengths), int(lengths.max())
         self.rows = self.seen = self.places = None
-        if self.lengths.min() < self.most:
+        if lengths.min() < self.most:
             self.most = -(-self.most // 8) * 8
-            seen = np.arange(self.most) < self.lengths[:, None]
+            seen = np.arange(self.most) < lengths[:, None]
             rows = np.zeros(seen.shape, np.int64)
             rows[seen] = np.arange(seen.sum())
             self.rows, self.places, self.seen = (
