@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 
 from antiphon.adapters.vlm.qwen_vl import MODELS
 from antiphon.modeling.qwen_vision import PreparedPicture, QwenVisionEncoder
 from tests.adapters import tiny_vlm
-from tests.engine.local.operators import Operators
+from tests.engine.local.operators import MetaOperators
 
 torch.set_num_threads(1)
 # Height and width in pixels. Their numbers of patches differ, and the windows at their edges are not full.
@@ -70,17 +69,6 @@ def test_rows_do_not_share_memory_with_those_of_other_pictures(folder: Path) -> 
         assert found.rows.untyped_storage().nbytes() == found.rows.numel() * found.rows.element_size()
 
 
-class DeviceOperators(Operators):
-    """Records only the operators with tensors of the meta device, which takes the place of a GPU."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out, count = super().__torch_dispatch__(func, types, args, kwargs), len(self.names)
-        given = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)]
-        if count and not func.is_view and all(x.device.type != "meta" for x in given):
-            self.names.pop()
-        return out
-
-
 @pytest.mark.parametrize("sizes", [[(64, 64)], [(64, 64), (48, 120)]], ids=["equal", "unequal"])
 def test_a_pass_of_many_pictures_reads_nothing_and_has_the_operators_of_a_pass_of_few(
     folder: Path, sizes: list[tuple[int, int]]
@@ -89,7 +77,7 @@ def test_a_pass_of_many_pictures_reads_nothing_and_has_the_operators_of_a_pass_o
     encoder = encoder_of(folder, device="meta")
     counts = []
     for given in (pictures(encoder, sizes), pictures(encoder, sizes * 4)):
-        with DeviceOperators() as operators:
+        with MetaOperators() as operators:
             found = encoder.look(given)
         assert [len(each.rows) for each in found] == [len(picture.positions) for picture in given]
         # The copy of each picture's rows.

@@ -25,7 +25,7 @@ ImageRows = TypeVar("ImageRows")
 
 # Limit of requests, of all sessions together, whose images wait for the model's thread: on a GPU, and on a CPU. The
 # thread encodes all of them before its next step.
-MAX_WAITING_GPU, MAX_WAITING_CPU = 16, 2
+MAX_WAITING_GPU, MAX_WAITING_CPU = 8, 2
 # Limit of patches in a pass, with padding, because a pass needs memory for each: 16 images of 448 x 448 pixels at 14
 # pixels a patch. MiniCPM-o's encoder and resampler then hold about 0.8 GB in bfloat16.
 MAX_PASS_PATCHES = 16_384
