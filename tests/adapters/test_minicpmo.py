@@ -10,6 +10,7 @@ import asyncio
 import io
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
 from antiphon.adapters.minicpmo.token2wav import Token2Wav
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
-from antiphon.errors import ModelError
+from antiphon.errors import MediaError, ModelError
 from antiphon.events.duplex import NativeSampling
 from antiphon.loading.loaded import LoadedModels
+from antiphon.modeling.gathered import ImageBatch
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.shares.places import current_owner
 from tests.adapters import tiny_minicpmo as tiny
@@ -75,7 +77,8 @@ def test_embeddings_of_audio_are_the_released_ones(model: MiniCpmO) -> None:
 def test_embeddings_of_frames_are_the_released_ones(model: MiniCpmO) -> None:
     for number, count in tiny.FRAMES.items():
         pictures = [tiny.picture(10 * number + i) for i in range(count)]
-        rows = [x for p in pictures for x in model.parts.vision_encoder.encode(p, tiny.SLICES.get(number, 1))]
+        parts = [x for p in pictures for x in model.parts.vision_encoder.prepare(p, tiny.SLICES.get(number, 1))]
+        rows = [model.parts.vision_encoder.encode([part])[0] for part in parts]
         np.testing.assert_allclose(np.stack(rows), FLOATS[f"image{number}"], atol=5e-4)
 
 
@@ -139,6 +142,42 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
 
     converse(model, OPTIONS, compare)
     model.close()
+
+
+def test_when_a_frame_is_no_image_then_its_unit_fails_and_the_frames_of_other_conversations_share_a_pass(
+    model: MiniCpmO,
+) -> None:
+    passes, gate = list[int](), threading.Event()
+
+    def encode(images: Any) -> Any:
+        passes.append(len(images))
+        return model.parts.vision_encoder.encode(images)
+
+    async def main() -> None:
+        thread = model.engine.thread
+        # As on a GPU: the images share a pass.
+        model.images = ImageBatch(thread, encode, lambda image: image.count, torch.device("meta"))
+        streams = [await model.open(OPTIONS) for _ in range(3)]
+        thread.post(lambda: gate.wait(20) and None)
+        units = (unit(3), Unit(tiny.sound(0), (b"nothing",)), unit(15))
+        tasks = [asyncio.create_task(stream.append(one)) for stream, one in zip(streams, units, strict=True)]
+        while len(model.images._calls._waiting) < 2:  # noqa: ASYNC110 - there is no event for it.
+            await asyncio.sleep(0.001)
+        gate.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(each) for each in found] == [type(None), MediaError, type(None)]
+        # An image; an image and its slices.
+        assert passes == [1 + len(FLOATS["image15"])]
+        # Nothing of the failed unit was appended.
+        await streams[1].append(unit(0))
+        for stream in streams:
+            await stream.step()
+        rows, image_rows = [stream.context_rows for stream in streams], 2 + tiny.CONFIG["query_num"]
+        assert [count - rows[1] for count in rows] == [image_rows, 0, image_rows * len(FLOATS["image15"])]
+        for stream in streams:
+            stream.close()
+
+    asyncio.run(main())
 
 
 def test_when_weights_are_int8_then_it_converses(folder: Path) -> None:

@@ -22,9 +22,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.adapters.vlm.session import MAX_WAITING_ENCODES, SYSTEM, VisionLanguageModel, VisionLanguageStream
+from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageModel, VisionLanguageStream
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
+from antiphon.modeling.gathered import MAX_WAITING_CPU, ImageBatch
 from antiphon.modeling.tokens import Vocabulary
 from antiphon.shares.places import current_owner
 from antiphon.vision.images import EncodedImage
@@ -368,7 +369,7 @@ def test_when_a_keys_pictures_wait_for_the_models_thread_then_another_keys_is_en
     smolvlm: Path,
 ) -> None:
     async def waiting(model: VisionLanguageModel, count: int) -> None:
-        while model.encode_places.num_waiting < count:  # noqa: ASYNC110 - Places has no event for it.
+        while model.images.places.num_waiting < count:  # noqa: ASYNC110 - Places has no event for it.
             await asyncio.sleep(0.001)
 
     async def act(model: VisionLanguageModel) -> list[str]:
@@ -383,14 +384,51 @@ def test_when_a_keys_pictures_wait_for_the_models_thread_then_another_keys_is_en
 
         model.engine.thread.post(lambda: gate.wait(20))
         many = [asyncio.create_task(encode("a")) for _ in range(6)]
-        await waiting(model, 6 - MAX_WAITING_ENCODES)
+        await waiting(model, 6 - MAX_WAITING_CPU)
         one = asyncio.create_task(encode("b"))
-        await waiting(model, 7 - MAX_WAITING_ENCODES)
+        await waiting(model, 7 - MAX_WAITING_CPU)
         gate.set()
         await asyncio.gather(*many, one)
         return order
 
     assert "b" in run(smolvlm, act)[:4]
+
+
+def test_when_one_of_several_pictures_is_no_image_then_it_fails_and_the_rows_of_the_others_are_the_same_to_the_bit(
+    tmp_path: Path,
+) -> None:
+    sizes, passes = ((64, 80), (80, 80), (48, 48)), list[int]()
+    good = [np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8) for number, size in enumerate(sizes)]
+
+    async def encoded(model: VisionLanguageModel, files: list[bytes]) -> list[Any]:
+        gate = threading.Event()
+        model.engine.thread.post(lambda: gate.wait(20) and None)
+        tasks = [asyncio.create_task(model.encode_image(EncodedImage(data))) for data in files]
+        while len(model.images._calls._waiting) < len(good):  # noqa: ASYNC110 - there is no event for it.
+            await asyncio.sleep(0.001)
+        gate.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def act(model: VisionLanguageModel) -> None:
+        def encode(prepared: Any) -> Any:
+            passes.append(len(prepared))
+            return model.family.encode(prepared)
+
+        # As on a GPU: the pictures share a pass.
+        model.images = ImageBatch(model.engine.thread, encode, model.family.num_patches, torch.device("meta"))
+        files = []
+        for pixels in good:
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "PNG")
+            files.append(file.getvalue())
+        one, bad, *others = await encoded(model, [files[0], files[1][:200], *files[1:]])
+        assert isinstance(bad, MediaError)
+        for found, expected in zip((one, *others), await encoded(model, files), strict=True):
+            assert torch.equal(found.rows, expected.rows)
+            assert found.positions == expected.positions
+        assert passes == [len(good)] * 2
+
+    run(tiny_vlm.write(tmp_path, "qwen2_5_vl"), act)
 
 
 def test_pictures_of_extreme_shapes_have_rows(folder: Path) -> None:

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
 
+import torch
+
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError, ModelLost
+from antiphon.shares.places import Places
+
+log = logging.getLogger(__name__)
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
+Image = TypeVar("Image")
+ImageRows = TypeVar("ImageRows")
+
+# Limit of requests, of all sessions together, whose images wait for the model's thread: on a GPU, and on a CPU. The
+# thread encodes all of them before its next step.
+MAX_WAITING_GPU, MAX_WAITING_CPU = 8, 2
+# Limit of patches in a pass, with padding, because a pass needs memory for each: 16 images of 448 x 448 pixels at 14
+# pixels a patch. MiniCPM-o's encoder and resampler then hold about 0.8 GB in bfloat16.
+MAX_PASS_PATCHES = 16_384
 
 
 class GatheredCalls(Generic[Request, Result]):
@@ -63,6 +78,79 @@ class GatheredCalls(Generic[Request, Result]):
             self._thread.deliver(loop, partial(_resolve, done, result))
 
 
+class ImageBatch(Generic[Image, ImageRows]):
+    """Encodes images in the model's thread. On a GPU, the images of all sessions that wait there form one pass.
+
+    A pass has at most MAX_PASS_PATCHES patches. On a CPU, each image is a pass, because larger ones are not faster.
+
+    `encode`: encodes images in one pass, and returns the rows of each, in order. `num_patches`: returns an image's
+    number of patches. `places`: the requests that wait for the thread; API keys take turns.
+    """
+
+    def __init__(
+        self,
+        thread: ModelThread,
+        encode: Callable[[Sequence[Image]], Sequence[ImageRows]],
+        num_patches: Callable[[Image], int],
+        device: torch.device,
+    ) -> None:
+        self._encode, self._num_patches = encode, num_patches
+        shares_passes = device.type != "cpu"
+        self._most = MAX_PASS_PATCHES if shares_passes else 0
+        self.places = Places(MAX_WAITING_GPU if shares_passes else MAX_WAITING_CPU)
+        self._calls = GatheredCalls[Sequence[Image], list[ImageRows]](thread, self._serve)
+
+    async def rows(self, images: Sequence[Image]) -> list[ImageRows]:
+        """Return the rows of each image, in order. Waits for a place of `current_owner`, then for the model's thread.
+
+        Raises ModelError if the encoder fails for one of these images, and Refused after the thread is closed.
+        """
+        if not images:
+            return []
+        async with self.places.held():
+            return await self._calls.call(images)
+
+    def _serve(self, requests: Sequence[Sequence[Image]]) -> list[list[ImageRows] | ModelError]:
+        images = [image for request in requests for image in request]
+        made: dict[int, ImageRows | ModelError] = {}
+        for numbers in self._passes([self._num_patches(image) for image in images]):
+            made |= zip(numbers, self._encoded([images[number] for number in numbers]), strict=True)
+        in_order = iter([made[number] for number in range(len(images))])
+        return [_all_or_error([next(in_order) for _ in request]) for request in requests]
+
+    def _passes(self, sizes: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the numbers of the images of each pass. They are sorted by size, so that there is little padding."""
+        numbers: list[int] = []
+        for number in sorted(range(len(sizes)), key=lambda number: sizes[number]):
+            if numbers and (len(numbers) + 1) * sizes[number] > self._most:
+                yield numbers
+                numbers = []
+            numbers.append(number)
+        yield numbers
+
+    def _encoded(self, images: Sequence[Image]) -> Sequence[ImageRows | ModelError]:
+        """Return the rows of each image, or its error. If a pass of several images fails, each gets its own pass."""
+        try:
+            return self._encode(images)
+        except Exception as error:
+            # The model's code may raise any exception.
+            if len(images) == 1:
+                failed = ModelError(f"{type(error).__name__}: {error}")
+                failed.__cause__ = error
+                return [failed]
+            log.warning("encoding %d images one by one, because their pass failed", len(images), exc_info=True)
+        return [made for image in images for made in self._encoded([image])]
+
+
+def _all_or_error(made: Sequence[ImageRows | ModelError]) -> list[ImageRows] | ModelError:
+    rows: list[ImageRows] = []
+    for each in made:
+        if isinstance(each, ModelError):
+            return each
+        rows.append(each)
+    return rows
+
+
 def _resolve(done: asyncio.Future[Result], result: Result | ModelError) -> None:
     if done.done():
         return
@@ -70,36 +158,3 @@ def _resolve(done: asyncio.Future[Result], result: Result | ModelError) -> None:
         done.set_exception(result)
     else:
         done.set_result(result)
-
-
-class Tick:
-    """Lets requests of many sessions wait for a common moment, so that they share the passes of a model.
-
-    `interval_s`: the time between two moments; 0: no request waits.
-    """
-
-    # A session counts as active if its last request was at most this number of seconds ago.
-    ACTIVE_S = 2.5
-
-    def __init__(self, interval_s: float) -> None:
-        self.interval_s = interval_s
-        # The last two sessions that asked, the newest first, and when they did.
-        self._asked: list[tuple[Hashable, float]] = []
-        self._next: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-
-    async def wait(self, session: Hashable) -> None:
-        """Wait for the next moment. Returns at once if no other session is active."""
-        loop = asyncio.get_running_loop()
-        now, others = loop.time(), [(s, at) for s, at in self._asked if s != session]
-        self._asked = [(session, now), *others[:1]]
-        if not self.interval_s or not others or now - others[0][1] > self.ACTIVE_S:
-            return
-        if self._next is None or self._next[0] is not loop:
-            moment = asyncio.Event()
-            self._next = loop, moment
-            loop.call_at((now // self.interval_s + 1) * self.interval_s, self._come, moment)
-        await self._next[1].wait()
-
-    def _come(self, moment: asyncio.Event) -> None:
-        self._next = None
-        moment.set()

@@ -58,6 +58,9 @@ class QwenTextConfig(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+# How `transformers` computes mixtures of experts (`experts_implementation`): one product for all experts of a layer.
+# The host does not read from the device which experts have rows, so a pass can be a CUDA graph.
+EXPERTS = "grouped_mm"
 # The value of `tap` for the last hidden states.
 LAST = -1
 
@@ -112,9 +115,9 @@ class TextDecoder(nn.Module):
         """
         if self._features:
             inputs_embeds, *deep = inputs_embeds.split(self._width, -1)
-            more["visual_pos_masks"] = torch.ones(
-                inputs_embeds.shape[:2], dtype=torch.bool, device=inputs_embeds.device
-            )
+            # The text model adds the features to `hidden[visual_pos_masks, :]`. The index 0 is the whole batch. A mask
+            # would make the host read from the device how many rows it selects.
+            more["visual_pos_masks"] = torch.zeros(1, dtype=torch.int64, device=inputs_embeds.device)
             more["deepstack_visual_embeds"] = [rows[0] for rows in deep]
         hidden = self.text(inputs_embeds=inputs_embeds, **more).last_hidden_state
         if self._taps_last:

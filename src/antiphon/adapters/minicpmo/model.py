@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from antiphon.adapters.minicpmo.audio_encoder import AudioEncoderState
 from antiphon.adapters.minicpmo.checkpoint import MiniCpmOParts, read
 from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS, UnitChooser, UnitSampling
 from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, CodeStream, CodeVocoder, SpeechDecoder
+from antiphon.adapters.minicpmo.vision_encoder import ImagePatches
 from antiphon.adapters.parts import load_parts
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
@@ -27,7 +29,7 @@ from antiphon.engine.api import Sampling, Session, Token
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.chat_template import plain_tokenizer, token_ids
-from antiphon.modeling.gathered import GatheredCalls
+from antiphon.modeling.gathered import GatheredCalls, ImageBatch
 from antiphon.modeling.tokens import Detokenizer
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import MAX_FRAME_PIXELS, decode
@@ -85,6 +87,8 @@ class MiniCpmO:
         self.vocoder = vocoder
         decoder = Runner(self.parts.decoder, where, compute_dtype, dtype, rotate_half=True)
         self.engine = LocalEngine(decoder, settings, observe=observe)
+        encode_images = self.parts.vision_encoder.encode
+        self.images = ImageBatch(self.engine.thread, encode_images, lambda image: image.count, where)
         codes = Runner(self.parts.code_decoder, voice_where, dtype, dtype)
         self.code_engine = LocalEngine(codes, settings, observe=observe)
         self._conditions = GatheredCalls(self.code_engine.thread, self.parts.text_conditions)
@@ -200,29 +204,27 @@ class MiniCpmOStream:
         EngineError. If it raises, nothing has been appended.
         """
         frames = unit.frames[-self._model.profile.max_frames :]
-        images = [
-            Image.fromarray(await in_thread(decode, frame, MAX_SIDE, MAX_FRAME_PIXELS, places=IMAGE_THREADS))
-            for frame in frames
-        ]
+        images = [await in_thread(self._patches, f, unit.max_slices, places=IMAGE_THREADS) for f in frames]
         parts, ids, session = self._model.parts, self._model.parts.ids, self._session
-        pictures, audio = await self._model.engine.thread.call(
-            lambda: (
-                [parts.vision_encoder.encode(image, unit.max_slices) for image in images],
-                parts.audio_encoder.feed(self._heard, unit.pcm),
-            )
-        )
+        embeddings = iter(await self._model.images.rows(list(chain.from_iterable(images))))
+        audio = await self._model.engine.thread.call(lambda: parts.audio_encoder.feed(self._heard, unit.pcm))
         self._unit_start = session.length
         session.start_turn()
         session.append([ids.unit])
-        for picture in pictures:
-            for i, rows in enumerate(picture):
+        for image in images:
+            for i in range(len(image)):
                 opening, closing = (ids.image, ids.image_end) if i == 0 else (ids.slice, ids.slice_end)
                 session.append([opening])
-                session.append_embeddings(rows)
+                session.append_embeddings(next(embeddings))
                 session.append([closing])
         if unit.text:
             session.append(await in_thread(self._model.encode, unit.text))
         session.append_embeddings(audio)
+
+    def _patches(self, frame: bytes, max_slices: int) -> list[ImagePatches]:
+        """The patches of a frame and of its slices. Called in a helper thread."""
+        image = Image.fromarray(decode(frame, MAX_SIDE, MAX_FRAME_PIXELS))
+        return self._model.parts.vision_encoder.prepare(image, max_slices)
 
     async def step(self, *, must_speak: bool = False) -> NativeStep:
         """Let the model listen or speak in the unit that was appended last, and return the result.

@@ -6,14 +6,34 @@ A large image may be cut into slices, which are encoded in addition to the whole
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import nn
 from transformers import Idefics2VisionConfig
 from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagePatches:
+    """The square patches of an image or a slice, row by row from the upper left.
+
+    `pixels`: uint8 [patches, 3 * side * side], in the order of the patch embedding's weights: colour, y, x. `places`:
+    int64 [3, patches], for each patch its position in the encoder's table, its column and its row.
+    """
+
+    pixels: npt.NDArray[np.uint8]
+    places: npt.NDArray[np.int64]
+
+    @property
+    def count(self) -> int:
+        """The number of patches."""
+        return len(self.pixels)
 
 
 class PatchResampler(nn.Module):
@@ -28,30 +48,18 @@ class PatchResampler(nn.Module):
         self.ln_q, self.ln_kv, self.ln_post = (nn.LayerNorm(width, eps=1e-6) for _ in range(3))
         self.proj = nn.Parameter(torch.zeros(width, width))
 
-    def forward(self, x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-        """Return the embeddings [num_queries, width] of one image's patches, [rows * columns, patch_width].
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
+        """Return the embeddings [n, num_queries, width] of n images' patches, [n, patches, patch_width].
 
-        The patches are in row-major order from the upper left. Their positions are computed in each call, so any number
-        of rows and columns is allowed.
+        `positions`: the embeddings of the patches' positions, [n, patches, width]. `padding`: bool [n, patches], the
+        patches that are not part of an image; None: all are.
         """
         values = self.ln_kv(self.kv_proj(x))
-        keys = values + _position_embeddings(values.shape[-1], rows, columns).to(values)
-        found = self.attn(self.ln_q(self.query)[:, None], keys[:, None], values[:, None], need_weights=False)[0][:, 0]
-        out: torch.Tensor = self.ln_post(found) @ self.proj
+        keys = (values + positions.to(values)).transpose(0, 1)
+        query = self.ln_q(self.query)[:, None].expand(-1, len(x), -1)
+        found = self.attn(query, keys, values.transpose(0, 1), key_padding_mask=padding, need_weights=False)[0]
+        out: torch.Tensor = self.ln_post(found.transpose(0, 1)) @ self.proj
         return out
-
-
-def _position_embeddings(width: int, rows: int, columns: int) -> torch.Tensor:
-    """Return the sines and cosines of patch positions, [rows * columns, width]: for the column, then for the row."""
-    rates = 1.0 / 10000 ** (np.arange(width // 4, dtype=np.float32) / (width / 4.0))
-
-    def along(count: int) -> np.ndarray:
-        angles = np.arange(count, dtype=np.float32)[:, None] * rates
-        return np.concatenate([np.sin(angles), np.cos(angles)], -1)
-
-    shape = (rows, columns, width // 2)
-    both = [np.broadcast_to(along(columns)[None], shape), np.broadcast_to(along(rows)[:, None], shape)]
-    return torch.from_numpy(np.concatenate(both, -1).reshape(rows * columns, width)).float()
 
 
 class VisionEncoder(nn.Module):
@@ -68,35 +76,74 @@ class VisionEncoder(nn.Module):
             self.vpm.encoder.layers = self.vpm.encoder.layers[:-1]
         self.resampler = PatchResampler(num_queries, width, config.hidden_size)
         vision: Any = config
-        self._patch, self._slice_side = int(vision.patch_size), slice_side
+        self._width, self._patch, self._slice_side = width, int(vision.patch_size), slice_side
         # The number of the encoder's positions along each side.
         self._num_positions = int(vision.image_size) // self._patch
 
-    @torch.inference_mode()
-    def encode(self, image: Image.Image, max_slices: int) -> list[torch.Tensor]:
-        """Return the embeddings, [num_queries, width], of an image and then of its slices, one tensor each.
+    def prepare(self, image: Image.Image, max_slices: int) -> list[ImagePatches]:
+        """Return the patches of an image and then of its slices.
 
         An image of more than about `slice_side` ** 2 pixels has up to `max_slices` slices; with 0 or 1 it has none.
-        Each tensor is one pass of the encoder. Called in the model's thread.
+        Takes milliseconds of CPU time. Thread-safe: it runs no matrix products of torch.
         """
-        return [self._encode(part) for part in slices(image.convert("RGB"), max_slices, self._slice_side, self._patch)]
+        return [self._cut(part) for part in slices(image.convert("RGB"), max_slices, self._slice_side, self._patch)]
 
-    def _encode(self, image: Image.Image) -> torch.Tensor:
-        table = self.vpm.embeddings
-        like = table.patch_embedding.weight
-        pixels = torch.from_numpy(np.asarray(image, np.float32) / 255.0 * 2.0 - 1.0).permute(2, 0, 1)
-        rows, columns = pixels.shape[1] // self._patch, pixels.shape[2] // self._patch
-        patches = table.patch_embedding(pixels[None].to(like.device, like.dtype)).flatten(2).transpose(1, 2)
-        positions = (self._nearest(rows)[:, None] * self._num_positions + self._nearest(columns)).flatten()
-        x = patches + table.position_embedding(positions.to(like.device))
-        x = self.vpm.post_layernorm(self.vpm.encoder(inputs_embeds=x, attention_mask=None).last_hidden_state)
-        out: torch.Tensor = self.resampler(x[0], rows, columns)
+    def _cut(self, image: Image.Image) -> ImagePatches:
+        side = self._patch
+        rows, columns = image.height // side, image.width // side
+        squares = np.asarray(image, np.uint8).reshape(rows, side, columns, side, 3).transpose(0, 2, 4, 1, 3)
+        down, across = np.divmod(np.arange(rows * columns), columns)
+        table = self._nearest(rows)[down] * self._num_positions + self._nearest(columns)[across]
+        return ImagePatches(squares.reshape(rows * columns, -1), np.stack([table, across, down]))
+
+    @torch.inference_mode()
+    def encode(self, images: Sequence[ImagePatches]) -> list[torch.Tensor]:
+        """Return the embeddings, [num_queries, width], of each image or slice, in one pass. In the model's thread.
+
+        Images are padded to the most patches, and masked. So the embeddings depend neither on the padding nor on other
+        images, except for rounding.
+        """
+        counts = np.array([image.count for image in images])
+        most = int(counts.max())
+        pixels = np.zeros((len(images), most, images[0].pixels.shape[1]), np.uint8)
+        places = np.zeros((3, len(images), most), np.int64)
+        for i, image in enumerate(images):
+            pixels[i, : image.count], places[:, i, : image.count] = image.pixels, image.places
+        sines = _sines(int(places[1:].max()) + 1, self._width // 4)
+        table, across, down = self._on_device(places)
+        seen = self._on_device(np.arange(most) < counts[:, None]) if counts.min() < most else None
+        x = self._transformed(self._on_device(pixels), table, seen)
+        along = self._on_device(sines)
+        positions = torch.cat([along[across], along[down]], -1)
+        out = self.resampler(x, positions, None if seen is None else ~seen)
+        # A session may keep its embeddings for long. They must not keep those of the other sessions alive.
+        return [rows.clone() for rows in out] if len(images) > 1 else [out[0]]
+
+    def _on_device(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self.resampler.proj.device, non_blocking=True)
+
+    def _transformed(self, pixels: torch.Tensor, table: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+        """Return the transformer's output [n, patches, width]. `seen`: the patches that are part of an image."""
+        embeddings, transformer = self.vpm.embeddings, self.vpm.encoder
+        kernel = embeddings.patch_embedding
+        scaled = (pixels.float() / 255.0 * 2.0 - 1.0).to(kernel.weight.dtype)
+        x = nn.functional.linear(scaled, kernel.weight.flatten(1), kernel.bias) + embeddings.position_embedding(table)
+        mask = None if seen is None else seen[:, None, None]
+        out: torch.Tensor = self.vpm.post_layernorm(transformer(inputs_embeds=x, attention_mask=mask).last_hidden_state)
         return out
 
-    def _nearest(self, count: int) -> torch.Tensor:
+    def _nearest(self, count: int) -> npt.NDArray[np.int64]:
         """Return the encoder positions of `count` patches, spread evenly (NaViT, arXiv:2307.06304)."""
         bounds = torch.arange(1 / self._num_positions, 1.0, 1 / self._num_positions)
-        return torch.bucketize(torch.arange(0, 1 - 1e-6, 1 / count), bounds, right=True)
+        found = torch.bucketize(torch.arange(0, 1 - 1e-6, 1 / count), bounds, right=True)
+        return found.numpy()
+
+
+def _sines(count: int, rates: int) -> npt.NDArray[np.float32]:
+    """Return the sines and then the cosines of `count` positions along a side, float32 [count, 2 * rates]."""
+    speeds = 1.0 / 10000 ** (np.arange(rates, dtype=np.float32) / float(rates))
+    angles = np.arange(count, dtype=np.float32)[:, None] * speeds.astype(np.float32)
+    return np.concatenate([np.sin(angles), np.cos(angles)], -1)
 
 
 def slices(image: Image.Image, max_slices: int, slice_side: int, patch: int) -> list[Image.Image]:

@@ -37,8 +37,15 @@ class VisionFamily(Protocol):
         """
         ...
 
-    def encode(self, prepared: Any) -> PictureRows:
-        """Return the rows of a picture that `prepare` returned. Runs in the model's thread, between two steps."""
+    def num_patches(self, prepared: Any) -> int:
+        """Return the number of the encoder's patches of a picture that `prepare` returned."""
+        ...
+
+    def encode(self, prepared: Sequence[Any]) -> list[PictureRows]:
+        """Return the rows of each picture that `prepare` returned, in one pass of the encoder.
+
+        Runs in the model's thread, between two steps.
+        """
         ...
 
     def opening(self, instructions: str) -> list[FamilyPart]:

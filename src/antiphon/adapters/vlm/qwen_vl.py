@@ -22,7 +22,7 @@ from transformers import (
 from antiphon.adapters.vlm.family import FamilyPart
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
-from antiphon.modeling.text_decoder import TextDecoder
+from antiphon.modeling.text_decoder import EXPERTS, TextDecoder
 from antiphon.modeling.tokens import Vocabulary
 
 END = "<|im_end|>"
@@ -41,7 +41,8 @@ class QwenVl:
 
     def __init__(self, folder: Path, device: str, dtype: torch.dtype, model_type: str) -> None:
         """Load the checkpoint. `model_type`: one of MODELS. Raises OSError, ValueError, KeyError, RuntimeError."""
-        whole: Any = MODELS[model_type].from_pretrained(folder, dtype=dtype, local_files_only=True)
+        experts = {"experts_implementation": EXPERTS} if model_type.endswith("_moe") else {}
+        whole: Any = MODELS[model_type].from_pretrained(folder, dtype=dtype, local_files_only=True, **experts)
         model = whole.to(device).eval().model
         self.vocabulary = Vocabulary(folder, END)
         vision = whole.config.vision_config
@@ -49,7 +50,7 @@ class QwenVl:
         self.decoder = TextDecoder(model.language_model, whole.lm_head, num_deepstack)
         self.input_width = self.decoder.input_width
         encoder = QwenVisionEncoder(folder, model, vision)
-        self.prepare, self.encode = encoder.prepare, encoder.look
+        self.prepare, self.num_patches, self.encode = encoder.prepare, encoder.num_patches, encoder.look
 
     def opening(self, instructions: str) -> list[FamilyPart]:
         """Return the system turn, closed by <|im_end|>. `instructions` is plain text: it cannot open another turn."""

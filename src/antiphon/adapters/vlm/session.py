@@ -44,11 +44,11 @@ from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, Refused
 from antiphon.events.tools import Tool
+from antiphon.modeling.gathered import ImageBatch
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.modeling.tokens import Detokenizer
 from antiphon.pipelines.cascade import spoken
 from antiphon.pipelines.observer import words_of
-from antiphon.shares.places import Places
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import EncodedImage
 
@@ -58,9 +58,6 @@ MAX_TOKENS = 256
 DEFAULT_RATE_HZ = 24_000
 # Limit of frames that are prefilled at once before a question.
 MAX_FRAMES_AHEAD = 2
-# Limit of pictures, of all sessions together, that wait for the model's thread. Each picture delays the next step of
-# all sessions.
-MAX_WAITING_ENCODES = 2
 # Limit of a picture's longer side in pixels. Larger pictures are first scaled down; no encoder here uses a higher
 # resolution.
 MAX_SIDE = 2048
@@ -102,8 +99,6 @@ class VisionLanguageModel:
         self.synthesizer, self.transcriber = synthesizer, transcriber
         self.prefill = options.prefill
         self._id = model_id
-        # Limits the pictures that wait for the model's thread, which encodes all of them before its next step.
-        self.encode_places = Places(MAX_WAITING_ENCODES)
         runner = Runner(
             family.decoder,
             torch.device(device),
@@ -113,6 +108,7 @@ class VisionLanguageModel:
             input_width=family.input_width,
         )
         self.engine = LocalEngine(runner, options.settings, observe=options.observe)
+        self.images = ImageBatch(self.engine.thread, family.encode, family.num_patches, torch.device(device))
 
     @property
     def profile(self) -> VideoProfile:
@@ -126,11 +122,12 @@ class VisionLanguageModel:
         """Return the decoder's input rows for an image.
 
         Decoding and scaling run in a thread pool. The encoder runs in the model's thread between two steps, so this
-        waits for the current step. Raises MediaError if `image` is not an image, and ModelError if the encoder fails.
+        waits for the current step. On a GPU, images that wait share a pass of it. Raises MediaError if `image` is not
+        an image, and ModelError if the encoder fails.
         """
         prepared = await in_thread(lambda: self.family.prepare(image.pixels(MAX_SIDE)), places=IMAGE_THREADS)
-        async with self.encode_places.held():
-            return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
+        (rows,) = await self.images.rows([prepared])
+        return rows
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> VisionLanguageStream:
         """Open a session, and append the system turn: SYSTEM, then `instructions`.

@@ -5,6 +5,7 @@ A frame is one square of the encoder's size, without slices, as in the released 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,26 @@ class SmolVlm:
         self._model = whole.to(device).eval().model
         self.vocabulary = Vocabulary(folder, END)
         self.decoder = TextDecoder(self._model.text_model, whole.lm_head)
-        self._side = int(whole.config.vision_config.image_size)
+        vision = whole.config.vision_config
+        self._side, self._patch = int(vision.image_size), int(vision.patch_size)
 
     def prepare(self, pixels: Pixels) -> Any:
         """Return float32 [3, side, side] in [-1, 1]: the picture stretched to the encoder's square, not padded."""
         square = Image.fromarray(pixels).resize((self._side, self._side), Image.Resampling.LANCZOS)
         return np.ascontiguousarray((np.asarray(square, np.float32) / 127.5 - 1.0).transpose(2, 0, 1))
 
+    def num_patches(self, _: Any) -> int:
+        """Return the number of patches of each picture."""
+        return (self._side // self._patch) ** 2
+
     @torch.inference_mode()
-    def encode(self, prepared: Any) -> PictureRows:
-        """Return the picture's rows, on the model's device. Their positions are consecutive, like those of text."""
-        batch = torch.from_numpy(prepared)[None, None].to(self._model.device)
-        return PictureRows(self._model.get_image_features(batch).pooler_output[0])
+    def encode(self, prepared: Sequence[Any]) -> list[PictureRows]:
+        """Return the rows of each picture, on the model's device. Their positions are consecutive, like those of text.
+
+        Each has a copy of its rows, so that the rows of a session do not keep those of the others alive.
+        """
+        batch = torch.from_numpy(np.stack(prepared))[:, None].to(self._model.device)
+        return [PictureRows(rows.clone()) for rows in self._model.get_image_features(batch).pooler_output]
 
     def opening(self, instructions: str) -> list[FamilyPart]:
         """Return the system turn. `instructions` is plain text: it cannot open another turn."""

@@ -16,6 +16,7 @@ from antiphon.audio import Pcm
 from antiphon.contracts import AudioPart, ImagePart, MediaPart, SoundWindow, VideoPart
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import MediaError, ModelError
+from antiphon.modeling.gathered import ImageBatch
 from antiphon.modeling.media_rows import AudioWindow, ChatRow, MediaPiece, MediaRows
 from antiphon.modeling.omni.sound import SoundFeatures
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
@@ -72,8 +73,8 @@ class VideoLayout:
 
 T = TypeVar("T")
 
-# Limit of encodings, of all owners together, that wait for the thinker's thread. Each encoding delays the next step of
-# all sessions.
+# Limit of encodings of sound, of all owners together, that wait for the thinker's thread. Each encoding delays the next
+# step of all sessions.
 MAX_WAITING_ENCODES = 2
 # Limit of an image's longer side in pixels. Larger images are scaled down first; the encoder uses no higher resolution.
 MAX_SIDE = 2048
@@ -116,7 +117,8 @@ class OmniMediaEncoder:
         self.has_tap = has_tap
         self._thread, self._model = thread, thinker
         self._encodes = Places(MAX_WAITING_ENCODES)
-        self._vision_encoder = QwenVisionEncoder(folder, thinker, config.vision_config)
+        self._vision_encoder = vision = QwenVisionEncoder(folder, thinker, config.vision_config)
+        self._images = ImageBatch(thread, vision.look, vision.num_patches, thinker.device)
         self._sound = SoundFeatures(folder, zero_padded=old)
 
     async def encode(self, part: MediaPart) -> MediaRows:
@@ -134,7 +136,7 @@ class OmniMediaEncoder:
             # The model's processors may raise any exception. It must fail only this response.
             raise ModelError(f"{type(error).__name__}: {error}") from error
         if isinstance(part, ImagePart):
-            seen = await self._in_turn(lambda: self._vision_encoder.look(prepared))
+            (seen,) = await self._images.rows([prepared])
             return MediaRows(seen.rows, seen.positions)
         if isinstance(part, SoundWindow):
             encode = partial(self._encode_audio, prepared, padded=part.num_before > 0)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from antiphon.modeling.gathered import Tick
+from antiphon.modeling.tick import Tick
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -88,9 +88,9 @@ def test_a_loop_that_was_closed_before_its_moment_holds_up_no_other() -> None:
     tick = Tick(0.04)
     for _ in range(2):
         loop = Clock()
-        loop.begin(tick.wait("one"))
-        waits = loop.begin(tick.wait("two"))
-        assert not waits.done()
-        waits.cancel()
+        first, second = loop.begin(tick.wait("one")), loop.begin(tick.wait("two"))
+        assert not second.done()
+        for task in (first, second):
+            task.cancel()
         loop.goes_on(0)
         loop.close()
