@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from antiphon.adapters.minicpmo import token2wav
-from antiphon.adapters.minicpmo.audio_encoder import AudioEncoderState
+from antiphon.adapters.minicpmo.audio_batch import AudioBatch, AudioStream
 from antiphon.adapters.minicpmo.checkpoint import MiniCpmOParts, read
 from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS, UnitChooser, UnitSampling
 from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, CodeStream, CodeVocoder, SpeechDecoder
@@ -26,6 +26,7 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.engine.api import Sampling, Session, Token
 from antiphon.engine.local.engine import LocalEngine
+from antiphon.engine.local.kv.cache import pages_of
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.chat_template import plain_tokenizer, token_ids
 from antiphon.modeling.tokens import Detokenizer
@@ -87,6 +88,11 @@ class MiniCpmO:
         self.engine = LocalEngine(decoder, settings, observe=observe)
         codes = Runner(self.parts.code_decoder, voice_where, dtype, dtype)
         self.code_engine = LocalEngine(codes, settings, observe=observe)
+        # A conversation hears one stream, and is promised RESERVE_ROWS of the language model's KV.
+        sessions = max(1, self.engine.scheduler.cache.total_pages // pages_of(RESERVE_ROWS))
+        self.hearing = AudioBatch(
+            self.engine.thread, self.parts.audio_encoder, sessions, graphs="encoder" in settings.graphs
+        )
         self.profile = _profile(model_id, self.parts, self.engine.context_rows, window, speaks=bool(vocoder))
         self._plain = plain_tokenizer(self.parts.tokenizer)
 
@@ -161,7 +167,7 @@ class MiniCpmOStream:
         self.chooser = UnitChooser(
             parts.ids, params, parts.forbidden, lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=True)
         )
-        self._heard: AudioEncoderState = parts.audio_encoder.open()
+        self._heard: AudioStream = model.hearing.open()
         self._detokenizer = Detokenizer(parts.tokenizer)
         # The number of rows of each unit in the context, oldest first.
         self._unit_rows: deque[int] = deque()
@@ -205,12 +211,10 @@ class MiniCpmOStream:
             for frame in frames
         ]
         parts, ids, session = self._model.parts, self._model.parts.ids, self._session
-        pictures, audio = await self._model.engine.thread.call(
-            lambda: (
-                [parts.vision_encoder.encode(image, unit.max_slices) for image in images],
-                parts.audio_encoder.feed(self._heard, unit.pcm),
-            )
+        pictures = await self._model.engine.thread.call(
+            lambda: [parts.vision_encoder.encode(image, unit.max_slices) for image in images]
         )
+        audio = await self._model.hearing.feed(self._heard, unit.pcm)
         self._unit_start = session.length
         session.start_turn()
         session.append([ids.unit])
@@ -300,5 +304,6 @@ class MiniCpmOStream:
 
     def close(self) -> None:
         """Close the sessions in both engines and free their KV. A step in progress fails. The model stays open."""
+        self._model.hearing.close(self._heard)
         self._session.close()
         self._speech.close()

@@ -1,0 +1,270 @@
+"""Encodes the units of many streams together. On a GPU, a CUDA graph replays the whole pass.
+
+The keys and values of all streams lie in one pool of pages, so that a stream's memory grows with its audio. One pass
+takes a unit of each stream, transforms its sound, encodes its 50 positions after the stream's own, and returns its
+embeddings. The number of operators does not depend on the number of streams or on their age: the host copies the
+numbers of a pass at once, and launches the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from antiphon.adapters.minicpmo.audio_encoder import AudioEncoder
+from antiphon.adapters.minicpmo.log_mel import (
+    INPUT_SAMPLES,
+    MARGIN_FRAMES,
+    UNIT_FRAMES,
+    UNIT_SAMPLES,
+    LogMel,
+    first_sound,
+    unit_sound,
+)
+from antiphon.audio import Pcm
+from antiphon.engine.local.attention import Scoring
+from antiphon.engine.local.kernels.attention import PagedAttention, Tiles, is_paged_by_kernels
+from antiphon.engine.local.kernels.graphs import Graphs
+from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
+from antiphon.engine.local.kv.page_pool import PagePool, PageTable
+from antiphon.engine.local.kv.shape import KvShape
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import EngineError, ModelError, ModelLost, Refused
+from antiphon.modeling.gathered import GatheredCalls
+
+# The positions of a unit: one for two frames.
+UNIT_POSITIONS = UNIT_FRAMES // 2
+# The numbers of streams in a pass. More streams are encoded in several passes.
+SIZES = (1, 4, 16, 32)
+
+
+@dataclass(slots=True, eq=False)
+class AudioStream:
+    """The state of one stream. Used in the model's thread."""
+
+    # The log-mel state: a row of LogMel's `memory`.
+    memory: torch.Tensor
+    # The newest samples, which the frames of the next unit need.
+    sound: Pcm = field(default_factory=first_sound)
+    # The number of units so far.
+    units: int = 0
+    # The number of positions (20 ms each) whose keys and values are kept: the first position of the next unit.
+    length: int = 0
+    # The pages of these positions; None before the first unit.
+    pages: PageTable | None = None
+    # True if the stream takes no further units.
+    closed: bool = False
+
+
+class AudioPass:
+    """A pass over a unit of each of `count` streams: its tensors and, if captured, its graph.
+
+    `numbers`, int64 [count, 2 + pages]: each stream's number of units and of positions so far, and its pages. `sound`,
+    `memory`: see LogMel.unit. Padding streams use the scratch page.
+    """
+
+    def __init__(self, batch: AudioBatch, count: int, pages: int) -> None:
+        pool, mel = batch.pool, batch.mel
+        self._encoder, self._mel, self._pool = batch.encoder, mel, pool
+        self._by_kernels = is_paged_by_kernels(pool)
+        self.numbers = torch.zeros(count, 2 + pages, dtype=torch.int64, device=pool.rows.device)
+        self.sound = mel.filters.new_zeros(count, INPUT_SAMPLES)
+        self.memory = mel.filters.new_zeros(count, mel.memory_size)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._out: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def capture(self, graphs: Graphs) -> None:
+        """Capture the pass as a CUDA graph if `graphs` can. Writes to the scratch page only."""
+        if captured := graphs.capture(self.compute, self.numbers.device):
+            self._graph, self._out = captured
+
+    def run(self, streams: Sequence[AudioStream], sounds: Sequence[Pcm]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the embeddings [n, 10, width] of the next unit of n streams, and their new log-mel states.
+
+        `sounds`: the inputs of the units, made by `unit_sound`. The streams have pages for the unit.
+        """
+        count = len(streams)
+        numbers = np.zeros(self.numbers.shape, np.int64)
+        for row, stream in zip(numbers, streams, strict=False):
+            assert stream.pages is not None
+            row[:2] = stream.units, stream.length
+            row[2 : 2 + len(stream.pages.pages)] = stream.pages.pages
+        self.numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
+        self.sound[:count].copy_(torch.from_numpy(np.stack(sounds)), non_blocking=True)
+        self.memory[:count].copy_(torch.stack([stream.memory for stream in streams]))
+        if self._graph is None:
+            embeddings, memory = self.compute()
+            return embeddings[:count], memory[:count]
+        self._graph.replay()
+        assert self._out is not None
+        # The next replay overwrites these tensors.
+        return self._out[0][:count].clone(), self._out[1][:count].clone()
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Encode the units of all streams, and return [count, 10, width] and [count, memory_size]."""
+        units, starts, table = self.numbers[:, 0], self.numbers[:, 1], self.numbers[:, 2:]
+        frames, memory = self._mel.unit(self.sound, self.memory, units)
+        x = self._encoder.convolved(frames, units == 0)
+        places = starts[:, None] + torch.arange(UNIT_POSITIONS, device=starts.device)
+        slots = (table.gather(1, places // PAGE_ROWS) * PAGE_ROWS + places % PAGE_ROWS).flatten()
+        attend = _paged_attention if self._by_kernels else _UnitAttention
+        states = self._encoder.encoded(x, places, attend(self._pool, starts, table, slots))
+        return self._encoder.embedded(states), memory
+
+
+def _paged_attention(pool: PagePool, starts: torch.Tensor, table: torch.Tensor, slots: torch.Tensor) -> PagedAttention:
+    """The attention of units of n streams by kernels: each unit is a tile. The arguments: see _UnitAttention."""
+    numbers = torch.arange(len(starts), dtype=torch.int32, device=starts.device)
+    counts = torch.full_like(numbers, UNIT_POSITIONS)
+    tiles = Tiles(table.int(), numbers, numbers * UNIT_POSITIONS, counts, starts.int(), slots, UNIT_POSITIONS)
+    return PagedAttention(pool, tiles, table.shape[1])
+
+
+class _UnitAttention:
+    """The attention of units of n streams over pages that are gathered side by side, for devices without kernels.
+
+    `starts` int64 [n]: the first position of each unit. `table` int64 [n, pages]: the pages of each stream. `slots`
+    int64 [n * 50]: the pool's row for each position of the units.
+    """
+
+    def __init__(self, pool: PagePool, starts: torch.Tensor, table: torch.Tensor, slots: torch.Tensor) -> None:
+        layers = pool.rows.shape[0]
+        self._pool, self._slots, self._pages = pool, slots, table.flatten()
+        self._paged = pool.rows.view(layers, 2, -1, PAGE_ROWS, *pool.rows.shape[3:])
+        columns = torch.arange(table.shape[1] * PAGE_ROWS, device=starts.device)
+        seen = columns < starts[:, None] + UNIT_POSITIONS
+        # Added to the scores: a position sees the stream's positions, not the rest of its pages.
+        mask = torch.zeros(seen.shape, dtype=pool.rows.dtype, device=starts.device)
+        self._mask = mask.masked_fill_(~seen, -torch.inf)[:, None, None]
+
+    def attend(
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        self._pool.write(layer, self._slots, keys, values)
+        count = len(self._mask)
+        both = self._paged[layer].index_select(1, self._pages)
+        both = both.view(2, count, -1, *keys.shape[1:]).transpose(2, 3)
+        q = query.view(count, -1, *query.shape[1:]).transpose(1, 2)
+        out = scaled_dot_product_attention(q, both[0], both[1], attn_mask=self._mask)
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+class AudioBatch:
+    """Runs an audio encoder in the model's thread, for all streams that ask before the next step.
+
+    The pool of keys and values has room for the longest context of `sessions` streams. It is allocated at once: on a
+    GPU this takes its whole memory, on a CPU only that of the pages that were used. A stream takes pages as its audio
+    comes, and gives them back when it begins again with position 0 or is closed.
+
+    On a GPU, streams are encoded together, and with `graphs` the constructor captures the passes, which takes seconds.
+    On a CPU they are encoded one by one, because a joint pass would occupy the thread too long.
+    """
+
+    def __init__(self, thread: ModelThread, encoder: AudioEncoder, sessions: int, *, graphs: bool = True) -> None:
+        self._thread, self.encoder = thread, encoder
+        weight, heads = encoder.apm.conv1.weight, encoder.apm.layers[0].self_attn
+        self._most_positions = int(encoder.apm.embed_positions.num_embeddings)
+        # The longest context: a unit that begins there has too few positions for itself and its margins.
+        most_units = max(1, -(-(self._most_positions - UNIT_POSITIONS - MARGIN_FRAMES) // UNIT_POSITIONS))
+        self._most_pages = pages_of(most_units * UNIT_POSITIONS)
+        shape = KvShape(len(encoder.apm.layers), heads.num_heads, heads.head_dim, weight.dtype, weight.device)
+        self.pool = PagePool(shape, sessions * self._most_pages)
+        self.mel = LogMel(encoder.filters, weight.device)
+        self.together = weight.device.type != "cpu"
+        self._new = self.mel.filters.new_zeros(self.mel.memory_size)
+        self._passes: dict[tuple[int, int], AudioPass] = {}
+        self._graphs = Graphs("passes of the audio encoder", enabled=self.together and graphs)
+        if self.together and graphs:
+            with torch.inference_mode():
+                for count in SIZES:
+                    self._pass(count, self._most_pages)
+        self._calls = GatheredCalls[tuple[AudioStream, Pcm], torch.Tensor](thread, self.encode)
+
+    def open(self) -> AudioStream:
+        """Return the state of a new stream, which the caller closes. It takes no page before its first unit."""
+        return AudioStream(self._new)
+
+    async def feed(self, stream: AudioStream, pcm: Pcm) -> torch.Tensor:
+        """Encode a stream's next second, float32 [16000], into its embeddings, [10, width], and advance the stream.
+
+        Each position attends to its unit and to all earlier positions of the stream. When the encoder runs out of
+        positions, the stream begins again with position 0. Waits for the model's thread.
+
+        Raises ModelError if the audio is not a second of finite numbers, if no page is free, or if the stream is
+        closed; and Refused after the thread is closed. The stream is then unchanged.
+        """
+        return await self._calls.call((stream, pcm))
+
+    def close(self, stream: AudioStream) -> None:
+        """Give back the stream's pages. A no-op for a closed stream. Does not wait."""
+        with suppress(Refused, ModelLost):
+            self._thread.post(lambda: self._free(stream))
+
+    @torch.inference_mode()
+    def encode(self, requests: Sequence[tuple[AudioStream, Pcm]]) -> list[torch.Tensor | ModelError]:
+        """Encode the next unit of each stream, in the model's thread, as `feed` does. Returns errors in their place."""
+        made = dict[int, torch.Tensor | ModelError]()
+        ready = list[int]()
+        for number, (stream, pcm) in enumerate(requests):
+            try:
+                self._prepare(stream, pcm)
+                ready.append(number)
+            except ModelError as error:
+                made[number] = error
+        most = SIZES[-1] if self.together else 1
+        for at in range(0, len(ready), most):
+            members = ready[at : at + most]
+            try:
+                made |= zip(members, self._encode([requests[i] for i in members]), strict=True)
+            except Exception as error:
+                # The model's code may raise any exception. The other passes still give their embeddings.
+                made |= dict.fromkeys(members, ModelError(f"{type(error).__name__}: {error}"))
+        return [made[number] for number in range(len(requests))]
+
+    def _prepare(self, stream: AudioStream, pcm: Pcm) -> None:
+        """Take the pages of a stream's next unit. Raises ModelError if it cannot be encoded."""
+        if stream.closed:
+            raise ModelError("the audio stream is closed")
+        if pcm.shape != (UNIT_SAMPLES,) or not np.isfinite(pcm).all():
+            raise ModelError(f"a unit is {UNIT_SAMPLES} finite samples, not {list(pcm.shape)}")
+        if stream.length + UNIT_POSITIONS + MARGIN_FRAMES >= self._most_positions:
+            self._free_pages(stream)
+        try:
+            stop = stream.length + UNIT_POSITIONS
+            stream.pages = self.pool.extend(stream.pages, stop, stream.length, shared=False)
+        except EngineError:
+            raise ModelError("the audio encoder has no free page for another second of this stream") from None
+
+    def _encode(self, requests: Sequence[tuple[AudioStream, Pcm]]) -> tuple[torch.Tensor, ...]:
+        streams = [stream for stream, _ in requests]
+        inputs = [unit_sound(stream.sound, pcm) for stream, pcm in requests]
+        count = next(size for size in SIZES if size >= len(streams))
+        # On a CPU, a pass is as long as its only stream.
+        pages = self._most_pages if self.together else pages_of(streams[0].length + UNIT_POSITIONS)
+        embeddings, memory = self._pass(count, pages).run(streams, [sound for sound, _ in inputs])
+        for stream, (_, kept), own in zip(streams, inputs, memory.unbind(), strict=True):
+            stream.sound, stream.memory = kept, own
+            stream.units += 1
+            stream.length += UNIT_POSITIONS
+        return embeddings.unbind()
+
+    def _pass(self, count: int, pages: int) -> AudioPass:
+        found = self._passes.get((count, pages))
+        if found is None:
+            found = self._passes[count, pages] = AudioPass(self, count, pages)
+            found.capture(self._graphs)
+        return found
+
+    def _free(self, stream: AudioStream) -> None:
+        stream.closed = True
+        self._free_pages(stream)
+
+    def _free_pages(self, stream: AudioStream) -> None:
+        if stream.pages is not None:
+            self.pool.free(stream.pages)
+        stream.length = 0
