@@ -73,6 +73,20 @@ def test_embeddings_of_audio_are_the_released_ones(model: MiniCpmO) -> None:
         np.testing.assert_allclose(found, FLOATS[f"audio{number}"], atol=5e-4)
 
 
+def test_when_a_conversation_is_closed_then_the_pages_of_its_audio_are_free(model: MiniCpmO) -> None:
+    async def main() -> None:
+        stream, free = await model.open(NativeOptions(tiny.PROMPT)), model.hearing.pool.free_pages
+        await stream.append(unit(0))
+        assert model.hearing.pool.free_pages == free - 1
+        with pytest.raises(ModelError, match="a unit is 16000 finite samples"):
+            await stream.append(Unit(np.full(16_000, np.nan, np.float32)))
+        stream.close()
+        await model.engine.thread.call(lambda: None)
+        assert model.hearing.pool.free_pages == free
+
+    asyncio.run(main())
+
+
 def test_embeddings_of_frames_are_the_released_ones(model: MiniCpmO) -> None:
     for number, count in tiny.FRAMES.items():
         pictures = [tiny.picture(10 * number + i) for i in range(count)]

@@ -7,6 +7,7 @@ import copy
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import WhisperConfig, WhisperFeatureExtractor
 
-from antiphon.adapters.minicpmo.audio_batch import SIZES, AudioBatch, AudioPass, AudioStream, _UnitAttention
+from antiphon.adapters.minicpmo.audio_batch import (
+    SIZES,
+    AudioBatch,
+    AudioPass,
+    AudioStream,
+    _paged_attention,
+    _UnitAttention,
+)
 from antiphon.adapters.minicpmo.audio_encoder import WHOLE_UNITS, AudioEncoder
 from antiphon.adapters.minicpmo.log_mel import LogMel, first_sound, unit_sound
 from antiphon.audio import Pcm
 from antiphon.engine.local.attention import SegmentedAttention
+from antiphon.engine.local.kernels.attention import TILE_ROWS, step_tiles
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
 from tests.adapters.reference_minicpmo_audio import ReferenceAudioStream, ReferenceLogMel
@@ -381,3 +390,23 @@ def test_units_attend_as_a_range_of_rows_that_all_see_each_other(
     found = attention.attend(1, query, keys, values, WHOLE_UNITS)
     assert torch.equal(stored, pool.rows)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_when_kernels_attend_then_a_unit_is_a_tile(together: Callable[[int], AudioBatch]) -> None:
+    pool = together(2).pool
+    ranges = [
+        SimpleNamespace(handle=pool.extend(None, start + 50, 0, shared=False), start=start, stop=start + 50, count=50)
+        for start in (100, 0)
+    ]
+    expected = step_tiles(ranges, 1, torch.device("cpu"))
+    found = _paged_attention(pool, torch.tensor([100, 0]), expected.table.long(), expected.slots)._tiles
+    for one in fields(expected):
+        assert_type_and_value(getattr(found, one.name), getattr(expected, one.name), one.name)
+
+
+def assert_type_and_value(found: Any, expected: Any, name: str) -> None:
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, msg=name)
+    else:
+        # A tile of the step may have more rows.
+        assert 50 <= found <= expected == TILE_ROWS
