@@ -19,14 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import WhisperConfig, WhisperFeatureExtractor
 
-from antiphon.adapters.minicpmo.audio_batch import (
-    SIZES,
-    AudioBatch,
-    AudioPass,
-    AudioStream,
-    _paged_attention,
-    _UnitAttention,
-)
+from antiphon.adapters.minicpmo.audio_batch import SIZES, AudioBatch, AudioPass, AudioStream, UnitAttention, unit_tiles
 from antiphon.adapters.minicpmo.audio_encoder import WHOLE_UNITS, AudioEncoder
 from antiphon.adapters.minicpmo.log_mel import LogMel, first_sound, unit_sound
 from antiphon.audio import Pcm
@@ -168,7 +161,7 @@ def test_streams_that_come_and_go_have_the_embeddings_of_each_alone(
             streams.append((batch.open(), ReferenceAudioStream(encoder)))
         for each in list(streams):
             if chance.random() < 0.06:
-                batch._free(each[0])
+                batch.release(each[0])
                 streams.remove(each)
         present = [each for each in streams if chance.random() < 0.8]
         chance.shuffle(present)
@@ -181,15 +174,30 @@ def test_streams_that_come_and_go_have_the_embeddings_of_each_alone(
         batch.pool.check_integrity([stream.pages for stream, _ in streams if stream.pages is not None])
     assert restarts
     for stream, _ in streams:
-        batch._free(stream)
+        batch.release(stream)
     assert batch.pool.free_pages == 6 * MOST_PAGES
 
 
-def test_more_streams_than_a_pass_takes_are_encoded_in_several(together: Callable[[int], AudioBatch]) -> None:
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list that gets the number of streams of each pass, and its number of rows."""
+    made, run = list[tuple[int, int]](), AudioPass.run
+
+    def counted(own: AudioPass, streams: Any, sounds: Any) -> Any:
+        made.append((len(streams), len(own.numbers)))
+        return run(own, streams, sounds)
+
+    monkeypatch.setattr(AudioPass, "run", counted)
+    return made
+
+
+def test_more_streams_than_a_pass_takes_are_encoded_in_several(
+    together: Callable[[int], AudioBatch], passes: list[tuple[int, int]]
+) -> None:
     batch, count = together(SIZES[-1] + 2), SIZES[-1] + 2
     streams, pcm = [batch.open() for _ in range(count)], noise(0)
     found = encoded(batch, *((stream, pcm) for stream in streams))
-    assert [size for size, _ in batch._passes] == [SIZES[-1], 4]
+    assert passes == [(SIZES[-1], SIZES[-1]), (2, 4)]
     for embeddings in found:
         torch.testing.assert_close(embeddings, found[0], rtol=0, atol=1e-8)
 
@@ -221,7 +229,7 @@ def test_when_no_page_is_free_then_only_the_stream_that_needs_one_fails(together
         if number == 3:
             (error,) = batch.encode([(third, noise(99))])
             errors.append(str(error))
-            batch._free(third)
+            batch.release(third)
         elif number < 3:
             requests.append((third, noise(99)))
 
@@ -237,7 +245,7 @@ def test_when_a_streams_pages_run_out_midway_then_it_is_as_before_and_continues_
     encoded(batch, *((other, noise(1)) for other in others))
     torch.testing.assert_close(encoded(batch, (stream, noise(2)))[0], alone.feed(noise(2)), rtol=0, atol=1e-8)
     assert isinstance(batch.encode([(stream, noise(3))])[0], ModelError)
-    batch._free(others[0])
+    batch.release(others[0])
     torch.testing.assert_close(encoded(batch, (stream, noise(3)))[0], alone.feed(noise(3)), rtol=0, atol=1e-8)
 
 
@@ -274,7 +282,7 @@ def test_when_a_streams_positions_are_not_numbers_then_its_pages_do_not_harm_the
     encoded(batch, (stream, noise(0)))
     stream.memory = torch.full_like(stream.memory, torch.nan)
     assert encoded(batch, (stream, noise(1)))[0].isnan().any()
-    batch._free(stream)
+    batch.release(stream)
     stream, alone = batch.open(), ReferenceAudioStream(encoder)
     for number in range(3):
         torch.testing.assert_close(
@@ -314,12 +322,9 @@ def test_when_a_pass_fails_then_its_streams_fail_and_can_be_fed_again(
 
 
 def test_units_that_wait_for_the_thread_are_one_pass(
-    together: Callable[[int], AudioBatch], thread: ModelThread
+    together: Callable[[int], AudioBatch], thread: ModelThread, passes: list[tuple[int, int]]
 ) -> None:
     batch, release = together(5), threading.Event()
-    passes = list[int]()
-    encode = batch._encode
-    batch._encode = lambda requests: passes.append(len(requests)) or encode(requests)  # type: ignore[func-returns-value, method-assign]
 
     async def main() -> None:
         thread.post(lambda: release.wait(10) and None)
@@ -331,7 +336,7 @@ def test_units_that_wait_for_the_thread_are_one_pass(
             assert embeddings.shape == (10, 24)
 
     asyncio.run(main())
-    assert passes == [5]
+    assert passes == [(5, 16)]
 
 
 def test_a_pass_has_as_many_operators_for_8_streams_as_for_one_and_reads_nothing(
@@ -354,18 +359,19 @@ def test_a_pass_has_as_many_operators_for_8_streams_as_for_one_and_reads_nothing
     assert len(lists[0]) < 150
 
 
-def test_one_more_stream_adds_no_operator_outside_the_pass(together: Callable[[int], AudioBatch]) -> None:
+def test_one_more_stream_adds_no_operator_outside_the_pass(
+    together: Callable[[int], AudioBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch, counts = together(16), list[int]()
     streams = [batch.open() for _ in range(16)]
     encoded(batch, *((stream, noise(0)) for stream in streams))
-    made = torch.zeros(32, 10, 24), torch.zeros(32, batch.mel.memory_size)
-    for size in (16, 32):
-        batch._pass(size, MOST_PAGES).compute = lambda: made  # type: ignore[method-assign]
+    made = torch.zeros(16, 10, 24), torch.zeros(16, batch.mel.memory_size)
+    monkeypatch.setattr(AudioPass, "compute", lambda _: made)
     for count in (5, 16):
         with Operators() as operators:
             encoded(batch, *((stream, noise(1)) for stream in streams[:count]))
         counts.append(len(operators.names))
-    assert counts[0] == counts[1] < 12
+    assert counts[0] == counts[1] < 8
 
 
 @pytest.mark.parametrize("start", [0, 50, 200])
@@ -386,7 +392,7 @@ def test_units_attend_as_a_range_of_rows_that_all_see_each_other(
     for row, table in zip(padded, tables, strict=True):
         row[: len(table.pages)] = table.pages
     slots = torch.from_numpy(np.concatenate([r.handle.rows(r.start, r.stop) for r in ranges]))
-    attention = _UnitAttention(pool, torch.tensor([start, 100]), torch.from_numpy(padded), slots)
+    attention = UnitAttention(pool, torch.tensor([start, 100]), torch.from_numpy(padded), slots)
     found = attention.attend(1, query, keys, values, WHOLE_UNITS)
     assert torch.equal(stored, pool.rows)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -399,7 +405,7 @@ def test_when_kernels_attend_then_a_unit_is_a_tile(together: Callable[[int], Aud
         for start in (100, 0)
     ]
     expected = step_tiles(ranges, 1, torch.device("cpu"))
-    found = _paged_attention(pool, torch.tensor([100, 0]), expected.table.long(), expected.slots)._tiles
+    found = unit_tiles(torch.tensor([100, 0]), expected.table.long(), expected.slots)
     for one in fields(expected):
         assert_type_and_value(getattr(found, one.name), getattr(expected, one.name), one.name)
 
