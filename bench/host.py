@@ -37,7 +37,7 @@ from bench.models import SHAPES, filled
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from antiphon.adapters.minicpmo.audio_batch import AudioPass
+from antiphon.adapters.minicpmo.audio_batch import AudioPages, AudioPass
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, Unit, Urgency, VoiceOptions, Window
 from antiphon.engine.api import EngineSettings, Sampling
@@ -214,7 +214,7 @@ async def tts_frame_ms(count: int) -> list[float]:
 async def minicpmo(count: int, *, speaks: bool = True) -> dict[str, float]:
     """Count the operators of a unit in which MiniCPM-o speaks, or only listens."""
     with closing(models.native_model("tiny", AS_ON_A_GPU)) as model:
-        model.hearing.together = True
+        model.hearing.pages = AudioPages(model.parts.audio_encoder, count, captures=False)
         listen, sampling = 0 if speaks else 1000, [NativeSampling(seed=n) for n in range(count)]
         opened = [
             await model.open(NativeOptions(models.NATIVE_PROMPT, listen_only_units=listen, sampling=s))

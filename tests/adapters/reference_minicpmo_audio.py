@@ -92,7 +92,9 @@ class ReferenceAudioStream:
             self.kv = []
         x = gelu(apm.conv1(frames[None].to(apm.conv1.weight.dtype)))
         inner = gelu(apm.conv2(x))[0].T[0 if first else MARGIN_FRAMES // 2 : -(MARGIN_FRAMES // 2)]
-        return self._encoder.embedded(self._encoded(inner)[None])[0]
+        project = self._encoder.audio_projection_layer
+        embedded = project["linear2"](torch.relu(project["linear1"](self._encoded(inner))))
+        return embedded.unflatten(0, (10, 5)).mean(1)
 
     def _encoded(self, x: torch.Tensor) -> torch.Tensor:
         apm, past = self._encoder.apm, self.kv

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.adapters.minicpmo.audio_batch import AudioPages
 from antiphon.adapters.minicpmo.checkpoint import read
 from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
 from antiphon.adapters.minicpmo.token2wav import Token2Wav
@@ -75,14 +76,15 @@ def test_embeddings_of_audio_are_the_released_ones(model: MiniCpmO) -> None:
 
 def test_when_a_conversation_is_closed_then_the_pages_of_its_audio_are_free(model: MiniCpmO) -> None:
     async def main() -> None:
-        stream, free = await model.open(NativeOptions(tiny.PROMPT)), model.hearing.pool.free_pages
+        pages = model.hearing.pages = AudioPages(model.parts.audio_encoder, 1, captures=False)
+        stream, free = await model.open(NativeOptions(tiny.PROMPT)), pages.pool.free_pages
         await stream.append(unit(0))
-        assert model.hearing.pool.free_pages == free - 1
+        assert pages.pool.free_pages == free - 1
         with pytest.raises(ModelError, match="a unit is 16000 finite samples"):
             await stream.append(Unit(np.full(16_000, np.nan, np.float32)))
         stream.close()
         await model.engine.thread.call(lambda: None)
-        assert model.hearing.pool.free_pages == free
+        assert pages.pool.free_pages == free
 
     asyncio.run(main())
 

@@ -19,7 +19,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import WhisperConfig, WhisperFeatureExtractor
 
-from antiphon.adapters.minicpmo.audio_batch import SIZES, AudioBatch, AudioPass, AudioStream, UnitAttention, unit_tiles
+from antiphon.adapters.minicpmo.audio_batch import (
+    SIZES,
+    AudioBatch,
+    AudioPages,
+    AudioPass,
+    AudioStream,
+    UnitAttention,
+    unit_tiles,
+)
 from antiphon.adapters.minicpmo.audio_encoder import WHOLE_UNITS, AudioEncoder
 from antiphon.adapters.minicpmo.log_mel import LogMel, first_sound, unit_sound
 from antiphon.audio import Pcm
@@ -61,8 +69,8 @@ def thread() -> Iterator[ModelThread]:
 @pytest.fixture
 def together(encoder: AudioEncoder, thread: ModelThread) -> Callable[[int], AudioBatch]:
     def made(sessions: int) -> AudioBatch:
-        batch = AudioBatch(thread, encoder, sessions, graphs=False)
-        batch.together = True
+        batch = AudioBatch(thread, encoder, sessions)
+        batch.pages = AudioPages(encoder, sessions, captures=False)
         return batch
 
     return made
@@ -148,12 +156,13 @@ def test_silence_and_units_that_are_not_scaled_yet_have_the_frames_of_the_releas
 @pytest.mark.parametrize("way", ["together", "one by one"])
 @pytest.mark.parametrize("seed", range(4))
 def test_streams_that_come_and_go_have_the_embeddings_of_each_alone(
-    encoder: AudioEncoder, together: Callable[[int], AudioBatch], seed: int, way: str
+    encoder: AudioEncoder, together: Callable[[int], AudioBatch], thread: ModelThread, seed: int, way: str
 ) -> None:
-    chance, batch = random.Random(seed), together(6)
-    batch.together = way == "together"
-    # A free page may hold any finite numbers. Stored keys and values are always finite.
-    batch.pool.rows.fill_(1e30)
+    chance = random.Random(seed)
+    batch = together(6) if way == "together" else AudioBatch(thread, encoder, 6)
+    if batch.pages:
+        # A free page may hold any finite numbers. Stored keys and values are always finite.
+        batch.pages.pool.rows.fill_(1e30)
     streams: list[tuple[AudioStream, ReferenceAudioStream]] = []
     restarts = 0
     for step in range(18):
@@ -171,11 +180,13 @@ def test_streams_that_come_and_go_have_the_embeddings_of_each_alone(
             restarts += stream.units > 1 and stream.length == 50
             torch.testing.assert_close(embeddings, alone.feed(pcm), rtol=0, atol=1e-8)
             assert stream.length == alone.kv[0][0].shape[2]
-        batch.pool.check_integrity([stream.pages for stream, _ in streams if stream.pages is not None])
+        if batch.pages:
+            batch.pages.pool.check_integrity([stream.pages for stream, _ in streams if stream.pages is not None])
     assert restarts
     for stream, _ in streams:
         batch.release(stream)
-    assert batch.pool.free_pages == 6 * MOST_PAGES
+    assert all(stream.kv is None for stream, _ in streams)
+    assert batch.pages is None or batch.pages.pool.free_pages == 6 * MOST_PAGES
 
 
 @pytest.fixture
@@ -292,6 +303,7 @@ def test_when_a_streams_positions_are_not_numbers_then_its_pages_do_not_harm_the
 
 def test_a_closed_stream_takes_no_unit_and_may_be_closed_again(together: Callable[[int], AudioBatch]) -> None:
     batch = together(1)
+    assert batch.pages
 
     async def main() -> None:
         stream = batch.open()
@@ -302,7 +314,7 @@ def test_a_closed_stream_takes_no_unit_and_may_be_closed_again(together: Callabl
             await batch.feed(stream, noise(1))
 
     asyncio.run(main())
-    assert batch.pool.free_pages == MOST_PAGES
+    assert batch.pages.pool.free_pages == MOST_PAGES
 
 
 def test_when_a_pass_fails_then_its_streams_fail_and_can_be_fed_again(
@@ -315,7 +327,7 @@ def test_when_a_pass_fails_then_its_streams_fail_and_can_be_fed_again(
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(encoder, "embedded", broken)
+        patch.setattr(encoder, "units", broken)
         (error,) = batch.encode([(stream, noise(0))])
         assert isinstance(error, ModelError)
     torch.testing.assert_close(encoded(batch, (stream, noise(0)))[0], alone.feed(noise(0)), rtol=0, atol=1e-8)
@@ -339,21 +351,16 @@ def test_units_that_wait_for_the_thread_are_one_pass(
     assert passes == [(5, 16)]
 
 
-def test_a_pass_has_as_many_operators_for_8_streams_as_for_one_and_reads_nothing(
-    encoder: AudioEncoder, together: Callable[[int], AudioBatch]
-) -> None:
+def test_a_pass_has_as_many_operators_for_many_streams_as_for_one_and_reads_nothing(encoder: AudioEncoder) -> None:
     # Tensors on the meta device have no values, so reading them on the host raises.
-    there = torch.device("meta")
-    batch = together(9)
-    batch.pool.rows, batch.mel = batch.pool.rows.to(there), LogMel(encoder.filters, there)
-    batch.encoder = copy.deepcopy(encoder).to(there)
+    pages = AudioPages(copy.deepcopy(encoder).to("meta"), 9, captures=False)
     lists = list[list[str]]()
     for count in (1, 16):
-        made = AudioPass(batch, count, MOST_PAGES)
+        made = AudioPass(pages, count)
         with torch.inference_mode(), Operators() as operators:
             embeddings, memory = made.compute()
         assert embeddings.shape == (count, 10, 24)
-        assert memory.shape == (count, batch.mel.memory_size)
+        assert memory.shape == (count, pages.mel.memory_size)
         lists.append(operators.names)
     assert lists[0] == lists[1]
     assert len(lists[0]) < 150
@@ -365,7 +372,7 @@ def test_one_more_stream_adds_no_operator_outside_the_pass(
     batch, counts = together(16), list[int]()
     streams = [batch.open() for _ in range(16)]
     encoded(batch, *((stream, noise(0)) for stream in streams))
-    made = torch.zeros(16, 10, 24), torch.zeros(16, batch.mel.memory_size)
+    made = torch.zeros(16, 10, 24), torch.zeros(16, streams[0].memory.numel())
     monkeypatch.setattr(AudioPass, "compute", lambda _: made)
     for count in (5, 16):
         with Operators() as operators:
@@ -375,10 +382,8 @@ def test_one_more_stream_adds_no_operator_outside_the_pass(
 
 
 @pytest.mark.parametrize("start", [0, 50, 200])
-def test_units_attend_as_a_range_of_rows_that_all_see_each_other(
-    together: Callable[[int], AudioBatch], start: int
-) -> None:
-    pool, generator = together(2).pool, torch.Generator().manual_seed(start)
+def test_units_attend_as_a_range_of_rows_that_all_see_each_other(encoder: AudioEncoder, start: int) -> None:
+    pool, generator = AudioPages(encoder, 2, captures=False).pool, torch.Generator().manual_seed(start)
     pool.rows.copy_(torch.randn(pool.rows.shape, generator=generator))
     tables = [pool.extend(None, length + 50, 0, shared=False) for length in (start, 100)]
     ranges = [
@@ -398,8 +403,8 @@ def test_units_attend_as_a_range_of_rows_that_all_see_each_other(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_when_kernels_attend_then_a_unit_is_a_tile(together: Callable[[int], AudioBatch]) -> None:
-    pool = together(2).pool
+def test_when_kernels_attend_then_a_unit_is_a_tile(encoder: AudioEncoder) -> None:
+    pool = AudioPages(encoder, 2, captures=False).pool
     ranges = [
         SimpleNamespace(handle=pool.extend(None, start + 50, 0, shared=False), start=start, stop=start + 50, count=50)
         for start in (100, 0)

@@ -1,7 +1,7 @@
 """Encodes the units of many streams together. On a GPU, a CUDA graph replays the whole pass.
 
-The keys and values of all streams lie in one pool of pages, so that a stream's memory grows with its audio. One pass
-takes a unit of each stream, transforms its sound, encodes its 50 positions after the stream's own, and returns its
+There the keys and values of all streams lie in one pool of pages, so that a stream's memory grows with its audio. One
+pass takes a unit of each stream, transforms its sound, encodes its 50 positions after the stream's own, and returns its
 embeddings. The number of operators does not depend on the number of streams or on their age: the host copies the
 numbers of a pass at once, and launches the graph.
 """
@@ -55,8 +55,10 @@ class AudioStream:
     units: int = 0
     # The number of positions (20 ms each) whose keys and values are kept: the first position of the next unit.
     length: int = 0
-    # The pages of these positions; None before the first unit.
+    # The pages of these positions; None before the first unit, and on a CPU.
     pages: PageTable | None = None
+    # On a CPU, the keys and values of these positions: [layers, 2, heads, most positions, width of a head].
+    kv: torch.Tensor | None = None
     # True if the stream takes no further units.
     closed: bool = False
 
@@ -68,11 +70,12 @@ class AudioPass:
     `memory`: see LogMel.unit. Padding streams use the scratch page.
     """
 
-    def __init__(self, batch: AudioBatch, count: int, pages: int) -> None:
-        pool, mel = batch.pool, batch.mel
-        self._encoder, self._mel, self._pool = batch.encoder, mel, pool
+    def __init__(self, pages: AudioPages, count: int) -> None:
+        pool, mel = pages.pool, pages.mel
+        self._encoder, self._mel, self._pool = pages.encoder, mel, pool
         self._by_kernels = is_paged_by_kernels(pool)
-        self.numbers = torch.zeros(count, 2 + pages, dtype=torch.int64, device=pool.rows.device)
+        most = pages_of(most_positions(pages.encoder))
+        self.numbers = torch.zeros(count, 2 + most, dtype=torch.int64, device=pool.rows.device)
         self.sound = mel.filters.new_zeros(count, INPUT_SAMPLES)
         self.memory = mel.filters.new_zeros(count, mel.memory_size)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -109,7 +112,6 @@ class AudioPass:
         """Encode the units of all streams, and return [count, 10, width] and [count, memory_size]."""
         units, starts, table = self.numbers[:, 0], self.numbers[:, 1], self.numbers[:, 2:]
         frames, memory = self._mel.unit(self.sound, self.memory, units)
-        x = self._encoder.convolved(frames, units == 0)
         places = starts[:, None] + torch.arange(UNIT_POSITIONS, device=starts.device)
         slots = (table.gather(1, places // PAGE_ROWS) * PAGE_ROWS + places % PAGE_ROWS).flatten()
         attention: StepAttention
@@ -117,7 +119,7 @@ class AudioPass:
             attention = PagedAttention(self._pool, unit_tiles(starts, table, slots), table.shape[1])
         else:
             attention = UnitAttention(self._pool, starts, table, slots)
-        return self._encoder.embedded(self._encoder.encoded(x, places, attention)), memory
+        return self._encoder.units(frames, units == 0, places, attention), memory
 
 
 def unit_tiles(starts: torch.Tensor, table: torch.Tensor, slots: torch.Tensor) -> Tiles:
@@ -157,40 +159,85 @@ class UnitAttention:
         return out.transpose(1, 2).flatten(0, 1)
 
 
+class AudioPages:
+    """The keys and values of all streams in one pool of pages, and the passes over them. Used in the model's thread.
+
+    The pool has room for the longest context of `sessions` streams, 145 MB for each with the released model in
+    bfloat16, and is allocated at once. A stream takes pages as its audio comes. `captures`: passes are captured.
+    """
+
+    def __init__(self, encoder: AudioEncoder, sessions: int, *, captures: bool = True) -> None:
+        self.encoder = encoder
+        weight, heads = encoder.apm.conv1.weight, encoder.apm.layers[0].self_attn
+        shape = KvShape(len(encoder.apm.layers), heads.num_heads, heads.head_dim, weight.dtype, weight.device)
+        self.pool = PagePool(shape, sessions * pages_of(most_positions(encoder)))
+        self.mel = LogMel(encoder.filters, weight.device)
+        self._passes: dict[int, AudioPass] = {}
+        self._graphs = Graphs("passes of the audio encoder", enabled=captures)
+
+    @torch.inference_mode()
+    def warm(self) -> None:
+        """Capture the passes, which takes seconds."""
+        for count in SIZES:
+            self._pass(count)
+
+    def take(self, stream: AudioStream) -> None:
+        """Take the pages of a stream's next unit. Raises ModelError if no page is free."""
+        try:
+            stop = stream.length + UNIT_POSITIONS
+            stream.pages = self.pool.extend(stream.pages, stop, stream.length, shared=False)
+        except EngineError:
+            raise ModelError("the audio encoder has no free page for another second of this stream") from None
+
+    def encode(self, streams: Sequence[AudioStream], sounds: Sequence[Pcm]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the result of `AudioPass.run` for at most SIZES[-1] streams, which have pages for the unit."""
+        return self._pass(next(size for size in SIZES if size >= len(streams))).run(streams, sounds)
+
+    def _pass(self, count: int) -> AudioPass:
+        found = self._passes.get(count)
+        if found is None:
+            found = self._passes[count] = AudioPass(self, count)
+            found.capture(self._graphs)
+        return found
+
+
+class _StreamAttention:
+    """The attention of a unit of one stream over its own tensor `kv`, after the first `start` positions there."""
+
+    def __init__(self, kv: torch.Tensor, start: int) -> None:
+        self._kv, self._start = kv, start
+
+    def attend(
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        both = self._kv[layer, :, :, : self._start + len(keys)]
+        for kept, new in zip(both, (keys, values), strict=True):
+            kept[:, self._start :] = new.transpose(0, 1)
+        return scaled_dot_product_attention(query.transpose(0, 1)[None], both[:1], both[1:])[0].transpose(0, 1)
+
+
 class AudioBatch:
     """Runs an audio encoder in the model's thread, for all streams that ask before the next step.
 
-    The pool of keys and values has room for the longest context of `sessions` streams: 145 MB for each with the
-    released model in bfloat16. It is allocated at once: on a GPU this takes its whole memory, on a CPU only that of the
-    pages that were used. A stream takes pages as its audio comes, and gives them back when it begins again with
-    position 0 or is closed.
-
-    On a GPU, streams are encoded together, and with `graphs` the constructor captures the passes, which takes seconds.
-    On a CPU they are encoded one by one, because a joint pass would occupy the thread too long.
+    On a GPU, streams are encoded together over `pages`, which have room for `sessions` streams. With `graphs` the
+    constructor captures the passes. On a CPU streams are encoded one by one, each with a tensor of its own, because a
+    joint pass would occupy the thread too long.
     """
 
     def __init__(self, thread: ModelThread, encoder: AudioEncoder, sessions: int, *, graphs: bool = True) -> None:
-        self._thread, self.encoder = thread, encoder
-        weight, heads = encoder.apm.conv1.weight, encoder.apm.layers[0].self_attn
-        self._most_positions = int(encoder.apm.embed_positions.num_embeddings)
-        # The longest context: a unit that begins there has too few positions for itself and its margins.
-        most_units = max(1, -(-(self._most_positions - UNIT_POSITIONS - MARGIN_FRAMES) // UNIT_POSITIONS))
-        self._most_pages = pages_of(most_units * UNIT_POSITIONS)
-        shape = KvShape(len(encoder.apm.layers), heads.num_heads, heads.head_dim, weight.dtype, weight.device)
-        self.pool = PagePool(shape, sessions * self._most_pages)
-        self.mel = LogMel(encoder.filters, weight.device)
-        self.together = weight.device.type != "cpu"
-        self._new = self.mel.filters.new_zeros(self.mel.memory_size)
-        self._passes: dict[tuple[int, int], AudioPass] = {}
-        self._graphs = Graphs("passes of the audio encoder", enabled=self.together and graphs)
-        if self.together and graphs:
-            with torch.inference_mode():
-                for count in SIZES:
-                    self._pass(count, self._most_pages)
+        self._thread, self._encoder = thread, encoder
+        device = encoder.apm.conv1.weight.device
+        self._mel = LogMel(encoder.filters, device)
+        self._new = self._mel.filters.new_zeros(self._mel.memory_size)
+        self._most_positions = most_positions(encoder)
+        self.pages: AudioPages | None = None
+        if device.type != "cpu":
+            self.pages = AudioPages(encoder, sessions, captures=graphs)
+            self.pages.warm()
         self._calls = GatheredCalls[tuple[AudioStream, Pcm], torch.Tensor](thread, self.encode)
 
     def open(self) -> AudioStream:
-        """Return the state of a new stream, which the caller closes. It takes no page before its first unit."""
+        """Return the state of a new stream, which the caller closes. It takes no memory before its first unit."""
         return AudioStream(self._new)
 
     async def feed(self, stream: AudioStream, pcm: Pcm) -> torch.Tensor:
@@ -212,7 +259,8 @@ class AudioBatch:
     def release(self, stream: AudioStream) -> None:
         """Close a stream, in the model's thread."""
         stream.closed = True
-        self._free_pages(stream)
+        self._forget(stream)
+        stream.kv = None
 
     @torch.inference_mode()
     def encode(self, requests: Sequence[tuple[AudioStream, Pcm]]) -> list[torch.Tensor | ModelError]:
@@ -225,7 +273,7 @@ class AudioBatch:
                 ready.append(number)
             except ModelError as error:
                 made[number] = error
-        most = SIZES[-1] if self.together else 1
+        most = SIZES[-1] if self.pages else 1
         for at in range(0, len(ready), most):
             members = ready[at : at + most]
             try:
@@ -236,40 +284,51 @@ class AudioBatch:
         return [made[number] for number in range(len(requests))]
 
     def _prepare(self, stream: AudioStream, pcm: Pcm) -> None:
-        """Take the pages of a stream's next unit. Raises ModelError if it cannot be encoded."""
+        """Make room for a stream's next unit. Raises ModelError if it cannot be encoded."""
         if stream.closed:
             raise ModelError("the audio stream is closed")
         if pcm.shape != (UNIT_SAMPLES,) or not np.isfinite(pcm).all():
             raise ModelError(f"a unit is {UNIT_SAMPLES} finite samples, not {list(pcm.shape)}")
-        if stream.length + UNIT_POSITIONS + MARGIN_FRAMES >= self._most_positions:
-            self._free_pages(stream)
-        try:
-            stop = stream.length + UNIT_POSITIONS
-            stream.pages = self.pool.extend(stream.pages, stop, stream.length, shared=False)
-        except EngineError:
-            raise ModelError("the audio encoder has no free page for another second of this stream") from None
+        if stream.length + UNIT_POSITIONS > self._most_positions:
+            self._forget(stream)
+        if self.pages:
+            self.pages.take(stream)
 
     def _encode(self, requests: Sequence[tuple[AudioStream, Pcm]]) -> tuple[torch.Tensor, ...]:
         streams = [stream for stream, _ in requests]
         inputs = [unit_sound(stream.sound, pcm) for stream, pcm in requests]
-        count = next(size for size in SIZES if size >= len(streams))
-        # On a CPU, a pass is as long as its only stream.
-        pages = self._most_pages if self.together else pages_of(streams[0].length + UNIT_POSITIONS)
-        embeddings, memory = self._pass(count, pages).run(streams, [sound for sound, _ in inputs])
+        sounds = [sound for sound, _ in inputs]
+        embeddings, memory = self.pages.encode(streams, sounds) if self.pages else self._alone(streams[0], sounds[0])
         for stream, (_, kept), own in zip(streams, inputs, memory.unbind(), strict=True):
             stream.sound, stream.memory = kept, own
             stream.units += 1
             stream.length += UNIT_POSITIONS
         return embeddings.unbind()
 
-    def _pass(self, count: int, pages: int) -> AudioPass:
-        found = self._passes.get((count, pages))
-        if found is None:
-            found = self._passes[count, pages] = AudioPass(self, count, pages)
-            found.capture(self._graphs)
-        return found
+    def _alone(self, stream: AudioStream, sound: Pcm) -> tuple[torch.Tensor, torch.Tensor]:
+        if stream.kv is None:
+            layers, heads = self._encoder.apm.layers, self._encoder.apm.layers[0].self_attn
+            # Memory is taken as positions are written.
+            shape = (len(layers), 2, heads.num_heads, self._most_positions, heads.head_dim)
+            stream.kv = self._encoder.apm.conv1.weight.new_empty(shape)
+        units = torch.tensor([stream.units])
+        given = torch.from_numpy(sound)[None].to(self._mel.filters.dtype)
+        frames, memory = self._mel.unit(given, stream.memory[None], units)
+        places = torch.arange(stream.length, stream.length + UNIT_POSITIONS)[None]
+        attention = _StreamAttention(stream.kv, stream.length)
+        return self._encoder.units(frames, units == 0, places, attention), memory
 
-    def _free_pages(self, stream: AudioStream) -> None:
-        if stream.pages is not None:
-            self.pool.free(stream.pages)
+    def _forget(self, stream: AudioStream) -> None:
+        """Let a stream begin again with position 0."""
+        if self.pages and stream.pages is not None:
+            self.pages.pool.free(stream.pages)
         stream.length = 0
+
+
+def most_positions(encoder: AudioEncoder) -> int:
+    """Return the number of positions at which a stream begins again with position 0.
+
+    The released code begins again if the unit and its margins would reach the last position that the encoder supports.
+    """
+    room = int(encoder.apm.embed_positions.num_embeddings) - UNIT_POSITIONS - MARGIN_FRAMES
+    return max(1, -(-room // UNIT_POSITIONS)) * UNIT_POSITIONS

@@ -58,16 +58,23 @@ class AudioEncoder(nn.Module):
         x = self._convolved(frames, None)
         places = torch.arange(x.shape[1], device=x.device)
         chunk = places // self._chunk_positions
-        return self.embedded(self.encoded(x, places[None], _ClipAttention(chunk[None, :] <= chunk[:, None])))[0]
+        return self._embedded(x, places[None], _ClipAttention(chunk[None, :] <= chunk[:, None]))[0]
 
-    def convolved(self, frames: torch.Tensor, is_first: torch.Tensor) -> torch.Tensor:
-        """Apply the convolutions to units with their margins: float [n, 80, 104] to [n, 50, width].
+    def units(
+        self, frames: torch.Tensor, is_first: torch.Tensor, places: torch.Tensor, attention: StepAttention
+    ) -> torch.Tensor:
+        """Return the embeddings of a unit of each of n streams, [n, 10, width].
 
-        `is_first`, bool [n]: streams without a margin before the unit. There the convolutions see zeros.
+        Args:
+            frames: Each unit's frames with their margins, float [n, 80, 104].
+            is_first: Whether the stream has no margin before the unit, bool [n]. The convolutions then see zeros there.
+            places: The numbers of the positions in their streams, int64 [n, 50].
+            attention: Stores the keys and values of the positions, and decides which others they see. It gets the
+                positions of the n streams one after another.
         """
         start = torch.arange(frames.shape[2], device=frames.device) < MARGIN_FRAMES
         x = self._convolved(frames, is_first[:, None, None] & start)
-        return x[:, MARGIN_FRAMES // 2 : -(MARGIN_FRAMES // 2)]
+        return self._embedded(x[:, MARGIN_FRAMES // 2 : -(MARGIN_FRAMES // 2)], places, attention)
 
     def _convolved(self, frames: torch.Tensor, missing: torch.Tensor | None) -> torch.Tensor:
         """[n, 80, frames] to [n, positions, width]. `missing`, bool [n, 1, frames]: frames before the audio."""
@@ -76,12 +83,8 @@ class AudioEncoder(nn.Module):
             x = x.masked_fill(missing, 0.0)
         return gelu(self.apm.conv2(x)).transpose(1, 2)
 
-    def encoded(self, x: torch.Tensor, places: torch.Tensor, attention: StepAttention) -> torch.Tensor:
-        """Encode positions [n, count, width] whose numbers in their streams are `places`, int64 [n, count].
-
-        `attention` stores their keys and values, and decides which others they see. It gets the positions of the n
-        streams one after another.
-        """
+    def _embedded(self, x: torch.Tensor, places: torch.Tensor, attention: StepAttention) -> torch.Tensor:
+        """Encode, project and pool positions [n, count, width of the encoder]: to [n, count / pool, width]."""
         x = x + self.apm.embed_positions.weight[places]
         for i, layer in enumerate(self.apm.layers):
             own = layer.self_attn
@@ -91,13 +94,8 @@ class AudioEncoder(nn.Module):
             )
             x = x + own.out_proj(attention.attend(i, query, keys, values, WHOLE_UNITS).reshape(x.shape))
             x = x + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(x))))
-        states: torch.Tensor = self.apm.layer_norm(x)
-        return states
-
-    def embedded(self, states: torch.Tensor) -> torch.Tensor:
-        """Project and pool encoded positions: [n, count, width of the encoder] to [n, count / pool, width]."""
         project = self.audio_projection_layer
-        x = project["linear2"](torch.relu(project["linear1"](states)))
+        x = project["linear2"](torch.relu(project["linear1"](self.apm.layer_norm(x))))
         pooled: torch.Tensor = self._pool(x.transpose(1, 2)).transpose(1, 2)
         return pooled
 

@@ -55,7 +55,9 @@ class MiniCpmO:
 
     `source` is the released checkpoint's folder, or its parts on the device and in the dtype of the options. `window`:
     see WINDOW. `vocoder`: turns codes into audio; None: the folder's token2wav, if it has one. Without a vocoder the
-    profile has no voices, and the model's speech is text only.
+    profile has no voices, and the model's speech is text only. `hearing`: the audio streams of all conversations. Their
+    keys and values take memory in addition to `options.settings.kv_bytes` (see AudioBatch), for as many conversations
+    as the language model's engine can promise RESERVE_ROWS.
     """
 
     def __init__(
