@@ -1,6 +1,7 @@
 """The host's part of a step: its time for a decoder of 36 layers, and the operators of each model.
 
-    antiphon bench host [--models lm,tts,minicpmo,asr] [--sessions 1,16,64] [--idle 0,536] [--rows 500] [--tokens 40]
+    antiphon bench host [--models lm,tts,minicpmo,minicpmo_listening,asr] [--sessions 1,16,64] [--idle 0,536]
+        [--rows 500] [--tokens 40]
 
 On a GPU, the kernels of a step run while the host launches the next ones. If launching takes longer than the kernels,
 the host limits the step. `lm` is a decoder with Qwen3-8B's 36 layers at a minimal width, whose matrix products take
@@ -10,12 +11,13 @@ the engine's own Python: planning, filling tensors, drawing tokens and deliverin
 engine's thread and in all threads, with `--idle` further sessions open.
 
 The other models are tiny, with paged KV and padded steps as on a GPU. The measured steps are a frame of Qwen3-TTS, a
-speaking unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at once. The benchmark counts the operators
-that the host dispatches in the models' threads, except views. It counts operators in passes that a GPU replays as one
-graph (decode steps, the code predictor, calls of the vocoder) separately from the others, which the host launches one
-by one. `adds` is the number of operators that each further session adds. `reads` is the number of times that the host
-waits for a number. `passes` is the number of decode passes. `cpu_ms` is the CPU time of the process. The frame of
-Qwen3-TTS is also counted at the depth of the released 0.6B model, which takes 4 GB of memory.
+speaking and a listening unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at once. The benchmark
+counts the operators that the host dispatches in the models' threads, except views. It counts operators in passes that a
+GPU replays as one graph (decode steps, the code predictor, calls of the vocoder, passes of an audio encoder) separately
+from the others, which the host launches one by one. `adds` is the number of operators that each further session adds.
+`reads` is the number of times that the host waits for a number. `passes` is the number of decode passes. `cpu_ms` is
+the CPU time of the process. The frame of Qwen3-TTS is also counted at the depth of the released 0.6B model, which takes
+4 GB of memory.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ from bench.models import SHAPES, filled
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from antiphon.adapters.minicpmo.audio_batch import AudioPages, AudioPass
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.contracts import NativeOptions, Unit, Urgency, VoiceOptions, Window
+from antiphon.contracts import ListenStep, NativeOptions, Unit, Urgency, VoiceOptions, Window
 from antiphon.engine.api import EngineSettings, Sampling
 from antiphon.engine.local.decode import PassShape
 from antiphon.engine.local.engine import LocalEngine
@@ -115,7 +118,7 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
 
         return within
 
-    captured = [(PassShape, "compute"), (CodePredictor, "forward"), (VocoderCall, "compute")]
+    captured = [(PassShape, "compute"), (CodePredictor, "forward"), (VocoderCall, "compute"), (AudioPass, "compute")]
     before = [getattr(owner, name) for owner, name in captured]
     for owner, name in captured:
         setattr(owner, name, marked(owner, name))
@@ -212,18 +215,21 @@ async def tts_frame_ms(count: int) -> list[float]:
         return [(-await cpu_s(40) + await cpu_s(120)) / 80 * 1000 for _ in range(5)]
 
 
-async def minicpmo(count: int) -> dict[str, float]:
-    """Count the operators of a unit in which MiniCPM-o speaks."""
+async def minicpmo(count: int, *, speaks: bool = True) -> dict[str, float]:
+    """Count the operators of a unit in which MiniCPM-o speaks, or only listens."""
     with closing(models.native_model("tiny", AS_ON_A_GPU)) as model:
-        sampling = [NativeSampling(seed=n) for n in range(count)]
+        model.hearing.pages = AudioPages(model.parts.audio_encoder, count, captures=False)
+        listen, sampling = 0 if speaks else 1000, [NativeSampling(seed=n) for n in range(count)]
         opened = [
-            await model.open(NativeOptions(models.NATIVE_PROMPT, listen_only_units=0, sampling=s)) for s in sampling
+            await model.open(NativeOptions(models.NATIVE_PROMPT, listen_only_units=listen, sampling=s))
+            for s in sampling
         ]
 
         async def hold(number: int, units: int) -> None:
             for unit in range(units):
                 await opened[number].append(Unit(models.unit(unit)))
-                await opened[number].step(must_speak=True)
+                step = await opened[number].step(must_speak=speaks)
+                assert speaks != isinstance(step, ListenStep)
 
         async def run(units: int) -> None:
             await together(count, lambda number: hold(number, units))
@@ -249,7 +255,12 @@ async def asr(count: int) -> dict[str, float]:
 
 
 # The models to count, by their names on the command line.
-MODELS: dict[str, Callable[[int], Awaitable[dict[str, float]]]] = {"tts": tts, "minicpmo": minicpmo, "asr": asr}
+MODELS: dict[str, Callable[[int], Awaitable[dict[str, float]]]] = {
+    "tts": tts,
+    "minicpmo": minicpmo,
+    "minicpmo_listening": partial(minicpmo, speaks=False),
+    "asr": asr,
+}
 
 
 def counted(name: str, counts: Sequence[int]) -> dict[str, dict[str, float]]:

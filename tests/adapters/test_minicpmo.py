@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.adapters.minicpmo.audio_batch import AudioPages
 from antiphon.adapters.minicpmo.checkpoint import read
 from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
 from antiphon.adapters.minicpmo.token2wav import Token2Wav
@@ -69,9 +70,25 @@ OPTIONS = NativeOptions(
 def test_embeddings_of_audio_are_the_released_ones(model: MiniCpmO) -> None:
     encoder = model.parts.audio_encoder
     np.testing.assert_allclose(encoder.encode_clip(tiny.reference()), FLOATS["reference"], atol=2e-4)
-    heard = encoder.open()
+    heard = model.hearing.open()
     for number in range(tiny.NUM_UNITS):
-        np.testing.assert_allclose(encoder.feed(heard, tiny.sound(number)), FLOATS[f"audio{number}"], atol=5e-4)
+        found = asyncio.run(model.hearing.feed(heard, tiny.sound(number)))
+        np.testing.assert_allclose(found, FLOATS[f"audio{number}"], atol=5e-4)
+
+
+def test_when_a_conversation_is_closed_then_the_pages_of_its_audio_are_free(model: MiniCpmO) -> None:
+    async def main() -> None:
+        pages = model.hearing.pages = AudioPages(model.parts.audio_encoder, 1, captures=False)
+        stream, free = await model.open(NativeOptions(tiny.PROMPT)), pages.pool.free_pages
+        await stream.append(unit(0))
+        assert pages.pool.free_pages == free - 1
+        with pytest.raises(ModelError, match="a unit is 16000 finite samples"):
+            await stream.append(Unit(np.full(16_000, np.nan, np.float32)))
+        stream.close()
+        await model.engine.thread.call(lambda: None)
+        assert pages.pool.free_pages == free
+
+    asyncio.run(main())
 
 
 def test_embeddings_of_frames_are_the_released_ones(model: MiniCpmO) -> None:

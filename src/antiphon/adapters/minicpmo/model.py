@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from antiphon.adapters.minicpmo import token2wav
-from antiphon.adapters.minicpmo.audio_encoder import AudioEncoderState
+from antiphon.adapters.minicpmo.audio_batch import AudioBatch, AudioStream
 from antiphon.adapters.minicpmo.checkpoint import MiniCpmOParts, read
 from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS, UnitChooser, UnitSampling
 from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, CodeStream, CodeVocoder, SpeechDecoder
@@ -27,6 +27,7 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.engine.api import Sampling, Session, Token
 from antiphon.engine.local.engine import LocalEngine
+from antiphon.engine.local.kv.cache import pages_of
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.chat_template import plain_tokenizer, token_ids
 from antiphon.modeling.gathered import GatheredCalls, ImageBatch
@@ -35,6 +36,8 @@ from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import MAX_FRAME_PIXELS, decode
 
 UNIT_S = 1.0
+# On a GPU, the units of several conversations wait for a common moment, this number of seconds apart.
+UNIT_TICK_S = 0.05
 MAX_FRAMES = 4
 # Limit of an image's longer side in pixels. Larger images are scaled down before they are encoded.
 MAX_SIDE = 2048
@@ -56,7 +59,9 @@ class MiniCpmO:
 
     `source` is the released checkpoint's folder, or its parts on the device and in the dtype of the options. `window`:
     see WINDOW. `vocoder`: turns codes into audio; None: the folder's token2wav, if it has one. Without a vocoder the
-    profile has no voices, and the model's speech is text only.
+    profile has no voices, and the model's speech is text only. `hearing`: the audio streams of all conversations. Their
+    keys and values take memory in addition to `options.settings.kv_bytes` (see AudioBatch), for as many conversations
+    as the language model's engine can promise RESERVE_ROWS.
     """
 
     def __init__(
@@ -92,6 +97,12 @@ class MiniCpmO:
         codes = Runner(self.parts.code_decoder, voice_where, dtype, dtype)
         self.code_engine = LocalEngine(codes, settings, observe=observe)
         self._conditions = GatheredCalls(self.code_engine.thread, self.parts.text_conditions)
+        # A conversation hears one stream, and is promised RESERVE_ROWS of the language model's KV.
+        sessions = max(1, self.engine.scheduler.cache.total_pages // pages_of(RESERVE_ROWS))
+        self.hearing = AudioBatch(
+            self.engine.thread, self.parts.audio_encoder, sessions, graphs="encoder" in settings.graphs
+        )
+        self.units = options.tick(UNIT_TICK_S)
         self.profile = _profile(model_id, self.parts, self.engine.context_rows, window, speaks=bool(vocoder))
         self._plain = plain_tokenizer(self.parts.tokenizer)
 
@@ -165,7 +176,7 @@ class MiniCpmOStream:
         self.chooser = UnitChooser(
             parts.ids, params, parts.forbidden, lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=True)
         )
-        self._heard: AudioEncoderState = parts.audio_encoder.open()
+        self._heard: AudioStream = model.hearing.open()
         self._detokenizer = Detokenizer(parts.tokenizer)
         # The number of rows of each unit in the context, oldest first.
         self._unit_rows: deque[int] = deque()
@@ -205,9 +216,10 @@ class MiniCpmOStream:
         """
         frames = unit.frames[-self._model.profile.max_frames :]
         images = [await in_thread(self._patches, f, unit.max_slices, places=IMAGE_THREADS) for f in frames]
-        parts, ids, session = self._model.parts, self._model.parts.ids, self._session
+        ids, session = self._model.parts.ids, self._session
+        await self._model.units.wait(self)
         embeddings = iter(await self._model.images.rows(list(chain.from_iterable(images))))
-        audio = await self._model.engine.thread.call(lambda: parts.audio_encoder.feed(self._heard, unit.pcm))
+        audio = await self._model.hearing.feed(self._heard, unit.pcm)
         self._unit_start = session.length
         session.start_turn()
         session.append([ids.unit])
@@ -299,5 +311,6 @@ class MiniCpmOStream:
 
     def close(self) -> None:
         """Close the sessions in both engines and free their KV. A step in progress fails. The model stays open."""
+        self._model.hearing.close(self._heard)
         self._session.close()
         self._speech.close()

@@ -29,12 +29,14 @@ class Scoring:
     """How a layer scores keys. `scaling`: the factor of its scores; None: head_dim ** -0.5.
 
     `window`: the number of newest keys that a row sees, including its own; 0: all. `softcap`: the bound to which tanh
-    limits the scores; None: no bound.
+    limits the scores; None: no bound. `whole`: a row also sees the later rows of its
+    session in the step. Kernels need these rows to be one tile.
     """
 
     scaling: float | None = None
     window: int = 0
     softcap: float | None = None
+    whole: bool = False
 
 
 class StepAttention(Protocol):
@@ -73,8 +75,8 @@ class SegmentedAttention:
 
     def __init__(self, ranges: Sequence[KvRange], rows: StepRows) -> None:
         self._ranges, self._rows = ranges, rows
-        # The masks so far, by range and window, shared by all layers.
-        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+        # The masks so far, by range and scoring, shared by all layers.
+        self._masks: dict[tuple[int, Scoring], torch.Tensor] = {}
 
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
@@ -98,27 +100,27 @@ class SegmentedAttention:
         # 7 heads in a group, 15 rows and 3,000 keys, this takes half the time of separate heads.
         q = query.reshape(count, -1, groups, query.shape[-1]).permute(1, 2, 0, 3).flatten(1, 2)[None]
         if count > 1:
-            mask = self._mask(number, scoring.window, groups, q)
+            mask = self._mask(number, scoring, groups, q)
         elif scoring.window:
             keys, values = keys[:, :, -scoring.window :], values[:, :, -scoring.window :]
         attended = weighted_values(q, keys, values, mask, scoring)[0]
         return attended.view(-1, groups, count, attended.shape[-1]).permute(2, 0, 1, 3).flatten(1, 2)
 
-    def _mask(self, number: int, window: int, groups: int, like: torch.Tensor) -> torch.Tensor:
+    def _mask(self, number: int, scoring: Scoring, groups: int, like: torch.Tensor) -> torch.Tensor:
         """The additive mask [groups * count, stop] of a range, in the type and on the device of `like`.
 
-        Row i sees the rows up to its own, limited to the last `window` (0: all). The rows repeat for each group.
+        Row i sees the rows that `scoring` lets it see. The rows repeat for each group.
         """
-        if (number, window) not in self._masks:
+        if (number, scoring) not in self._masks:
             place = self._ranges[number]
             rows = torch.arange(place.start, place.stop, device=like.device)[:, None]
             columns = torch.arange(place.stop, device=like.device)[None]
-            seen = columns <= rows
-            if window:
-                seen &= columns > rows - window
+            seen = columns < place.stop if scoring.whole else columns <= rows
+            if scoring.window:
+                seen = seen & (columns > rows - scoring.window)
             mask = torch.zeros(place.count, place.stop, dtype=like.dtype, device=like.device)
-            self._masks[number, window] = mask.masked_fill_(~seen, float("-inf")).repeat(groups, 1)
-        return self._masks[number, window]
+            self._masks[number, scoring] = mask.masked_fill_(~seen, float("-inf")).repeat(groups, 1)
+        return self._masks[number, scoring]
 
 
 def attend(

@@ -18,13 +18,14 @@ ROOT = Path(__file__).parents[4]
 TRITON = ROOT / "build" / "triton"
 pytestmark = pytest.mark.skipif(not TRITON.is_dir(), reason="Triton is not installed: make kernels")
 
-# heads, key heads, width, type, scaling, window, softcap, (start, stop) of each session's rows, shares
+# heads, key heads, width, type, scaling, window, softcap, (start, stop) of each session's rows, shares, whole
 CASES = [
     (4, 2, 16, "float32", None, 0, None, [(0, 1), (63, 64), (64, 65), (200, 201)], 1),
     (4, 2, 16, "float32", None, 0, None, [(0, 1), (63, 64), (64, 65), (200, 201)], 4),
     (8, 1, 16, "float32", 0.3, 50, None, [(0, 70), (130, 131), (60, 200)], 1),
     (8, 2, 32, "float32", None, 0, 30.0, [(0, 70), (130, 131), (60, 200)], 2),
     (6, 2, 24, "float16", None, 70, None, [(0, 70), (130, 131), (60, 200)], 4),
+    (4, 4, 16, "float32", None, 0, None, [(0, 50), (100, 150), (1400, 1450)], 4, True),
 ]
 PROGRAM = """
 import json, sys
@@ -35,9 +36,9 @@ from antiphon.engine.local.kernels.attention import FixedPages, attend_pages, st
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.shape import KvShape
 
-heads, kv_heads, width, kind, scaling, window, softcap, ranges, shares = json.loads(sys.argv[1])
+heads, kv_heads, width, kind, scaling, window, softcap, ranges, shares, *whole = json.loads(sys.argv[1])
 torch.manual_seed(0)
-kind, scoring, cpu = getattr(torch, kind), Scoring(scaling, window, softcap), torch.device("cpu")
+kind, scoring, cpu = getattr(torch, kind), Scoring(scaling, window, softcap, bool(whole)), torch.device("cpu")
 count = sum(stop - start for start, stop in ranges)
 drawn = lambda heads: torch.randn(count, heads, width).to(kind)
 query, keys, values = drawn(heads), drawn(kv_heads), drawn(kv_heads)
@@ -57,7 +58,7 @@ found = attend_pages(pools[1].rows[1], tiles, query, scoring, shares)
 error = float((found.float() - expected.float()).norm() / expected.float().norm())
 assert error < (1e-5 if kind == torch.float32 else 3e-3), error
 # A pass of fixed size, filled twice: neither padding nor the step before it changes a row.
-fixed = FixedPages(pools[1], count + 50, count + 20, 16)
+fixed = FixedPages(pools[1], count + 50, count + 20, 64 if scoring.whole else 16)
 fixed.fill(places[1][::-1])
 last = fixed.fill(places[1])
 padded = [torch.cat([each, torch.full((50, *each.shape[1:]), float("nan")).to(kind)]) for each in (query, keys, values)]

@@ -148,7 +148,7 @@ def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring:
             tiles.table.stride(0), count, heads, shares,
             GROUPS=groups, HEAD_DIM=width, BLOCK_D=max(16, _power_of_two(width)),
             BLOCK_M=max(LEAST_ROWS, _power_of_two(tiles.tile_rows * groups)), PAGE=PAGE_ROWS, SHARED=shares > 1,
-            SOFTCAP=scoring.softcap is not None, WINDOW=scoring.window > 0,
+            SOFTCAP=scoring.softcap is not None, WINDOW=scoring.window > 0, WHOLE=scoring.whole,
             PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
         )  # fmt: skip
         if shares > 1:

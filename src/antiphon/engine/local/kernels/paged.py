@@ -44,6 +44,7 @@ def attend_pages(
     SHARED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Attend one tile to one share of its session's pages. Grid: tiles, key heads, `shares`."""
@@ -84,6 +85,8 @@ def attend_pages(
             scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
         place = page * PAGE + n
         seen = place[None, :] <= (position + own)[:, None]
+        if WHOLE:
+            seen = place[None, :] < position + count
         if WINDOW:
             seen = seen & (place[None, :] > (position + own - window)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
