@@ -23,6 +23,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageModel, VisionLanguageStream
+from antiphon.adapters.vlm.smolvlm import SmolVlm
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.gathered import MAX_WAITING_CPU
@@ -416,6 +417,15 @@ def test_when_one_of_several_pictures_is_no_image_then_it_fails_and_the_rows_of_
         assert shared.passes == [len(files)] * 2
 
     run(tiny_vlm.write(tmp_path, "qwen2_5_vl"), act)
+
+
+def test_smolvlm_pictures_in_one_pass_have_the_rows_that_each_has_alone(smolvlm: Path) -> None:
+    family = SmolVlm(smolvlm, "cpu", torch.float64)
+    given = [family.prepare(EncodedImage(picture(number)).pixels(SIDE)) for number in range(3)]
+    for found, image in zip(family.encode(given), given, strict=True):
+        (alone,) = family.encode([image])
+        torch.testing.assert_close(found.rows, alone.rows, rtol=0.0, atol=1e-10)
+        assert found.rows.untyped_storage().nbytes() == alone.rows.numel() * alone.rows.element_size()
 
 
 def test_pictures_of_extreme_shapes_have_rows(folder: Path) -> None:
