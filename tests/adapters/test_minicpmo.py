@@ -10,7 +10,6 @@ import asyncio
 import io
 import json
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,11 @@ from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep,
 from antiphon.errors import MediaError, ModelError
 from antiphon.events.duplex import NativeSampling
 from antiphon.loading.loaded import LoadedModels
-from antiphon.modeling.gathered import ImageBatch
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.shares.places import current_owner
 from tests.adapters import tiny_minicpmo as tiny
 from tests.adapters.stand_in.stepaudio2 import Token2wav
+from tests.modeling.shared_passes import SharedPasses
 
 GOLDEN = json.loads((tiny.GOLDEN / "minicpmo.json").read_text())
 FLOATS = np.load(tiny.GOLDEN / "minicpmo.npz")
@@ -164,32 +163,21 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
 def test_when_a_frame_is_no_image_then_its_unit_fails_and_the_frames_of_other_conversations_share_a_pass(
     model: MiniCpmO,
 ) -> None:
-    passes, gate = list[int](), threading.Event()
-
-    def encode(images: Any) -> Any:
-        passes.append(len(images))
-        return model.parts.vision_encoder.encode(images)
-
     async def main() -> None:
-        thread = model.engine.thread
-        # As on a GPU: the images share a pass.
-        model.images = ImageBatch(thread, encode, lambda image: image.count, torch.device("meta"))
+        encode = model.parts.vision_encoder.encode
+        shared = model.images = SharedPasses(model.engine.thread, encode, lambda image: image.count)
         streams = [await model.open(OPTIONS) for _ in range(3)]
-        thread.post(lambda: gate.wait(20) and None)
         units = (unit(3), Unit(tiny.sound(0), (b"nothing",)), unit(15))
-        tasks = [asyncio.create_task(stream.append(one)) for stream, one in zip(streams, units, strict=True)]
-        while len(model.images._calls._waiting) < 2:  # noqa: ASYNC110 - there is no event for it.
-            await asyncio.sleep(0.001)
-        gate.set()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
+        calls = [stream.append(one) for stream, one in zip(streams, units, strict=True)]
+        found = await shared.together(calls, 2)
         assert [type(each) for each in found] == [type(None), MediaError, type(None)]
         # An image; an image and its slices.
-        assert passes == [1 + len(FLOATS["image15"])]
+        assert shared.passes == [1 + len(FLOATS["image15"])]
         # Nothing of the failed unit was appended.
         await streams[1].append(unit(0))
         for stream in streams:
             await stream.step()
-        rows, image_rows = [stream.context_rows for stream in streams], 2 + tiny.CONFIG["query_num"]
+        rows, image_rows = [stream.context_rows for stream in streams], 2 + len(FLOATS["image3"][0])
         assert [count - rows[1] for count in rows] == [image_rows, 0, image_rows * len(FLOATS["image15"])]
         for stream in streams:
             stream.close()

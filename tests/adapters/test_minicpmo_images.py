@@ -51,7 +51,7 @@ def published_rows(encoder: VisionEncoder, image: ImagePatches) -> torch.Tensor:
     rows, columns = np.divmod(np.arange(down * across), across)
     angles = [np.float32(numbers)[:, None] * np.float32(rates) for numbers in (columns, rows)]
     positions = np.concatenate([part for angle in angles for part in (np.sin(angle), np.cos(angle))], -1)
-    found: torch.Tensor = encoder.resampler(seen, torch.from_numpy(positions)[None], None)
+    found: torch.Tensor = encoder.resampler(seen, torch.from_numpy(positions)[None].to(seen), None)
     return found[0]
 
 

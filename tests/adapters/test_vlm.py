@@ -23,14 +23,16 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageModel, VisionLanguageStream
+from antiphon.adapters.vlm.smolvlm import SmolVlm
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
-from antiphon.modeling.gathered import MAX_WAITING_CPU, ImageBatch
+from antiphon.modeling.gathered import MAX_WAITING_CPU
 from antiphon.modeling.tokens import Vocabulary
 from antiphon.shares.places import current_owner
 from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_vlm
 from tests.adapters.tiny_vlm import FAMILIES, FIRST, ROWS, SIDE
+from tests.modeling.shared_passes import SharedPasses
 
 MAX_TOKENS = 12
 END, IMAGE = FIRST + 1, FIRST + 2
@@ -397,38 +399,33 @@ def test_when_a_keys_pictures_wait_for_the_models_thread_then_another_keys_is_en
 def test_when_one_of_several_pictures_is_no_image_then_it_fails_and_the_rows_of_the_others_are_the_same_to_the_bit(
     tmp_path: Path,
 ) -> None:
-    sizes, passes = ((64, 80), (80, 80), (48, 48)), list[int]()
-    good = [np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8) for number, size in enumerate(sizes)]
-
-    async def encoded(model: VisionLanguageModel, files: list[bytes]) -> list[Any]:
-        gate = threading.Event()
-        model.engine.thread.post(lambda: gate.wait(20) and None)
-        tasks = [asyncio.create_task(model.encode_image(EncodedImage(data))) for data in files]
-        while len(model.images._calls._waiting) < len(good):  # noqa: ASYNC110 - there is no event for it.
-            await asyncio.sleep(0.001)
-        gate.set()
-        return await asyncio.gather(*tasks, return_exceptions=True)
+    files = []
+    for number, size in enumerate(((64, 80), (80, 80), (48, 48))):
+        file, pixels = io.BytesIO(), np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)
+        Image.fromarray(pixels).save(file, "PNG")
+        files.append(file.getvalue())
 
     async def act(model: VisionLanguageModel) -> None:
-        def encode(prepared: Any) -> Any:
-            passes.append(len(prepared))
-            return model.family.encode(prepared)
-
-        # As on a GPU: the pictures share a pass.
-        model.images = ImageBatch(model.engine.thread, encode, model.family.num_patches, torch.device("meta"))
-        files = []
-        for pixels in good:
-            file = io.BytesIO()
-            Image.fromarray(pixels).save(file, "PNG")
-            files.append(file.getvalue())
-        one, bad, *others = await encoded(model, [files[0], files[1][:200], *files[1:]])
+        shared = model.images = SharedPasses(model.engine.thread, model.family.encode, model.family.num_patches)
+        damaged = [files[0], files[1][:200], *files[1:]]
+        one, bad, *others = await shared.together([model.encode_image(EncodedImage(f)) for f in damaged], len(files))
         assert isinstance(bad, MediaError)
-        for found, expected in zip((one, *others), await encoded(model, files), strict=True):
-            assert torch.equal(found.rows, expected.rows)
-            assert found.positions == expected.positions
-        assert passes == [len(good)] * 2
+        expected = await shared.together([model.encode_image(EncodedImage(f)) for f in files], len(files))
+        for found, same in zip((one, *others), expected, strict=True):
+            assert torch.equal(found.rows, same.rows)
+            assert found.positions == same.positions
+        assert shared.passes == [len(files)] * 2
 
     run(tiny_vlm.write(tmp_path, "qwen2_5_vl"), act)
+
+
+def test_smolvlm_pictures_in_one_pass_have_the_rows_that_each_has_alone(smolvlm: Path) -> None:
+    family = SmolVlm(smolvlm, "cpu", torch.float64)
+    given = [family.prepare(EncodedImage(picture(number)).pixels(SIDE)) for number in range(3)]
+    for found, image in zip(family.encode(given), given, strict=True):
+        (alone,) = family.encode([image])
+        torch.testing.assert_close(found.rows, alone.rows, rtol=0.0, atol=1e-10)
+        assert found.rows.untyped_storage().nbytes() == alone.rows.numel() * alone.rows.element_size()
 
 
 def test_pictures_of_extreme_shapes_have_rows(folder: Path) -> None:

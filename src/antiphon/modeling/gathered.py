@@ -27,7 +27,7 @@ ImageRows = TypeVar("ImageRows")
 # thread encodes all of them before its next step.
 MAX_WAITING_GPU, MAX_WAITING_CPU = 8, 2
 # Limit of patches in a pass, with padding, because a pass needs memory for each: 16 images of 448 x 448 pixels at 14
-# pixels a patch. MiniCPM-o's encoder and resampler then hold about 0.8 GB in bfloat16.
+# pixels a patch. For MiniCPM-o in bfloat16, this is computed to be about 1 GB.
 MAX_PASS_PATCHES = 16_384
 
 

@@ -55,7 +55,7 @@ class PatchResampler(nn.Module):
         patches that are not part of an image; None: all are.
         """
         values = self.ln_kv(self.kv_proj(x))
-        keys = (values + positions.to(values)).transpose(0, 1)
+        keys = (values + positions).transpose(0, 1)
         query = self.ln_q(self.query)[:, None].expand(-1, len(x), -1)
         found = self.attn(query, keys, values.transpose(0, 1), key_padding_mask=padding, need_weights=False)[0]
         out: torch.Tensor = self.ln_post(found.transpose(0, 1)) @ self.proj
@@ -113,7 +113,7 @@ class VisionEncoder(nn.Module):
         table, across, down = self._on_device(places)
         seen = self._on_device(np.arange(most) < counts[:, None]) if counts.min() < most else None
         x = self._transformed(self._on_device(pixels), table, seen)
-        along = self._on_device(sines)
+        along = self._on_device(sines).to(x.dtype)
         positions = torch.cat([along[across], along[down]], -1)
         out = self.resampler(x, positions, None if seen is None else ~seen)
         # A session may keep its embeddings for long. They must not keep those of the other sessions alive.

@@ -41,8 +41,10 @@ class QwenVl:
 
     def __init__(self, folder: Path, device: str, dtype: torch.dtype, model_type: str) -> None:
         """Load the checkpoint. `model_type`: one of MODELS. Raises OSError, ValueError, KeyError, RuntimeError."""
-        experts = {"experts_implementation": EXPERTS} if model_type.endswith("_moe") else {}
-        whole: Any = MODELS[model_type].from_pretrained(folder, dtype=dtype, local_files_only=True, **experts)
+        experts = EXPERTS if model_type.endswith("_moe") else None
+        whole: Any = MODELS[model_type].from_pretrained(
+            folder, dtype=dtype, local_files_only=True, experts_implementation=experts
+        )
         model = whole.to(device).eval().model
         self.vocabulary = Vocabulary(folder, END)
         vision = whole.config.vision_config
