@@ -48,7 +48,7 @@ class Capabilities(Flag):
 KvLayout = Literal["auto", "session", "paged"]
 DecodeShaping = Literal["auto", "exact", "bucketed", "captured"]
 # The parts of models that a GPU replays as CUDA graphs; see EngineSettings.
-GRAPHS = ("decode", "codes", "vocoder")
+GRAPHS = ("decode", "codes", "vocoder", "encoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class EngineSettings:
     # `paged`. `auto`: `captured` on a CUDA device, else `exact`.
     decode_shapes: DecodeShaping = "auto"
     # The parts of a model that a CUDA device replays as graphs, a subset of GRAPHS: decode steps that are `captured`,
-    # the codes of a frame of speech, and calls of the vocoder.
+    # the codes of a frame of speech, calls of the vocoder, and passes of the audio encoder.
     graphs: frozenset[str] = frozenset(GRAPHS)
 
     def __post_init__(self) -> None:

@@ -353,9 +353,9 @@ class EngineOptions:
     no_graphs: tuple[str, ...] = option(
         (),
         "Part of models that a GPU does not replay as CUDA graphs, so that the host launches each kernel: `decode` "
-        "steps, the `codes` of a frame of speech, the `vocoder`; repeat for several. A part is launched this way by "
-        "itself if it cannot be captured, or if its replay gives other numbers.",
-        choices=("decode", "codes", "vocoder"),
+        "steps, the `codes` of a frame of speech, the `vocoder`, the audio `encoder`; repeat for several. A part is "
+        "launched this way by itself if it cannot be captured, or if its replay gives other numbers.",
+        choices=("decode", "codes", "vocoder", "encoder"),
         flag="no-graph",
     )
 

@@ -9,19 +9,16 @@ result.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-import numpy as np
 import torch
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
 from antiphon.adapters.parts import load_parts
-from antiphon.adapters.qwen3_asr.audio_encoder import EDGE_FRAMES, EncoderBatch, Features
+from antiphon.adapters.qwen3_asr.audio_encoder import EncoderBatch, KnownWindow
 from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts, read
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -43,7 +40,6 @@ from antiphon.engine.threads import available_cores
 from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
 from antiphon.modeling.token_words import UNSPACED, characters, spread, with_logprobs, words
-from antiphon.shares.threads import in_thread
 
 LANGUAGE_CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"
@@ -65,10 +61,6 @@ MAX_HINT_CHARS, MAX_HINT_TOKENS = 4000, 512
 # are for its audio, a quarter for the forced text, and an eighth for the earlier context.
 ROWS_PER_S, MAX_AUDIO_S = 13.0, 1200.0
 MAX_NEW_TOKENS = 4096
-# Limit of encoder windows in a batch on a GPU.
-MOST_ENCODED = 64
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -109,9 +101,9 @@ class Qwen3Asr:
         runner = Runner(self.parts.decoder, torch.device(device), compute_dtype, dtype)
         self.engine = LocalEngine(runner, options.settings, observe=options.observe)
         self.counts = EncoderCounts()
-        on_cpu = device == "cpu"
-        self.encoding = EncoderBatch(self.engine.thread, self.parts.audio_encoder, 1 if on_cpu else MOST_ENCODED)
-        self._features_in_thread = on_cpu
+        if "encoder" in options.settings.graphs:
+            self.parts.audio_encoder.windows.capture()
+        self.encoding = EncoderBatch(self.engine.thread, self.parts.audio_encoder)
         # The number of concurrent generations at which the model counts as busy. Up to this number, they run without
         # delay.
         self._busy_from = available_cores() if device == "cpu" else 32
@@ -121,19 +113,6 @@ class Qwen3Asr:
     def profile(self) -> TranscriberProfile:
         """The properties of the model. Finals continue from the sent prefix, and partials are decoded every second."""
         return self._profile
-
-    async def features(self, function: Callable[[], T]) -> T:
-        """Run a function that computes features: on a GPU in a thread pool, on a CPU in the model's thread.
-
-        The model's thread uses all cores of a CPU, so a second thread would only compete with it. Raises ModelError if
-        the function fails, Refused and ModelLost.
-        """
-        if self._features_in_thread:
-            return await self.engine.thread.call_model(function)
-        try:
-            return await in_thread(function)
-        except Exception as error:
-            raise ModelError(f"{type(error).__name__}: {error}") from error
 
     def busy(self) -> bool:
         """Return whether the number of generating sessions has reached one per core, or 32 on a GPU.
@@ -226,14 +205,6 @@ def _profile(model_id: str, context_rows: int) -> TranscriberProfile:
     )
 
 
-@dataclass(slots=True)
-class _EncodedWindow:
-    """A finished encoder window in the KV: its features, and the index of the row after it."""
-
-    features: Features
-    end_row: int
-
-
 class Qwen3AsrStream:
     """A TranscriptionStream: one session's windows, decoded one at a time over one KV.
 
@@ -248,7 +219,10 @@ class Qwen3AsrStream:
         # text.
         self._audio_key: tuple[int, str, str] | None = None
         self._head_rows = 0
-        self._encoded: list[_EncodedWindow] = []
+        self._mel = model.parts.audio_encoder.open()
+        # The finished encoder windows in the KV, and the index of the row after each.
+        self._encoded: list[KnownWindow] = []
+        self._encoded_ends: list[int] = []
         # The language name that the model wrote last.
         self._language = ""
 
@@ -311,34 +285,23 @@ class Qwen3AsrStream:
                 session.append(vocabulary.plain("\n" + context if window.prompt.strip() else context))
             session.append(vocabulary.control(f"{END}\n<|im_start|>user\n<|audio_start|>"))
             session.pin()
-            self._audio_key, self._head_rows, self._encoded = key, session.length, []
+            self._audio_key, self._head_rows = key, session.length
+            self._encoded, self._encoded_ends = [], []
 
     async def _append_audio(self, session: Session, pcm: Pcm) -> None:
-        """Append the rows of the audio. Finished encoder windows with unchanged features keep their rows."""
-        encoder, counts = self._model.parts.audio_encoder, self._model.counts
-        size = encoder.window_frames
-        parts, same = await self._model.features(partial(self._fresh_parts, pcm, size))
-        made = list(zip(parts[same:], await self._model.encoding.encode(parts[same:]), strict=True))
-        counts.recomputed += max(0, len(self._encoded) - same)
-        del self._encoded[same:]
-        session.rollback(self._encoded[-1].end_row if self._encoded else self._head_rows)
-        frames = same * size + sum(part.shape[1] for part, _ in made)
-        for number, (part, rows) in enumerate(made, same):
+        """Append the rows of the audio. Finished encoder windows with unchanged frames keep their rows."""
+        model, counts = self._model, self._model.counts
+        found = await model.encoding.encode(self._mel, pcm, tuple(self._encoded))
+        counts.recomputed += max(0, len(self._encoded) - found.num_same)
+        counts.finished += len(found.finished)
+        counts.open += len(found.rows) - len(found.finished)
+        del self._encoded[found.num_same :], self._encoded_ends[found.num_same :]
+        session.rollback(self._encoded_ends[-1] if self._encoded else self._head_rows)
+        self._encoded += found.finished
+        for rows in found.rows:
             session.append_embeddings(rows)
-            if (number + 1) * size + EDGE_FRAMES <= frames:
-                self._encoded.append(_EncodedWindow(part.copy(), session.length))
-                counts.finished += 1
-            else:
-                counts.open += 1
-
-    def _fresh_parts(self, pcm: Pcm, size: int) -> tuple[list[Features], int]:
-        """Return the features of each encoder window, and the number of leading windows that are already in the KV."""
-        features = self._model.parts.audio_encoder.features(pcm)
-        parts = [features[:, at : at + size] for at in range(0, features.shape[1], size)]
-        same = 0
-        while same < min(len(parts), len(self._encoded)) and np.array_equal(parts[same], self._encoded[same].features):
-            same += 1
-        return parts, same
+            if len(self._encoded_ends) < len(self._encoded):
+                self._encoded_ends.append(session.length)
 
     async def generate(self, session: Session, max_tokens: int, temperature: float) -> list[Token]:
         """Sample the tokens after the rows of `session`, including tags and stop token, until they end or loop.
@@ -406,7 +369,8 @@ class Qwen3AsrStream:
 
     def close(self) -> None:
         """Close the session in the engine, if there is one, and free its KV. The next window opens another session."""
-        session, self._session, self._audio_key, self._encoded = self._session, None, None, []
+        session, self._session, self._audio_key = self._session, None, None
+        self._mel = self._model.parts.audio_encoder.open()
         if session:
             session.close()
 
