@@ -10,10 +10,10 @@ the steps, with one thread.
 The other models are tiny, with paged KV and padded steps as on a GPU. The measured steps are a frame of Qwen3-TTS, a
 speaking unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at once. The benchmark counts the operators
 that the host dispatches in the models' threads, except views. It counts operators in passes that a GPU replays as one
-graph (decode steps, the code predictor, calls of the vocoder) separately from the others, which the host launches one
-by one. `adds` is the number of operators that each further session adds. `reads` is the number of times that the host
-waits for a number. `passes` is the number of decode passes. `cpu_ms` is the CPU time of the process. The frame of
-Qwen3-TTS is also counted at the depth of the released 0.6B model, which takes 4 GB of memory.
+graph (decode steps, the code predictor, calls of the vocoder, passes of the audio encoder) separately from the others,
+which the host launches one by one. `adds` is the number of operators that each further session adds. `reads` is the
+number of times that the host waits for a number. `passes` is the number of decode passes. `cpu_ms` is the CPU time of
+the process. The frame of Qwen3-TTS is also counted at the depth of the released 0.6B model, which takes 4 GB of memory.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from antiphon.engine.model_thread import ModelThread
 from antiphon.events.duplex import NativeSampling
 from antiphon.modeling.codec_talker import CodePredictor
 from antiphon.modeling.vocoder_batch import VocoderCall, VocoderSlots
+from antiphon.modeling.window_encoder import WindowPass
 
 NARROW = SHAPES["Qwen3-8B"] | {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 256}
 NARROW |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -111,7 +112,12 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
 
         return within
 
-    captured = [(DecodeShape, "compute"), (CodePredictor, "forward"), (VocoderCall, "compute")]
+    captured = [
+        (DecodeShape, "compute"),
+        (CodePredictor, "forward"),
+        (VocoderCall, "compute"),
+        (WindowPass, "compute"),
+    ]
     before = [getattr(owner, name) for owner, name in captured]
     for owner, name in captured:
         setattr(owner, name, marked(owner, name))
@@ -231,6 +237,7 @@ async def minicpmo(count: int) -> dict[str, float]:
 async def asr(count: int) -> dict[str, float]:
     """Count the operators of a partial of Qwen3-ASR."""
     with closing(models.transcriber("tiny", AS_ON_A_GPU)) as model:
+        model.parts.audio_encoder.windows.together = True
         opened, sound = [model.open() for _ in range(count)], models.sound(8)
 
         async def hear(number: int, partials: int) -> None:

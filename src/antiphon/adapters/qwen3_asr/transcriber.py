@@ -12,6 +12,7 @@ import math
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -43,6 +44,10 @@ from antiphon.modeling.token_words import UNSPACED, characters, spread, with_log
 
 LANGUAGE_CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"
+# The prompt around the hint and the audio.
+BEFORE_HINT = "<|im_start|>system\n"
+BEFORE_AUDIO = f"{END}\n<|im_start|>user\n<|audio_start|>"
+AFTER_AUDIO = f"<|audio_end|>{END}\n<|im_start|>assistant\n"
 # Limit of tokens in a decode: TOKENS_PER_S for each second of audio, plus EXTRA_TOKENS. Fast Chinese speech has 8
 # tokens a second.
 TOKENS_PER_S, EXTRA_TOKENS = 14.0, 32
@@ -82,7 +87,7 @@ class Qwen3Asr:
     """A Transcriber with its own engine. It knows 30 languages, and has neither translation nor word alignment.
 
     `source` is a checkpoint's folder, in the released layout or that of `transformers`, or the loaded parts. `counts`
-    sums up the work of all sessions.
+    sums up the work of all sessions. `control`: returns the tokens of a text that the model's prompts contain.
     """
 
     def __init__(self, source: Path | Qwen3AsrParts, model_id: str, options: EngineModelOptions) -> None:
@@ -101,6 +106,8 @@ class Qwen3Asr:
         runner = Runner(self.parts.decoder, torch.device(device), compute_dtype, dtype)
         self.engine = LocalEngine(runner, options.settings, observe=options.observe)
         self.counts = EncoderCounts()
+        # The parts of the prompt are few, so each is tokenized once. The names of languages may be the model's words.
+        self.control = lru_cache(128)(self.parts.vocabulary.control)
         if "encoder" in options.settings.graphs:
             self.parts.audio_encoder.windows.capture()
         self.encoding = EncoderBatch(self.engine.thread, self.parts.audio_encoder)
@@ -225,6 +232,9 @@ class Qwen3AsrStream:
         self._encoded_ends: list[int] = []
         # The language name that the model wrote last.
         self._language = ""
+        # The last hint and its tokens.
+        self._hint = ""
+        self._hint_ids: list[int] = []
 
     @property
     def head_rows(self) -> int:
@@ -257,16 +267,14 @@ class Qwen3AsrStream:
         session = self._session = self._session or await model.engine.open(RESERVE_ROWS)
         self._append_head(session, window)
         await self._append_audio(session, window.pcm)
-        vocabulary, name = model.parts.vocabulary, LANGUAGE_CODE_TO_NAME.get(window.language or "", "")
+        name = LANGUAGE_CODE_TO_NAME.get(window.language or "", "")
         language = name or (self._language if window.prefix else "")
-        session.append(vocabulary.control(f"<|audio_end|>{END}\n<|im_start|>assistant\n"))
-        if language:
-            session.append(vocabulary.control(f"language {language}{TEXT_MARK}"))
-        session.append(window.prefix)
+        tag = model.control(f"language {language}{TEXT_MARK}") if language else ()
+        session.append((*model.control(AFTER_AUDIO), *tag, *window.prefix))
         num_prompt = session.length
         tokens = await self.generate(session, _max_tokens(window), temperature)
         model.counts.decodes += 1
-        text = [t for t in tokens if t.id not in vocabulary.stop]
+        text = [t for t in tokens if t.id not in model.parts.vocabulary.stop]
         found = self._hypothesis(window, text, language, forced=bool(name))
         return replace(found, prompt_tokens=num_prompt, completion_tokens=len(tokens))
 
@@ -275,15 +283,15 @@ class Qwen3AsrStream:
         key = (window.start_sample, window.prompt, window.context)
         # If the audio did not fit into the context, the engine has cut some of it, so it is computed again.
         if self._audio_key != key or session.context_start > self._head_rows:
-            vocabulary = self._model.parts.vocabulary
+            model, hint = self._model, window.prompt.strip()
             session.rollback(0)
             if self._audio_key is None or self._audio_key[1] != window.prompt or not window.prefix:
                 self._language = ""
-            session.append(vocabulary.control("<|im_start|>system\n"))
-            session.append(vocabulary.plain(window.prompt.strip()[:MAX_HINT_CHARS])[:MAX_HINT_TOKENS])
-            if context := window.context.strip():
-                session.append(vocabulary.plain("\n" + context if window.prompt.strip() else context))
-            session.append(vocabulary.control(f"{END}\n<|im_start|>user\n<|audio_start|>"))
+            if self._hint != hint:
+                self._hint, self._hint_ids = hint, model.parts.vocabulary.plain(hint[:MAX_HINT_CHARS])[:MAX_HINT_TOKENS]
+            context = window.context.strip()
+            earlier = model.parts.vocabulary.plain("\n" + context if hint else context) if context else ()
+            session.append((*model.control(BEFORE_HINT), *self._hint_ids, *earlier, *model.control(BEFORE_AUDIO)))
             session.pin()
             self._audio_key, self._head_rows = key, session.length
             self._encoded, self._encoded_ends = [], []
@@ -312,12 +320,13 @@ class Qwen3AsrStream:
             max_tokens=max_tokens, temperature=temperature, stop=self._model.parts.vocabulary.stop, logprobs=True
         )
         out: list[Token] = []
+        ids: list[int] = []
         async with aclosing(session.generate(sampling)) as tokens:
             async for token in tokens:
                 out.append(token)
-                if loop := loop_length([t.id for t in out]):
-                    del out[-loop * (LOOP_REPEATS - 1) :]
-                    break
+                ids.append(token.id)
+                if loop := loop_length(ids):
+                    return out[: -loop * (LOOP_REPEATS - 1)]
         return out
 
     def _hypothesis(self, window: Window, tokens: Sequence[Token], language: str, *, forced: bool) -> Hypothesis:
@@ -386,8 +395,8 @@ def loop_length(ids: Sequence[int]) -> int:
     Finds the shortest such phrase of up to LOOP_TOKENS tokens.
     """
     for size in range(1, min(LOOP_TOKENS, len(ids) // LOOP_REPEATS) + 1):
-        tail = list(ids[-size * LOOP_REPEATS :])
-        if tail == tail[:size] * LOOP_REPEATS:
+        # Most tokens end no loop, which the first comparison shows.
+        if ids[-1] == ids[-1 - size] and (tail := list(ids[-size * LOOP_REPEATS :])) == tail[:size] * LOOP_REPEATS:
             return size
     return 0
 
