@@ -1,4 +1,4 @@
-"""Frames of growing sound equal those that the published extractor computes anew from the whole sound."""
+"""Frames of growing sound equal those that the published extractor computes from the whole sound."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
 from antiphon.audio import Pcm
-from antiphon.modeling.log_mel import EDGE_FRAMES, GrowingMel, LogMel
+from antiphon.modeling.sound.log_mel import EDGE_FRAMES, GrowingMel, MelTransform
 
 EXTRACTOR: Any = Qwen3ASRFeatureExtractor(feature_size=32)
-MEL = LogMel(EXTRACTOR.mel_filters, torch.device("cpu"))
+MEL = MelTransform(EXTRACTOR.mel_filters, torch.device("cpu"))
 CHUNK, WINDOW, MIN_SAMPLES = 20, 60, 8000
 # Sound that becomes louder, so that its floor rises.
 SOUND = (np.random.default_rng(2).standard_normal(40_000) * np.geomspace(1e-6, 1, 40_000)).astype(np.float32)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.models.qwen3_asr.configuration_qwen3_asr import Qwen3ASREncoderConfig
 from transformers.models.qwen3_asr.modeling_qwen3_asr import Qwen3ASREncoder
 
-from antiphon.modeling.window_encoder import PASS_WINDOWS, MelWindow, WindowEncoder, WindowPass
+from antiphon.modeling.sound.window_encoder import PASS_WINDOWS, MelWindow, WindowEncoder, WindowPass
 from tests.engine.local.operators import Operators
 
 BINS = 16

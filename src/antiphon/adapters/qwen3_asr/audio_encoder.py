@@ -13,8 +13,8 @@ from antiphon.audio import Pcm
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
 from antiphon.modeling.gathered import GatheredCalls
-from antiphon.modeling.log_mel import FinishedWindow, GrowingMel, LogMel
-from antiphon.modeling.window_encoder import MelWindow, WindowEncoder
+from antiphon.modeling.sound.log_mel import FinishedWindow, GrowingMel, MelTransform
+from antiphon.modeling.sound.window_encoder import MelWindow, WindowEncoder
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class WindowedAudioEncoder:
         extractor: Any = Qwen3ASRFeatureExtractor
         self._extract = extractor(feature_size=model.config.audio_config.num_mel_bins)
         self.windows = WindowEncoder(model.audio_tower, model.multi_modal_projector)
-        self._mel = LogMel(self._extract.mel_filters, self.windows.device)
+        self._mel = MelTransform(self._extract.mel_filters, self.windows.device)
 
     def open(self) -> GrowingMel:
         """Return the frames of a new sound."""

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from antiphon.engine.local.kernels.graphs import Graphs
-from antiphon.modeling.log_mel import Frames
+from antiphon.modeling.sound.log_mel import Frames
 
 # The numbers of windows in a pass on a GPU. More windows take several passes.
 PASS_WINDOWS = (1, 4, 16, 64)

@@ -54,7 +54,7 @@ class NewSound(NamedTuple):
         return HOP * (self.count - 1) + SPAN
 
 
-class LogMel:
+class MelTransform:
     """Transforms sounds to frames on a device.
 
     A frame has a value for each mel bin: its log10 power, plus 4, divided by 4, as Whisper's extractor scales it.
@@ -144,7 +144,7 @@ class GrowingMel:
     def add(self, pcm: Pcm, part: NewSound, frames: Frames, peaks: Frames) -> None:
         """Take the frames of the part that `new_part` returned for `pcm`.
 
-        `frames`: float32 [bins, count or more]. `peaks`: float32 [count or more], see LogMel.
+        `frames`: float32 [bins, count or more]. `peaks`: float32 [count or more], see MelTransform.
         """
         self.num_frames, self._pcm = part.first + part.count, pcm
         size = self.chunks.shape[2]
