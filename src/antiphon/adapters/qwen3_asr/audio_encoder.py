@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -56,10 +57,11 @@ class WindowedAudioEncoder:
         windows = self.windows
         return GrowingMel(self._mel.bins, windows.chunk_frames, windows.window_frames, self._extract.min_length)
 
-    def encode(self, requests: Sequence[SoundRequest]) -> list[EncodedSound]:
+    def encode(self, requests: Sequence[SoundRequest]) -> list[EncodedSound | ModelError]:
         """Return the rows of the sounds of several streams, all of them in one transform and one pass of the encoder.
 
-        If it raises an exception, the frames of some sounds may have been taken already, but none are wrong.
+        The result is a ModelError for a sound that contains a NaN. If it raises an exception, the frames of some sounds
+        may have been taken already, but none are wrong.
         """
         parts = [request.mel.new_part(request.pcm) for request in requests]
         frames, peaks = self._mel(parts)
@@ -68,15 +70,20 @@ class WindowedAudioEncoder:
         same = [request.num_same() for request in requests]
         asked = [self._windows(request.mel, begin) for request, begin in zip(requests, same, strict=True)]
         made = iter(self.windows.encode([window for windows in asked for window in windows]))
-        found = list[EncodedSound]()
-        for request, begin, windows in zip(requests, same, asked, strict=True):
-            finished = [KnownWindow(window, request.mel.floor) for window in request.mel.finished[begin:]]
-            rows = [next(made) for _ in windows]
-            if self.windows.together:
-                # The engine keeps the rows of finished windows. As views, they would keep those of all streams.
-                rows = [own.clone() if number < len(finished) else own for number, own in enumerate(rows)]
-            found.append(EncodedSound(begin, rows, finished))
-        return found
+        return [
+            self._found(request.mel, begin, [next(made) for _ in windows])
+            for request, begin, windows in zip(requests, same, asked, strict=True)
+        ]
+
+    def _found(self, mel: GrowingMel, begin: int, rows: list[torch.Tensor]) -> EncodedSound | ModelError:
+        """Return the result of a request with the rows of its windows from number `begin` on."""
+        if math.isnan(mel.floor):
+            return ModelError("the sound is not a number")
+        finished = [KnownWindow(window, mel.floor) for window in mel.finished[begin:]]
+        if self.windows.together:
+            # The engine keeps the rows of finished windows. As views, they would keep those of all streams.
+            rows = [own.clone() if number < len(finished) else own for number, own in enumerate(rows)]
+        return EncodedSound(begin, rows, finished)
 
     def _windows(self, mel: GrowingMel, begin: int) -> list[MelWindow]:
         size, chunks = self.windows.window_frames, self.windows.window_shape[0]
@@ -126,7 +133,7 @@ class EncoderBatch:
     def _serve(self, requests: Sequence[SoundRequest]) -> list[EncodedSound | ModelError]:
         if self._encoder.windows.together and len(requests) > 1:
             try:
-                return list(self._encoder.encode(requests))
+                return self._encoder.encode(requests)
             except Exception:
                 log.warning("encoding %d requests one by one, because their batch failed", len(requests), exc_info=True)
         return [self._one(request) for request in requests]

@@ -226,7 +226,8 @@ class Qwen3AsrStream:
         # text.
         self._audio_key: tuple[int, str, str] | None = None
         self._head_rows = 0
-        self._mel = model.parts.audio_encoder.open()
+        # The frames of the sound. Used in the model's thread.
+        self.mel = model.parts.audio_encoder.open()
         # The finished encoder windows in the KV, and the index of the row after each.
         self._encoded: list[KnownWindow] = []
         self._encoded_ends: list[int] = []
@@ -299,7 +300,7 @@ class Qwen3AsrStream:
     async def _append_audio(self, session: Session, pcm: Pcm) -> None:
         """Append the rows of the audio. Finished encoder windows with unchanged frames keep their rows."""
         model, counts = self._model, self._model.counts
-        found = await model.encoding.encode(self._mel, pcm, tuple(self._encoded))
+        found = await model.encoding.encode(self.mel, pcm, tuple(self._encoded))
         counts.recomputed += max(0, len(self._encoded) - found.num_same)
         counts.finished += len(found.finished)
         counts.open += len(found.rows) - len(found.finished)
@@ -379,7 +380,7 @@ class Qwen3AsrStream:
     def close(self) -> None:
         """Close the session in the engine, if there is one, and free its KV. The next window opens another session."""
         session, self._session, self._audio_key = self._session, None, None
-        self._mel = self._model.parts.audio_encoder.open()
+        self.mel = self._model.parts.audio_encoder.open()
         if session:
             session.close()
 

@@ -8,7 +8,7 @@ loudest frame. Louder sound therefore changes earlier frames too. So the frames 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,8 @@ FLOOR_DECADES = 8.0
 Frames = npt.NDArray[np.float32]
 
 
-class NewSound(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NewSound:
     """The samples that the new frames of a sound read.
 
     `first`: the number of the first new frame. `count`: the number of new frames. `begin`: the first sample that they

@@ -152,7 +152,8 @@ class WindowEncoder:
             mask = (torch.arange(x.shape[1], device=x.device) < num_rows[:, None])[:, None, None]
         for layer in tower.layers:
             x = self._layer(layer, x, mask)
-        return self._projection(tower.ln_post(x))
+        rows: torch.Tensor = self._projection(tower.ln_post(x))
+        return rows
 
     def _layer(self, layer: Any, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         attention = layer.self_attn
