@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,6 +12,8 @@ from typing import Generic, TypeVar
 
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError, ModelLost
+
+log = logging.getLogger(__name__)
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -61,6 +64,33 @@ class GatheredCalls(Generic[Request, Result]):
             results = [failure] * len(batch)
         for (_, loop, done), result in zip(batch, results, strict=True):
             self._thread.deliver(loop, partial(_resolve, done, result))
+
+
+def served(
+    serve: Callable[[Sequence[Request]], Sequence[Result | ModelError]], requests: Sequence[Request], *, together: bool
+) -> Sequence[Result | ModelError]:
+    """Return the results of `serve` for all requests as one batch, or for each alone unless `together`.
+
+    If a batch raises an exception, each of its requests is served alone, so that only those at fault fail.
+    """
+    if together and len(requests) > 1:
+        try:
+            return serve(requests)
+        except Exception:
+            log.warning("serving %d requests one by one, because their batch failed", len(requests), exc_info=True)
+    return [_alone(serve, request) for request in requests]
+
+
+def _alone(
+    serve: Callable[[Sequence[Request]], Sequence[Result | ModelError]], request: Request
+) -> Result | ModelError:
+    try:
+        return serve([request])[0]
+    except Exception as error:
+        # The model's code may raise any exception.
+        failed = ModelError(f"{type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return failed
 
 
 def _resolve(done: asyncio.Future[Result], result: Result | ModelError) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,11 +12,9 @@ from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRF
 from antiphon.audio import Pcm
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
-from antiphon.modeling.gathered import GatheredCalls
+from antiphon.modeling.gathered import GatheredCalls, served
 from antiphon.modeling.sound.log_mel import FinishedWindow, GrowingMel, MelTransform
 from antiphon.modeling.sound.window_encoder import MelWindow, WindowEncoder
-
-log = logging.getLogger(__name__)
 
 
 class KnownWindow(NamedTuple):
@@ -130,20 +127,5 @@ class EncoderBatch:
         """
         return await self._calls.call(SoundRequest(mel, pcm, known))
 
-    def _serve(self, requests: Sequence[SoundRequest]) -> list[EncodedSound | ModelError]:
-        if self._encoder.windows.together and len(requests) > 1:
-            try:
-                return self._encoder.encode(requests)
-            except Exception:
-                log.warning("encoding %d requests one by one, because their batch failed", len(requests), exc_info=True)
-        return [self._one(request) for request in requests]
-
-    def _one(self, request: SoundRequest) -> EncodedSound | ModelError:
-        """Serve one request. A failing request does not affect the others."""
-        try:
-            return self._encoder.encode([request])[0]
-        except Exception as error:
-            # The model's code may raise any exception.
-            failed = ModelError(f"{type(error).__name__}: {error}")
-            failed.__cause__ = error
-            return failed
+    def _serve(self, requests: Sequence[SoundRequest]) -> Sequence[EncodedSound | ModelError]:
+        return served(self._encoder.encode, requests, together=self._encoder.windows.together)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.media_rows import AudioWindow, ChatRow, MediaPiece, MediaRows
 from antiphon.modeling.omni.sound import SoundFeatures
+from antiphon.modeling.omni.sound_encoder import SoundEncoder, SoundFrames
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
 from antiphon.shares.places import Places
 from antiphon.shares.threads import IMAGE_THREADS, THREADS, in_thread
@@ -87,7 +87,7 @@ class OmniMediaEncoder:
 
     `thinker`: a model of `transformers` whose encoders are used. `words`: its tokenizer. `thread`: the thread that
     steps it. `window_s`: length in seconds of the encoder's attention window for a video's sound. `has_tap`: see
-    MediaEncoder. No state is kept between calls.
+    MediaEncoder. `sound_encoder`: encodes windows of sound. No state is kept between calls.
     """
 
     def __init__(self, folder: Path, thinker: Any, words: Any, thread: ModelThread, *, has_tap: bool = False) -> None:
@@ -109,13 +109,12 @@ class OmniMediaEncoder:
         self.placeholder_ids = frozenset(
             (int(config.audio_token_id), int(config.image_token_id), int(config.video_token_id))
         )
-        hearing = config.audio_config
-        self._chunk_frames = 2 * int(hearing.n_window)
-        self.window_frames = int(getattr(hearing, "n_window_infer", self._chunk_frames))
+        self._encodes = Places(MAX_WAITING_ENCODES)
+        self.sound_encoder = SoundEncoder(thinker, thread, self._encodes)
+        self.window_frames = self.sound_encoder.window_frames
         self.window_s = self.window_frames / 100
         self.has_tap = has_tap
-        self._thread, self._model = thread, thinker
-        self._encodes = Places(MAX_WAITING_ENCODES)
+        self._thread = thread
         self._vision_encoder = QwenVisionEncoder(folder, thinker, config.vision_config)
         self._sound = SoundFeatures(folder, zero_padded=old)
 
@@ -137,8 +136,8 @@ class OmniMediaEncoder:
             seen = await self._in_turn(lambda: self._vision_encoder.look(prepared))
             return MediaRows(seen.rows, seen.positions)
         if isinstance(part, SoundWindow):
-            encode = partial(self._encode_audio, prepared, padded=part.num_before > 0)
-            return MediaRows(await self._in_turn(encode))
+            (rows,) = await self.sound_encoder.encode([SoundFrames(prepared, padded=part.num_before > 0)])
+            return MediaRows(rows)
         windows = await self._windows(part, prepared, {})
         return MediaRows(torch.cat([made.rows for _, made in windows]))
 
@@ -171,20 +170,20 @@ class OmniMediaEncoder:
     ) -> list[tuple[AudioWindow, MediaRows]]:
         count = features.shape[1]
         source = part if part.turn is None else part.turn
-        out = list[tuple[AudioWindow, MediaRows]]()
+        windows, new = list[AudioWindow](), dict[AudioWindow, SoundFrames]()
         for start in range(0, count, self.window_frames):
             end = start + self.window_frames
             if part.grows and end + EDGE_FRAMES > count:
                 break
             given = np.ascontiguousarray(features[:, start:end])
             window = AudioWindow(source, start // self.window_frames, blake2b(given.data, digest_size=16).digest())
-            rows = held.get(window)
-            if rows is None:
+            windows.append(window)
+            if window not in held:
                 # The chunks of a clip are padded to the length of its longest chunk. In all windows except the first,
                 # that is a whole chunk.
-                rows = MediaRows(await self._in_turn(partial(self._encode_audio, given, padded=start > 0)))
-            out.append((window, rows))
-        return out
+                new[window] = SoundFrames(given, padded=start > 0)
+        made = dict(zip(new, map(MediaRows, await self.sound_encoder.encode(list(new.values()))), strict=True))
+        return [(window, made[window] if window in made else held[window]) for window in windows]
 
     def video_rows(self, video: VideoPart, sizes: Mapping[MediaPart, int]) -> list[ChatRow]:
         """Return the rows of a video in order. `sizes`: the number of rows of each frame and window of sound."""
@@ -197,16 +196,3 @@ class OmniMediaEncoder:
         if isinstance(part, SoundWindow):
             return self._sound.window(part)
         return self._sound.clip(part.pcm)
-
-    @torch.inference_mode()
-    def _encode_audio(self, features: Pcm, *, padded: bool) -> torch.Tensor:
-        """The rows of one window. `features`: float32 [bins, frames]. `padded`: pad incomplete chunks to full ones."""
-        batch = torch.from_numpy(features)[None].to(self._model.device, self._model.dtype)
-        frames = batch.shape[2]
-        mask = torch.ones(1, frames, dtype=torch.long, device=batch.device)
-        more: dict[str, torch.Tensor] = {}
-        if padded and frames < self._chunk_frames:
-            more["padded_feature"] = torch.nn.functional.pad(batch, (0, self._chunk_frames - frames))
-            more["chunk_lengths"] = torch.tensor([frames], device=batch.device)
-        rows: torch.Tensor = self._model.get_audio_features(batch, mask, **more).last_hidden_state
-        return rows

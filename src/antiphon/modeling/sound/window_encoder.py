@@ -9,6 +9,7 @@ can replay.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ class MelWindow(NamedTuple):
     """The frames of a window. `num_frames`: their number, at least 1.
 
     `chunks`: the frames without their floor, float32 [n, bins, chunk_frames]. What follows the frames is meaningless.
-    `floor`: the least value of a frame.
+    The only chunk of a window may be shorter; then no zeros follow its frames. `floor`: the least value of a frame.
     """
 
     chunks: Frames
@@ -95,10 +96,16 @@ class WindowEncoder:
     On a CPU they are encoded one by one, without padding, because a pass of many would not be faster there.
     """
 
-    def __init__(self, tower: Any, projection: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """`tower`: an audio encoder of `transformers`, with its convolutions and layers. `projection`: follows them."""
+    def __init__(
+        self, tower: Any, projection: Callable[[torch.Tensor], torch.Tensor], *, most: int = PASS_WINDOWS[-1]
+    ) -> None:
+        """`tower`: an audio encoder of `transformers`, with its convolutions and layers. `projection`: follows them.
+
+        `most`: limit of windows in a pass, one of PASS_WINDOWS.
+        """
         config = tower.config
         self._tower, self._projection = tower, projection
+        self._sizes = [count for count in PASS_WINDOWS if count <= most]
         self._heads = int(config.encoder_attention_heads)
         self.chunk_frames = 2 * int(config.n_window)
         self.window_frames = int(config.n_window_infer)
@@ -113,15 +120,16 @@ class WindowEncoder:
         """Capture the passes as CUDA graphs, which takes seconds. Does nothing if windows are encoded one by one."""
         if self.together:
             self._graphs = Graphs("passes of the audio encoder")
-            for count in PASS_WINDOWS:
+            for count in self._sizes:
                 self._pass(count)
 
     @torch.inference_mode()
     def encode(self, windows: Sequence[MelWindow]) -> list[torch.Tensor]:
         """Return the rows [n, width] of each window. Those of a window do not depend on the other windows."""
-        if not self.together:
-            return [self._alone(window) for window in windows]
-        return [rows for at in range(0, len(windows), PASS_WINDOWS[-1]) for rows in self._in_a_pass(windows, at)]
+        is_padded = [self.together and window.chunks.shape[2] == self.chunk_frames for window in windows]
+        padded, most = list(compress(windows, is_padded)), self._sizes[-1]
+        made = (rows for at in range(0, len(padded), most) for rows in self._in_a_pass(padded[at : at + most]))
+        return [next(made) if joint else self._alone(window) for window, joint in zip(windows, is_padded, strict=True)]
 
     def rows(self, num_frames: int) -> int:
         """Return the number of rows for a window's frames: three convolutions halve each of its chunks."""
@@ -165,7 +173,8 @@ class WindowEncoder:
         seen = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=attention.scaling)
         x = x + attention.out_proj(seen.transpose(1, 2).flatten(2))
         hidden = layer.activation_fn(layer.fc1(layer.final_layer_norm(x)))
-        return x + layer.fc2(hidden)
+        out: torch.Tensor = x + layer.fc2(hidden)
+        return out
 
     def _alone(self, window: MelWindow) -> torch.Tensor:
         count = -(-window.num_frames // self.chunk_frames)
@@ -173,12 +182,11 @@ class WindowEncoder:
         window.write(chunks[0].numpy())
         return self.forward(chunks.to(self.device), self.rows(window.num_frames))[0]
 
-    def _in_a_pass(self, windows: Sequence[MelWindow], at: int) -> Iterator[torch.Tensor]:
-        taken = windows[at : at + PASS_WINDOWS[-1]]
-        made = self._pass(next(n for n in PASS_WINDOWS if n >= len(taken))).run(taken)
+    def _in_a_pass(self, windows: Sequence[MelWindow]) -> Iterator[torch.Tensor]:
+        made = self._pass(next(n for n in self._sizes if n >= len(windows))).run(windows)
         # A copy, because the next run overwrites the rows.
-        made = made[: len(taken)].clone()
-        return (rows[: self.rows(window.num_frames)] for rows, window in zip(made, taken, strict=True))
+        made = made[: len(windows)].clone()
+        return (rows[: self.rows(window.num_frames)] for rows, window in zip(made, windows, strict=True))
 
     def _pass(self, count: int) -> WindowPass:
         found = self._passes.get(count)
