@@ -18,7 +18,7 @@ EXTRACTOR: Any = Qwen3ASRFeatureExtractor(feature_size=32)
 MEL = MelTransform(EXTRACTOR.mel_filters, torch.device("cpu"))
 CHUNK, WINDOW, MIN_SAMPLES = 20, 60, 8000
 # Sound that becomes louder, so that its floor rises.
-SOUND = (np.random.default_rng(2).standard_normal(40_000) * np.geomspace(1e-6, 1, 40_000)).astype(np.float32)
+SOUND = (np.random.default_rng(2).standard_normal(80_000) * np.geomspace(1e-6, 1, 80_000)).astype(np.float32)
 SOUND[20_000:21_000] = 0
 
 
@@ -29,9 +29,8 @@ def sound() -> GrowingMel:
 def take(mels: list[GrowingMel], sounds: list[Pcm]) -> list[int]:
     """Give each of `mels` its sound, all in one transform. Returns the number of frames computed for each."""
     parts = [mel.new_part(pcm) for mel, pcm in zip(mels, sounds, strict=True)]
-    frames, peaks = MEL(parts)
-    for mel, pcm, part, own, peak in zip(mels, sounds, parts, frames, peaks, strict=True):
-        mel.add(pcm, part, own, peak)
+    for mel, pcm, part, (frames, peaks) in zip(mels, sounds, parts, MEL(parts), strict=True):
+        mel.add(pcm, part, frames, peaks)
     return [part.count for part in parts]
 
 
@@ -85,7 +84,7 @@ def test_only_frames_of_new_samples_are_computed() -> None:
 def test_a_finished_window_is_the_same_while_its_frames_are() -> None:
     mel, before = sound(), dict[int, tuple[object, float, np.ndarray]]()
     outcomes = set()
-    for end in range(8000, len(SOUND) + 1, 3200):
+    for end in range(8000, len(SOUND) + 1, 6400):
         take([mel], [SOUND[:end]])
         assert len(mel.finished) == max(0, mel.num_frames - EDGE_FRAMES) // WINDOW
         frames, floor = frames_of(mel), mel.floor
@@ -119,6 +118,6 @@ def test_memory_grows_by_doubling(pieces: int) -> None:
     for end in range(8000, len(SOUND) + 1, pieces):
         take([mel], [SOUND[:end]])
         sizes.add(len(mel.chunks))
-    assert len(sizes) <= 4
+    assert len(sizes) <= 5
     take([mel], [SOUND[1000:9000]])
     assert len(mel.chunks) == WINDOW // CHUNK

@@ -61,9 +61,8 @@ class WindowedAudioEncoder:
         may have been taken already, but none are wrong.
         """
         parts = [request.mel.new_part(request.pcm) for request in requests]
-        frames, peaks = self._mel(parts)
-        for number, (request, part) in enumerate(zip(requests, parts, strict=True)):
-            request.mel.add(request.pcm, part, frames[number], peaks[number])
+        for request, part, (frames, peaks) in zip(requests, parts, self._mel(parts), strict=True):
+            request.mel.add(request.pcm, part, frames, peaks)
         same = [request.num_same() for request in requests]
         asked = [self._windows(request.mel, begin) for request, begin in zip(requests, same, strict=True)]
         made = iter(self.windows.encode([window for windows in asked for window in windows]))

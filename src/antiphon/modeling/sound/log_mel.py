@@ -7,8 +7,9 @@ loudest frame. Louder sound therefore changes earlier frames too. So the frames 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from antiphon.audio import Pcm
 HOP, SPAN = 160, 400
 # The number of frames at the end that change when more sound arrives, because the transform mirrors the sound there.
 EDGE_FRAMES = 2
+# The number of frames that are transformed in a row. Longer sound takes several rows, so that rows of other sounds do
+# not have to be as long.
+PIECE_FRAMES = 400
 # The mel power below which all frames are equal.
 LEAST_POWER = 1e-10
 # The distance of the floor below the loudest frame, in decades.
@@ -49,6 +53,12 @@ class NewSound:
         row[:before] = self.pcm[before:0:-1]
         row[self.num_samples - after : self.num_samples] = self.pcm[size - 1 - after : size - 1][::-1]
 
+    def pieces(self) -> Iterator[NewSound]:
+        """Yield the parts of up to PIECE_FRAMES frames, which can be transformed separately."""
+        for at in range(0, self.count, PIECE_FRAMES):
+            count = min(PIECE_FRAMES, self.count - at)
+            yield NewSound(self.first + at, count, self.begin + HOP * at, self.pcm)
+
     @property
     def num_samples(self) -> int:
         """The number of samples that the frames read."""
@@ -68,17 +78,19 @@ class MelTransform:
         self._window = torch.hann_window(SPAN, device=device)
 
     @torch.inference_mode()
-    def __call__(self, sounds: Sequence[NewSound]) -> tuple[Frames, Frames]:
-        """Return the frames of all sounds, computed together.
+    def __call__(self, sounds: Sequence[NewSound]) -> list[tuple[Frames, Frames]]:
+        """Compute the frames of all sounds together. On a GPU, waits for it once.
 
         Returns:
-            Frames without a floor, float32 [n, bins, longest count], and the log10 power of the loudest bin of each
-            frame, float32 [n, longest count]. What follows the frames of a shorter sound is meaningless.
+            For each sound its frames without a floor, float32 [bins, count], and the log10 power of the loudest bin of
+            each frame, float32 [count].
         """
         on_cpu = self._window.device.type == "cpu"
-        given = torch.zeros(len(sounds), max(s.num_samples for s in sounds), pin_memory=not on_cpu)
-        for row, sound in zip(given.numpy(), sounds, strict=True):
-            sound.write(row)
+        pieces = [list(sound.pieces()) for sound in sounds]
+        flat = list(chain.from_iterable(pieces))
+        given = torch.zeros(len(flat), max(piece.num_samples for piece in flat), pin_memory=not on_cpu)
+        for row, piece in zip(given.numpy(), flat, strict=True):
+            piece.write(row)
         found = torch.stft(
             given.to(self._window.device, non_blocking=True),
             SPAN,
@@ -90,11 +102,10 @@ class MelTransform:
         power = self._filters @ found.abs().square_()
         log_power = power.clamp_(min=LEAST_POWER).log10_()
         peaks = log_power.amax(1, keepdim=True)
-        if on_cpu:
-            return log_power.add_(4.0).div_(4.0).numpy(), peaks.numpy()[:, 0]
-        # The host waits once.
         made = torch.cat((log_power.add_(4.0).div_(4.0), peaks), 1).cpu().numpy()
-        return made[:, :-1], made[:, -1]
+        rows = iter(made)
+        joined = [np.concatenate([next(rows)[:, : p.count] for p in own], 1) for own in pieces]
+        return [(frames[:-1], frames[-1]) for frames in joined]
 
 
 class FinishedWindow:
@@ -143,10 +154,7 @@ class GrowingMel:
         return NewSound(first, len(padded) // HOP - first, HOP * first - SPAN // 2, padded)
 
     def add(self, pcm: Pcm, part: NewSound, frames: Frames, peaks: Frames) -> None:
-        """Take the frames of the part that `new_part` returned for `pcm`.
-
-        `frames`: float32 [bins, count or more]. `peaks`: float32 [count or more], see MelTransform.
-        """
+        """Take the frames of the part that `new_part` returned for `pcm`: what MelTransform returned for it."""
         self.num_frames, self._pcm = part.first + part.count, pcm
         size = self.chunks.shape[2]
         # Another sound gets memory of its own size.
@@ -156,7 +164,7 @@ class GrowingMel:
             self.chunks = np.empty((room, *kept.shape[1:]), np.float32)
             self.chunks[: len(kept)] = kept
             self._peaks = np.resize(self._peaks, room * size)
-        self._peaks[part.first : self.num_frames] = peaks[: part.count]
+        self._peaks[part.first : self.num_frames] = peaks
         at = part.first
         while at < self.num_frames:
             chunk, start = divmod(at, size)
