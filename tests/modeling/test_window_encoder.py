@@ -101,6 +101,22 @@ def test_when_a_window_is_no_number_then_the_others_and_later_passes_are_not_aff
         torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5)
 
 
+def test_when_a_replay_overwrites_the_rows_of_a_pass_then_those_returned_before_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, compute, kept = encoder(), WindowPass.compute, dict[int, torch.Tensor]()
+
+    def replayed(one: WindowPass) -> torch.Tensor:
+        found = compute(one)
+        return kept.setdefault(len(found), torch.empty_like(found)).copy_(found)
+
+    expected = made.encode([window(330)])[0]
+    monkeypatch.setattr(WindowPass, "compute", replayed)
+    found = made.encode([window(330)])[0]
+    made.encode([window(800, 1)])
+    assert torch.equal(found, expected)
+
+
 def test_the_operators_are_the_same_for_one_window_and_for_many() -> None:
     made, lists = encoder(), []
     for count in PASS_WINDOWS:
