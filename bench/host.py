@@ -13,7 +13,7 @@ engine's thread and in all threads, with `--idle` further sessions open.
 The other models are tiny, with paged KV and padded steps as on a GPU. The measured steps are a frame of Qwen3-TTS, a
 speaking and a listening unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at once. The benchmark
 counts the operators that the host dispatches in the models' threads, except views. It counts operators in passes that a
-GPU replays as one graph (decode steps, the code predictor, calls of the vocoder, passes of an audio encoder) separately
+GPU replays as one graph (decode steps, the code predictor, calls of the vocoder, passes of audio encoders) separately
 from the others, which the host launches one by one. `adds` is the number of operators that each further session adds.
 `reads` is the number of times that the host waits for a number. `passes` is the number of decode passes. `cpu_ms` is
 the CPU time of the process. The frame of Qwen3-TTS is also counted at the depth of the released 0.6B model, which takes
@@ -52,6 +52,7 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.model_thread import ModelThread
 from antiphon.events.duplex import NativeSampling
 from antiphon.modeling.codec_talker import CodePredictor
+from antiphon.modeling.sound.window_encoder import WindowPass
 from antiphon.modeling.vocoder_batch import VocoderCall, VocoderSlots
 
 NARROW = SHAPES["Qwen3-8B"] | {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 256}
@@ -118,7 +119,13 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
 
         return within
 
-    captured = [(PassShape, "compute"), (CodePredictor, "forward"), (VocoderCall, "compute"), (AudioPass, "compute")]
+    captured = [
+        (PassShape, "compute"),
+        (CodePredictor, "forward"),
+        (VocoderCall, "compute"),
+        (AudioPass, "compute"),
+        (WindowPass, "compute"),
+    ]
     before = [getattr(owner, name) for owner, name in captured]
     for owner, name in captured:
         setattr(owner, name, marked(owner, name))
@@ -241,6 +248,7 @@ async def minicpmo(count: int, *, speaks: bool = True) -> dict[str, float]:
 async def asr(count: int) -> dict[str, float]:
     """Count the operators of a partial of Qwen3-ASR."""
     with closing(models.transcriber("tiny", AS_ON_A_GPU)) as model:
+        model.parts.audio_encoder.windows.together = True
         opened, sound = [model.open() for _ in range(count)], models.sound(8)
 
         async def hear(number: int, partials: int) -> None:

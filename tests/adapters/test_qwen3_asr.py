@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 from transformers import Qwen3ASRForConditionalGeneration
 
 from antiphon.adapters.qwen3_asr import transcriber
-from antiphon.adapters.qwen3_asr.audio_encoder import EncoderBatch
+from antiphon.adapters.qwen3_asr.audio_encoder import EncodedSound, EncoderBatch
 from antiphon.adapters.qwen3_asr.checkpoint import KEY_MAPPING, ThinkerConfig, released_config
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr, Qwen3AsrStream
 from antiphon.adapters.spec import EngineModelOptions
@@ -344,30 +343,30 @@ class Failing(Qwen3AsrStream):
         return await super().generate(session, max_tokens, temperature)
 
 
-def test_windows_that_are_encoded_at_once_get_the_rows_of_each_alone(folder: Path) -> None:
+def test_sounds_that_are_encoded_at_once_get_the_rows_of_each_alone(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> None:
         encoder, thread = model.parts.audio_encoder, model.engine.thread
-        sizes = ([800], [90], [430, 12], [800, 800, 333])
-        drawn = np.random.default_rng(3)
-        asked = [[drawn.standard_normal((128, n)).astype(np.float32) for n in windows] for windows in sizes]
-        expected = [[(await thread.call(partial(encoder.encode, [w])))[0] for w in windows] for windows in asked]
-        batch = EncoderBatch(thread, encoder, 3)
-        broken = [np.zeros((60, 40), np.float32)]
+        batch = EncoderBatch(thread, encoder)
+        sounds = [AUDIO[:n] for n in (64_000, 900, 130_000, 27 * 16_000)]
+        expected = [await batch.encode(encoder.open(), pcm, ()) for pcm in sounds]
+        encoder.windows.together = True
+        broken: Any = AUDIO[:20_000].reshape(2, -1)
         # The thread is blocked, so that all requests are pending when it serves the first.
         held = threading.Event()
         thread.post(lambda: held.wait(30) and None)
         for more in ([], [broken]):
-            waiting = [asyncio.ensure_future(batch.encode(w)) for w in [*asked, *more]]
-            dropped = asyncio.ensure_future(batch.encode(asked[0]))
+            waiting = [asyncio.ensure_future(batch.encode(encoder.open(), w, ())) for w in [*sounds, *more]]
+            dropped = asyncio.ensure_future(batch.encode(encoder.open(), sounds[0], ()))
             await asyncio.sleep(0)
             dropped.cancel()
             held.set()
             found = await asyncio.gather(*waiting, return_exceptions=True)
-            for rows, alone in zip(found, expected, strict=False):
-                assert isinstance(rows, list), rows
-                for made, single in zip(rows, alone, strict=True):
-                    torch.testing.assert_close(made, single, rtol=1e-4, atol=1e-5)
-            assert [type(f) for f in found[len(asked) :]] == [ModelError] * len(more)
+            for made, alone in zip(found, expected, strict=False):
+                assert isinstance(made, EncodedSound), made
+                assert (made.num_same, len(made.finished)) == (0, len(alone.finished))
+                for rows, own in zip(made.rows, alone.rows, strict=True):
+                    torch.testing.assert_close(rows, own, rtol=1e-4, atol=1e-5)
+            assert [type(f) for f in found[len(sounds) :]] == [ModelError] * len(more)
 
     run(folder, act)
 

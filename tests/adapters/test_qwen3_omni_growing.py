@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
@@ -21,6 +19,7 @@ from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import LocalEngine, LocalSession
 from antiphon.modeling.media_rows import AudioWindow
 from antiphon.modeling.omni.conversation import OmniStream
+from antiphon.modeling.sound.window_encoder import MelWindow, WindowEncoder
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.published_qwen3_omni import OPTIONS, Whole, answer, assert_equal, clip
 
@@ -186,13 +185,13 @@ def test_when_the_turn_ends_while_a_window_is_encoded_then_the_window_is_encoded
     async def run() -> None:
         model.thinker.stop_tokens = frozenset()
         encoded: list[int] = []
-        forward = Qwen3OmniMoeAudioEncoder.forward
+        encode = WindowEncoder.encode
 
-        def noted(tower: Any, input_features: torch.Tensor, feature_lens: torch.Tensor, *args: Any, **more: Any) -> Any:
-            encoded.append(int(feature_lens.sum()))
-            return forward(tower, input_features, feature_lens, *args, **more)
+        def noted(encoder: WindowEncoder, windows: Sequence[MelWindow]) -> list[torch.Tensor]:
+            encoded.extend(window.num_frames for window in windows)
+            return encode(encoder, windows)
 
-        monkeypatch.setattr(Qwen3OmniMoeAudioEncoder, "forward", noted)
+        monkeypatch.setattr(WindowEncoder, "encode", noted)
         stream = await model.open()
         ahead = asyncio.create_task(stream.prefill(said(AudioPart(pcm[: WINDOW + 1_600], turn, grows=True))))
         await asyncio.sleep(0)

@@ -83,7 +83,7 @@ class EngineSettings:
     # `paged`. `auto`: `captured` on a CUDA device, else `exact`.
     decode_shapes: DecodeShaping = "auto"
     # The parts of a model that a CUDA device replays as graphs, a subset of GRAPHS: decode steps that are `captured`,
-    # the codes of a frame of speech, calls of the vocoder, and passes of MiniCPM-o's audio encoder.
+    # the codes of a frame of speech, calls of the vocoder, and passes of audio encoders.
     graphs: frozenset[str] = frozenset(GRAPHS)
 
     def __post_init__(self) -> None:

@@ -114,7 +114,9 @@ class ImageBatch(Generic[Image, ImageRows]):
         images = [image for request in requests for image in request]
         made: dict[int, ImageRows | ModelError] = {}
         for numbers in self._passes([self._num_patches(image) for image in images]):
-            made |= zip(numbers, self._encoded([images[number] for number in numbers]), strict=True)
+            made |= zip(
+                numbers, served(self._encode, [images[number] for number in numbers], together=True), strict=True
+            )
         in_order = iter([made[number] for number in range(len(images))])
         return [_all_or_error([next(in_order) for _ in request]) for request in requests]
 
@@ -128,19 +130,6 @@ class ImageBatch(Generic[Image, ImageRows]):
             numbers.append(number)
         yield numbers
 
-    def _encoded(self, images: Sequence[Image]) -> Sequence[ImageRows | ModelError]:
-        """Return the rows of each image, or its error. If a pass of several images fails, each gets its own pass."""
-        try:
-            return self._encode(images)
-        except Exception as error:
-            # The model's code may raise any exception.
-            if len(images) == 1:
-                failed = ModelError(f"{type(error).__name__}: {error}")
-                failed.__cause__ = error
-                return [failed]
-            log.warning("encoding %d images one by one, because their pass failed", len(images), exc_info=True)
-        return [made for image in images for made in self._encoded([image])]
-
 
 def _all_or_error(made: Sequence[ImageRows | ModelError]) -> list[ImageRows] | ModelError:
     rows: list[ImageRows] = []
@@ -149,6 +138,33 @@ def _all_or_error(made: Sequence[ImageRows | ModelError]) -> list[ImageRows] | M
             return each
         rows.append(each)
     return rows
+
+
+def served(
+    serve: Callable[[Sequence[Request]], Sequence[Result | ModelError]], requests: Sequence[Request], *, together: bool
+) -> Sequence[Result | ModelError]:
+    """Return the results of `serve` for all requests as one batch, or for each alone unless `together`.
+
+    If a batch raises an exception, each of its requests is served alone, so that only those at fault fail.
+    """
+    if together and len(requests) > 1:
+        try:
+            return serve(requests)
+        except Exception:
+            log.warning("serving %d requests one by one, because their batch failed", len(requests), exc_info=True)
+    return [_alone(serve, request) for request in requests]
+
+
+def _alone(
+    serve: Callable[[Sequence[Request]], Sequence[Result | ModelError]], request: Request
+) -> Result | ModelError:
+    try:
+        return serve([request])[0]
+    except Exception as error:
+        # The model's code may raise any exception.
+        failed = ModelError(f"{type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return failed
 
 
 def _resolve(done: asyncio.Future[Result], result: Result | ModelError) -> None:

@@ -9,18 +9,16 @@ result.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
-import numpy as np
 import torch
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
 from antiphon.adapters.parts import load_parts
-from antiphon.adapters.qwen3_asr.audio_encoder import EDGE_FRAMES, EncoderBatch, Features
+from antiphon.adapters.qwen3_asr.audio_encoder import EncoderBatch, KnownWindow
 from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts, read
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -42,10 +40,13 @@ from antiphon.engine.threads import available_cores
 from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
 from antiphon.modeling.token_words import UNSPACED, characters, spread, with_logprobs, words
-from antiphon.shares.threads import in_thread
 
 LANGUAGE_CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"
+# The prompt around the hint and the audio.
+BEFORE_HINT = "<|im_start|>system\n"
+BEFORE_AUDIO = f"{END}\n<|im_start|>user\n<|audio_start|>"
+AFTER_AUDIO = f"<|audio_end|>{END}\n<|im_start|>assistant\n"
 # Limit of tokens in a decode: TOKENS_PER_S for each second of audio, plus EXTRA_TOKENS. Fast Chinese speech has 8
 # tokens a second.
 TOKENS_PER_S, EXTRA_TOKENS = 14.0, 32
@@ -64,10 +65,8 @@ MAX_HINT_CHARS, MAX_HINT_TOKENS = 4000, 512
 # are for its audio, a quarter for the forced text, and an eighth for the earlier context.
 ROWS_PER_S, MAX_AUDIO_S = 13.0, 1200.0
 MAX_NEW_TOKENS = 4096
-# Limit of encoder windows in a batch on a GPU.
-MOST_ENCODED = 64
-
-T = TypeVar("T")
+# On a GPU, the partials of several sessions wait for a common moment, this number of seconds apart. Finals do not wait.
+PARTIAL_TICK_S = 0.04
 
 
 @dataclass(slots=True)
@@ -89,7 +88,7 @@ class Qwen3Asr:
     """A Transcriber with its own engine. It knows 30 languages, and has neither translation nor word alignment.
 
     `source` is a checkpoint's folder, in the released layout or that of `transformers`, or the loaded parts. `counts`
-    sums up the work of all sessions.
+    sums up the work of all sessions. `control`: returns the tokens of a text that the model's prompts contain.
     """
 
     def __init__(self, source: Path | Qwen3AsrParts, model_id: str, options: EngineModelOptions) -> None:
@@ -108,9 +107,12 @@ class Qwen3Asr:
         runner = Runner(self.parts.decoder, torch.device(device), compute_dtype, dtype)
         self.engine = LocalEngine(runner, options.settings, observe=options.observe)
         self.counts = EncoderCounts()
-        on_cpu = device == "cpu"
-        self.encoding = EncoderBatch(self.engine.thread, self.parts.audio_encoder, 1 if on_cpu else MOST_ENCODED)
-        self._features_in_thread = on_cpu
+        # The parts of the prompt are few, so each is tokenized once. The names of languages may be the model's words.
+        self.control = lru_cache(128)(self.parts.vocabulary.control)
+        if "encoder" in options.settings.graphs:
+            self.parts.audio_encoder.windows.capture()
+        self.partials = options.tick(PARTIAL_TICK_S)
+        self.encoding = EncoderBatch(self.engine.thread, self.parts.audio_encoder)
         # The number of concurrent generations at which the model counts as busy. Up to this number, they run without
         # delay.
         self._busy_from = available_cores() if device == "cpu" else 32
@@ -120,19 +122,6 @@ class Qwen3Asr:
     def profile(self) -> TranscriberProfile:
         """The properties of the model. Finals continue from the sent prefix, and partials are decoded every second."""
         return self._profile
-
-    async def features(self, function: Callable[[], T]) -> T:
-        """Run a function that computes features: on a GPU in a thread pool, on a CPU in the model's thread.
-
-        The model's thread uses all cores of a CPU, so a second thread would only compete with it. Raises ModelError if
-        the function fails, Refused and ModelLost.
-        """
-        if self._features_in_thread:
-            return await self.engine.thread.call_model(function)
-        try:
-            return await in_thread(function)
-        except Exception as error:
-            raise ModelError(f"{type(error).__name__}: {error}") from error
 
     def busy(self) -> bool:
         """Return whether the number of generating sessions has reached one per core, or 32 on a GPU.
@@ -225,14 +214,6 @@ def _profile(model_id: str, context_rows: int) -> TranscriberProfile:
     )
 
 
-@dataclass(slots=True)
-class _EncodedWindow:
-    """A finished encoder window in the KV: its features, and the index of the row after it."""
-
-    features: Features
-    end_row: int
-
-
 class Qwen3AsrStream:
     """A TranscriptionStream: one session's windows, decoded one at a time over one KV.
 
@@ -247,9 +228,16 @@ class Qwen3AsrStream:
         # text.
         self._audio_key: tuple[int, str, str] | None = None
         self._head_rows = 0
-        self._encoded: list[_EncodedWindow] = []
+        # The frames of the sound. Used in the model's thread.
+        self.mel = model.parts.audio_encoder.open()
+        # The finished encoder windows in the KV, and the index of the row after each.
+        self._encoded: list[KnownWindow] = []
+        self._encoded_ends: list[int] = []
         # The language name that the model wrote last.
         self._language = ""
+        # The last hint and its tokens.
+        self._hint = ""
+        self._hint_ids: list[int] = []
 
     @property
     def head_rows(self) -> int:
@@ -280,18 +268,18 @@ class Qwen3AsrStream:
     async def _decode(self, window: Window, temperature: float) -> Hypothesis:
         model = self._model
         session = self._session = self._session or await model.engine.open(RESERVE_ROWS)
+        if not window.final:
+            await model.partials.wait(self)
         self._append_head(session, window)
         await self._append_audio(session, window.pcm)
-        vocabulary, name = model.parts.vocabulary, LANGUAGE_CODE_TO_NAME.get(window.language or "", "")
+        name = LANGUAGE_CODE_TO_NAME.get(window.language or "", "")
         language = name or (self._language if window.prefix else "")
-        session.append(vocabulary.control(f"<|audio_end|>{END}\n<|im_start|>assistant\n"))
-        if language:
-            session.append(vocabulary.control(f"language {language}{TEXT_MARK}"))
-        session.append(window.prefix)
+        tag = model.control(f"language {language}{TEXT_MARK}") if language else ()
+        session.append((*model.control(AFTER_AUDIO), *tag, *window.prefix))
         num_prompt = session.length
         tokens = await self.generate(session, _max_tokens(window), temperature)
         model.counts.decodes += 1
-        text = [t for t in tokens if t.id not in vocabulary.stop]
+        text = [t for t in tokens if t.id not in model.parts.vocabulary.stop]
         found = self._hypothesis(window, text, language, forced=bool(name))
         return replace(found, prompt_tokens=num_prompt, completion_tokens=len(tokens))
 
@@ -300,44 +288,33 @@ class Qwen3AsrStream:
         key = (window.start_sample, window.prompt, window.context)
         # If the audio did not fit into the context, the engine has cut some of it, so it is computed again.
         if self._audio_key != key or session.context_start > self._head_rows:
-            vocabulary = self._model.parts.vocabulary
+            model, hint = self._model, window.prompt.strip()
             session.rollback(0)
             if self._audio_key is None or self._audio_key[1] != window.prompt or not window.prefix:
                 self._language = ""
-            session.append(vocabulary.control("<|im_start|>system\n"))
-            session.append(vocabulary.plain(window.prompt.strip()[:MAX_HINT_CHARS])[:MAX_HINT_TOKENS])
-            if context := window.context.strip():
-                session.append(vocabulary.plain("\n" + context if window.prompt.strip() else context))
-            session.append(vocabulary.control(f"{END}\n<|im_start|>user\n<|audio_start|>"))
+            if self._hint != hint:
+                self._hint, self._hint_ids = hint, model.parts.vocabulary.plain(hint[:MAX_HINT_CHARS])[:MAX_HINT_TOKENS]
+            context = window.context.strip()
+            earlier = model.parts.vocabulary.plain("\n" + context if hint else context) if context else ()
+            session.append((*model.control(BEFORE_HINT), *self._hint_ids, *earlier, *model.control(BEFORE_AUDIO)))
             session.pin()
-            self._audio_key, self._head_rows, self._encoded = key, session.length, []
+            self._audio_key, self._head_rows = key, session.length
+            self._encoded, self._encoded_ends = [], []
 
     async def _append_audio(self, session: Session, pcm: Pcm) -> None:
-        """Append the rows of the audio. Finished encoder windows with unchanged features keep their rows."""
-        encoder, counts = self._model.parts.audio_encoder, self._model.counts
-        size = encoder.window_frames
-        parts, same = await self._model.features(partial(self._fresh_parts, pcm, size))
-        made = list(zip(parts[same:], await self._model.encoding.encode(parts[same:]), strict=True))
-        counts.recomputed += max(0, len(self._encoded) - same)
-        del self._encoded[same:]
-        session.rollback(self._encoded[-1].end_row if self._encoded else self._head_rows)
-        frames = same * size + sum(part.shape[1] for part, _ in made)
-        for number, (part, rows) in enumerate(made, same):
+        """Append the rows of the audio. Finished encoder windows with unchanged frames keep their rows."""
+        model, counts = self._model, self._model.counts
+        found = await model.encoding.encode(self.mel, pcm, tuple(self._encoded))
+        counts.recomputed += max(0, len(self._encoded) - found.num_same)
+        counts.finished += len(found.finished)
+        counts.open += len(found.rows) - len(found.finished)
+        del self._encoded[found.num_same :], self._encoded_ends[found.num_same :]
+        session.rollback(self._encoded_ends[-1] if self._encoded else self._head_rows)
+        self._encoded += found.finished
+        for rows in found.rows:
             session.append_embeddings(rows)
-            if (number + 1) * size + EDGE_FRAMES <= frames:
-                self._encoded.append(_EncodedWindow(part.copy(), session.length))
-                counts.finished += 1
-            else:
-                counts.open += 1
-
-    def _fresh_parts(self, pcm: Pcm, size: int) -> tuple[list[Features], int]:
-        """Return the features of each encoder window, and the number of leading windows that are already in the KV."""
-        features = self._model.parts.audio_encoder.features(pcm)
-        parts = [features[:, at : at + size] for at in range(0, features.shape[1], size)]
-        same = 0
-        while same < min(len(parts), len(self._encoded)) and np.array_equal(parts[same], self._encoded[same].features):
-            same += 1
-        return parts, same
+            if len(self._encoded_ends) < len(self._encoded):
+                self._encoded_ends.append(session.length)
 
     async def generate(self, session: Session, max_tokens: int, temperature: float) -> list[Token]:
         """Sample the tokens after the rows of `session`, including tags and stop token, until they end or loop.
@@ -400,7 +377,8 @@ class Qwen3AsrStream:
 
     def close(self) -> None:
         """Close the session in the engine, if there is one, and free its KV. The next window opens another session."""
-        session, self._session, self._audio_key, self._encoded = self._session, None, None, []
+        session, self._session, self._audio_key = self._session, None, None
+        self.mel = self._model.parts.audio_encoder.open()
         if session:
             session.close()
 

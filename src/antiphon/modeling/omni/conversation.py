@@ -267,6 +267,8 @@ class OmniModel(Generic[Talker]):
             self.thinker.template = ChatTemplate(words, takes_media=True)
             has_tap = self.taps_media and parts.decoder.has_tap
             encoder = OmniMediaEncoder(folder, parts.model, words, engine.thread, has_tap=has_tap)
+            if "encoder" in engine.settings.graphs:
+                encoder.sound_encoder.capture()
         except BaseException:
             engine.close()
             raise

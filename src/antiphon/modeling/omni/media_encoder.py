@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.gathered import ImageBatch
 from antiphon.modeling.media_rows import AudioWindow, ChatRow, MediaPiece, MediaRows
 from antiphon.modeling.omni.sound import SoundFeatures
+from antiphon.modeling.omni.sound_encoder import SoundEncoder, SoundFrames
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
-from antiphon.shares.places import Places
 from antiphon.shares.threads import IMAGE_THREADS, THREADS, in_thread
 
 
@@ -71,11 +70,6 @@ class VideoLayout:
         return (at // self.chunk, kind, at) if self.chunk else (at, kind)
 
 
-T = TypeVar("T")
-
-# Limit of encodings of sound, of all owners together, that wait for the thinker's thread. Each encoding delays the next
-# step of all sessions.
-MAX_WAITING_ENCODES = 2
 # Limit of an image's longer side in pixels. Larger images are scaled down first; the encoder uses no higher resolution.
 MAX_SIDE = 2048
 # The number of mel frames (of 10 ms) at the end that change when more audio arrives, because their window extends
@@ -88,7 +82,7 @@ class OmniMediaEncoder:
 
     `thinker`: a model of `transformers` whose encoders are used. `words`: its tokenizer. `thread`: the thread that
     steps it. `window_s`: length in seconds of the encoder's attention window for a video's sound. `has_tap`: see
-    MediaEncoder. No state is kept between calls.
+    MediaEncoder. `sound_encoder`: encodes windows of sound. No state is kept between calls.
     """
 
     def __init__(self, folder: Path, thinker: Any, words: Any, thread: ModelThread, *, has_tap: bool = False) -> None:
@@ -110,13 +104,10 @@ class OmniMediaEncoder:
         self.placeholder_ids = frozenset(
             (int(config.audio_token_id), int(config.image_token_id), int(config.video_token_id))
         )
-        hearing = config.audio_config
-        self._chunk_frames = 2 * int(hearing.n_window)
-        self.window_frames = int(getattr(hearing, "n_window_infer", self._chunk_frames))
+        self.sound_encoder = SoundEncoder(thinker, thread)
+        self.window_frames = self.sound_encoder.window_frames
         self.window_s = self.window_frames / 100
         self.has_tap = has_tap
-        self._thread, self._model = thread, thinker
-        self._encodes = Places(MAX_WAITING_ENCODES)
         self._vision_encoder = vision = QwenVisionEncoder(folder, thinker, config.vision_config)
         self._images = ImageBatch(thread, vision.look, vision.num_patches, thinker.device)
         self._sound = SoundFeatures(folder, zero_padded=old)
@@ -139,18 +130,10 @@ class OmniMediaEncoder:
             (seen,) = await self._images.rows([prepared])
             return MediaRows(seen.rows, seen.positions)
         if isinstance(part, SoundWindow):
-            encode = partial(self._encode_audio, prepared, padded=part.num_before > 0)
-            return MediaRows(await self._in_turn(encode))
+            (rows,) = await self.sound_encoder.encode([SoundFrames(prepared, padded=part.num_before > 0)])
+            return MediaRows(rows)
         windows = await self._windows(part, prepared, {})
         return MediaRows(torch.cat([made.rows for _, made in windows]))
-
-    async def _in_turn(self, encode: Callable[[], T]) -> T:
-        """Run an encoder in the model's thread.
-
-        At most MAX_WAITING_ENCODES calls wait there at a time; API keys take turns.
-        """
-        async with self._encodes.held():
-            return await self._thread.call_model(encode)
 
     async def encode_windows(
         self, part: AudioPart, held: Mapping[MediaPiece, MediaRows]
@@ -173,20 +156,20 @@ class OmniMediaEncoder:
     ) -> list[tuple[AudioWindow, MediaRows]]:
         count = features.shape[1]
         source = part if part.turn is None else part.turn
-        out = list[tuple[AudioWindow, MediaRows]]()
+        windows, new = list[AudioWindow](), dict[AudioWindow, SoundFrames]()
         for start in range(0, count, self.window_frames):
             end = start + self.window_frames
             if part.grows and end + EDGE_FRAMES > count:
                 break
             given = np.ascontiguousarray(features[:, start:end])
             window = AudioWindow(source, start // self.window_frames, blake2b(given.data, digest_size=16).digest())
-            rows = held.get(window)
-            if rows is None:
+            windows.append(window)
+            if window not in held:
                 # The chunks of a clip are padded to the length of its longest chunk. In all windows except the first,
                 # that is a whole chunk.
-                rows = MediaRows(await self._in_turn(partial(self._encode_audio, given, padded=start > 0)))
-            out.append((window, rows))
-        return out
+                new[window] = SoundFrames(given, padded=start > 0)
+        made = dict(zip(new, map(MediaRows, await self.sound_encoder.encode(list(new.values()))), strict=True))
+        return [(window, made[window] if window in made else held[window]) for window in windows]
 
     def video_rows(self, video: VideoPart, sizes: Mapping[MediaPart, int]) -> list[ChatRow]:
         """Return the rows of a video in order. `sizes`: the number of rows of each frame and window of sound."""
@@ -199,16 +182,3 @@ class OmniMediaEncoder:
         if isinstance(part, SoundWindow):
             return self._sound.window(part)
         return self._sound.clip(part.pcm)
-
-    @torch.inference_mode()
-    def _encode_audio(self, features: Pcm, *, padded: bool) -> torch.Tensor:
-        """The rows of one window. `features`: float32 [bins, frames]. `padded`: pad incomplete chunks to full ones."""
-        batch = torch.from_numpy(features)[None].to(self._model.device, self._model.dtype)
-        frames = batch.shape[2]
-        mask = torch.ones(1, frames, dtype=torch.long, device=batch.device)
-        more: dict[str, torch.Tensor] = {}
-        if padded and frames < self._chunk_frames:
-            more["padded_feature"] = torch.nn.functional.pad(batch, (0, self._chunk_frames - frames))
-            more["chunk_lengths"] = torch.tensor([frames], device=batch.device)
-        rows: torch.Tensor = self._model.get_audio_features(batch, mask, **more).last_hidden_state
-        return rows
