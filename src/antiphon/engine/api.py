@@ -339,7 +339,8 @@ class Session(Protocol):
 
         Takes less time than `generate` for a caller that needs the whole list, because the engine delivers the tokens
         together. It does not wait for the caller. The returned tokens are rows of the session, and `finish` says why
-        the generation ended. If the call raises or is cancelled, the session keeps none of the tokens.
+        the generation ended. If the call raises or is cancelled, the session keeps none of the tokens, unless a cut of
+        the context has dropped the row before the first of them.
 
         Args:
             params: How the tokens are chosen.

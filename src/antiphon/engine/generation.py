@@ -93,7 +93,7 @@ async def collected(
                 if until and len(tokens) % group == 0 and until(tokens):
                     break
     except BaseException:
-        # The first of the rows may have left the context. Then the tokens stay.
+        # If the row before the tokens has left the context, they stay.
         with suppress(EngineError, Refused):
             session.rollback(start)
         raise

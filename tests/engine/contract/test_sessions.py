@@ -166,6 +166,64 @@ def test_when_a_reading_task_is_cancelled_its_generation_is_too(engine: Engine, 
     asyncio.run(main())
 
 
+def test_tokens_are_collected_at_once(engine: Engine, subject: EngineUnderTest) -> None:
+    async def main() -> None:
+        rows = some(subject, random.Random(14), 10)
+        session, expected = await opened(engine, rows), subject.likeliest(rows, 20)
+        assert [token.id for token in await session.collect(Sampling(max_tokens=20))] == expected
+        assert (session.length, session.finish) == (30, Finish.LENGTH)
+        session.rollback(10)
+        stop = expected[2]
+        cut = expected[: expected.index(stop) + 1]
+        found = await session.collect(Sampling(max_tokens=9, stop=frozenset((stop,))))
+        assert [token.id for token in found] == cut
+        assert (session.length, session.finish) == (10 + len(cut), Finish.STOP)
+
+    asyncio.run(main())
+
+
+def test_a_collection_ends_after_the_group_that_its_caller_wants(engine: Engine, subject: EngineUnderTest) -> None:
+    async def main() -> None:
+        rows = some(subject, random.Random(15), 10)
+        session, expected = await opened(engine, rows), subject.likeliest(rows, 14)
+        seen = list[list[int]]()
+
+        def until(tokens: Sequence[Token]) -> bool:
+            seen.append([token.id for token in tokens])
+            return len(tokens) == 12
+
+        found = await session.collect(Sampling(max_tokens=40), until=until, group=4)
+        assert seen == [expected[:4], expected[:8], expected[:12]]
+        assert [token.id for token in found] == expected[:12]
+        assert (session.length, session.finish) == (22, Finish.CANCELLED)
+        assert await tokens(session, 2) == expected[12:]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_when_a_collection_is_cancelled_or_its_caller_raises_then_no_token_stays(
+    engine: Engine, subject: EngineUnderTest, raises: bool
+) -> None:
+    def until(tokens: Sequence[Token]) -> bool:
+        raise LookupError
+
+    async def main() -> None:
+        rows = some(subject, random.Random(16), 10)
+        session = await opened(engine, rows)
+        collecting = session.collect(Sampling(max_tokens=300), until=until if raises else None, group=3)
+        task = asyncio.create_task(collecting)  # type: ignore[arg-type]
+        if not raises:
+            await asyncio.sleep(0)
+            task.cancel()
+        (error,) = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(error, LookupError if raises else asyncio.CancelledError)
+        assert (session.length, session.finish) == (10, Finish.CANCELLED)
+        assert await tokens(session, 2) == subject.likeliest(rows, 2)
+
+    asyncio.run(main())
+
+
 def test_a_reader_that_is_far_behind_still_gets_every_token(engine: Engine, subject: EngineUnderTest) -> None:
     async def main() -> None:
         rows = some(subject, random.Random(7), 5)

@@ -203,3 +203,27 @@ def test_a_step_does_not_look_at_idle_sessions(monkeypatch: pytest.MonkeyPatch) 
     assert looked == [sessions[5].number] * 5
     assert scheduler.plan(0.0) == []
     assert len(looked) == 5
+
+
+def test_a_session_whose_step_failed_goes_on_after_a_rollback() -> None:
+    scheduler = Course(Scheduler).scheduler
+    session = scheduler.open(1, 0.0)
+    scheduler.append(session, range(9))
+    scheduler.commit(scheduler.plan(0.0), [ModelError("the step failed")])
+    assert scheduler.plan(0.0) == []
+    scheduler.rollback(session, 5)
+    assert [chunk.ids for chunk in scheduler.plan(0.0)] == [(0, 1, 2, 3)]
+
+
+def test_an_idle_session_that_is_suspended_without_a_copy_computes_its_rows_again() -> None:
+    scheduler = Scheduler(KvCache(Memory(), budget_bytes=2 * PAGE_ROWS), StepLimits(400))
+    idle = [scheduler.open(PAGE_ROWS, 0.0, "a") for _ in range(2)]
+    for session in idle:
+        scheduler.append(session, range(9))
+    while chunks := scheduler.plan(0.0):
+        scheduler.commit(chunks, [None] * len(chunks))
+    other = scheduler.open(PAGE_ROWS, 0.0, "b")
+    assert (idle[1].lease.asleep, idle[1].rows.computed) == (True, 0)
+    scheduler.check_integrity()
+    scheduler.close(other, keep=False)
+    assert [chunk.session for chunk in scheduler.plan(0.0)] == [idle[1]]

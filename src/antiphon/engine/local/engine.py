@@ -82,6 +82,8 @@ class LocalEngine:
         self.scheduler = Scheduler(cache, limits)
         self._grammars = GrammarCompiler(tokenizer, runner.vocabulary_size) if tokenizer is not None else None
         self.last_state = EngineState()
+        # When idle sessions were last looked for.
+        self._parked_s = float("-inf")
         self.thread = ModelThread("engine", step=self._work, pause_s=self._pause_s, on_close=self._fail_all)
 
     @property
@@ -203,7 +205,10 @@ class LocalEngine:
         try:
             chunks = self.scheduler.plan(started)
             if not chunks:
-                self.scheduler.park_idle(started)
+                # Looks at all sessions, and an engine may be without work a thousand times a second.
+                if started - self._parked_s >= IDLE_CHECK_S:
+                    self._parked_s = started
+                    self.scheduler.park_idle(started)
                 return False
             self.scheduler.commit(chunks, self._results(chunks))
         except Exception as error:

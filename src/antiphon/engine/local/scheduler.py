@@ -135,6 +135,8 @@ class Scheduler:
         read = generation.start + kept
         if read < rows.length:
             rows.rollback(max(read, rows.pinned + rows.dropped) if rows.dropped else read)
+            # If that row has left the context, only the pinned rows are left.
+            rows.dropped = min(rows.dropped, read - rows.pinned)
 
     def rollback(self, session: ScheduledSession, position: int) -> None:
         """Take back all rows from `position` on. A session whose last step failed may continue afterwards.
