@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from antiphon.adapters.qwen3_omni import checkpoint
 from antiphon.adapters.vlm.qwen_vl import QwenVl
 from antiphon.engine.api import EngineSettings
-from antiphon.engine.local.decode import DecodeShape
+from antiphon.engine.local.decode import PassShape, PassSize
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.text_decoder import EXPERTS, TextDecoder
@@ -32,16 +32,15 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextDecoder]
 
 
 @torch.inference_mode()
-def pass_operators(decoder: TextDecoder, sessions: int) -> list[str]:
-    """Return the operators of a decode pass over fake tensors. They have no values: reading one raises."""
+def pass_operators(decoder: TextDecoder, size: PassSize) -> list[str]:
+    """Return the operators of a pass over fake tensors. They have no values: reading one raises."""
     runner = Runner(decoder, dtype=DTYPE, kv_dtype=DTYPE, position_axes=3, input_width=decoder.input_width)
     pool = runner.storage(EngineSettings(kv_bytes=4 << 20, kv_layout="paged"))
     assert isinstance(pool, PagePool)
-    rows = torch.zeros(1, sessions, runner.width, dtype=DTYPE)
-    shape = DecodeShape(runner.decoder_pass, pool, rows, 3, sessions, 2)
+    shape = PassShape(runner.decoder_pass, pool, torch.zeros(1, 1, runner.width, dtype=DTYPE), 3, size)
     with FakeTensorMode(allow_non_fake_inputs=True), Operators() as operators:
-        logits, _ = shape.compute()
-    assert logits.shape == (sessions, runner.vocabulary_size)
+        output = shape.compute()
+    assert output.logits.shape == (size.tiles, runner.vocabulary_size)
     # Fake tensors are asked for their device. That is not an operator.
     return [name for name in operators.names if not name.startswith("prim.")]
 
@@ -50,9 +49,11 @@ def pass_operators(decoder: TextDecoder, sessions: int) -> list[str]:
 def test_a_pass_of_a_mixture_is_grouped_products_and_reads_nothing(decoders: dict[str, TextDecoder], name: str) -> None:
     decoder = decoders[name]
     assert decoder.config._experts_implementation == EXPERTS
-    one, many = pass_operators(decoder, 1), pass_operators(decoder, 8)
-    assert one.count("aten._grouped_mm.default") == PRODUCTS_OF_A_LAYER * decoder.config.num_hidden_layers
-    assert one == many
+    # Passes of decode steps, and passes with prefill.
+    for few, many in ((PassSize(1, 1, 1, 2), PassSize(8, 8, 1, 2)), (PassSize(16, 8, 16, 2), PassSize(128, 16, 16, 2))):
+        found = pass_operators(decoder, few)
+        assert found.count("aten._grouped_mm.default") == PRODUCTS_OF_A_LAYER * decoder.config.num_hidden_layers
+        assert found == pass_operators(decoder, many)
 
 
 @pytest.mark.parametrize("name", ["thinker", "talker", "vlm"])
@@ -61,6 +62,6 @@ def test_a_pass_expert_by_expert_reads_which_experts_have_rows(decoders: dict[st
     decoder.text.set_experts_implementation("eager")
     try:
         with pytest.raises(DynamicOutputShapeException):
-            pass_operators(decoder, 4)
+            pass_operators(decoder, PassSize(4, 4, 1, 2))
     finally:
         decoder.text.set_experts_implementation(EXPERTS)
