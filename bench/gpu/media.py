@@ -62,7 +62,7 @@ def room(plan: Plan, recorder: Recorder) -> None:
 
 
 def _measure_natives(plan: Plan, recorder: Recorder, counts: Sequence[int]) -> None:
-    with closing(models.native_model(plan.pick("tiny", "4.5"), plan.options(24))) as model:
+    with closing(models.native_model(plan.pick("tiny", "4.5"), plan.options(44))) as model:
         for count in counts:
             with recorder.part(f"{count} sessions"):
                 asyncio.run(_measure_native(plan, recorder, model, count))

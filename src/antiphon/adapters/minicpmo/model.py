@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
@@ -52,6 +52,10 @@ PROMPT = "Streaming Omni Conversation."
 RESERVE_ROWS = 2560
 # Rows that are reserved for a conversation in the code decoder's engine: one turn.
 CODE_RESERVE_ROWS = 512
+# Shares of the memory for KV: of the language model, and of the code decoder. The rest is about what the audio encoder
+# needs for the conversations that the language model holds. A full window, a turn of a minute and 30 s of audio take
+# 1179, 110 and 145 MB in bfloat16. A short conversation has less context, and as much audio.
+WORDS_KV_SHARE, CODES_KV_SHARE = 5 / 8, 1 / 8
 
 
 class MiniCpmO:
@@ -59,9 +63,8 @@ class MiniCpmO:
 
     `source` is the released checkpoint's folder, or its parts on the device and in the dtype of the options. `window`:
     see WINDOW. `vocoder`: turns codes into audio; None: the folder's token2wav, if it has one. Without a vocoder the
-    profile has no voices, and the model's speech is text only. `hearing`: the audio streams of all conversations. Their
-    keys and values take memory in addition to `options.settings.kv_bytes` (see AudioBatch), for as many conversations
-    as the language model's engine can promise RESERVE_ROWS.
+    profile has no voices, and the model's speech is text only. `hearing`: the audio streams of all conversations. On a
+    GPU it has room for as many as the language model's engine can promise RESERVE_ROWS.
     """
 
     def __init__(
@@ -75,8 +78,9 @@ class MiniCpmO:
     ) -> None:
         """Load the parts and start both engines. Takes seconds to minutes.
 
-        Only the language model may have int8 weights. `options.settings` apply to each engine separately. The code
-        decoder and token2wav are on `options.talker_device`. Raises ModelError if the folder is not such a checkpoint.
+        Only the language model may have int8 weights. The engines and the audio encoder share the memory for KV. The
+        code decoder and token2wav are on `options.talker_device`. Raises ModelError if the folder is not such a
+        checkpoint.
         """
         where, settings, observe = torch.device(options.device), options.settings, options.observe
         voice_where = torch.device(options.talker_device or options.device)
@@ -91,11 +95,12 @@ class MiniCpmO:
             vocoder = vocoder or token2wav.load(source, voice_where)
         self.vocoder = vocoder
         decoder = Runner(self.parts.decoder, where, compute_dtype, dtype, rotate_half=True)
-        self.engine = LocalEngine(decoder, settings, observe=observe)
+        words_kv, codes_kv = (int(settings.kv_bytes * share) for share in (WORDS_KV_SHARE, CODES_KV_SHARE))
+        self.engine = LocalEngine(decoder, replace(settings, kv_bytes=words_kv), observe=observe)
         encode_images = self.parts.vision_encoder.encode
         self.images = ImageBatch(self.engine.thread, encode_images, lambda image: image.count, where)
         codes = Runner(self.parts.code_decoder, voice_where, dtype, dtype)
-        self.code_engine = LocalEngine(codes, settings, observe=observe)
+        self.code_engine = LocalEngine(codes, replace(settings, kv_bytes=codes_kv), observe=observe)
         self._conditions = GatheredCalls(self.code_engine.thread, self.parts.text_conditions)
         # A conversation hears one stream, and is promised RESERVE_ROWS of the language model's KV.
         sessions = max(1, self.engine.scheduler.cache.total_pages // pages_of(RESERVE_ROWS))
