@@ -45,12 +45,14 @@ from antiphon.adapters.minicpmo.audio_batch import AudioPages, AudioPass
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, Unit, Urgency, VoiceOptions, Window
 from antiphon.engine.api import EngineSettings, Sampling
+from antiphon.engine.local import decode
 from antiphon.engine.local.decode import PassShape
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.model_thread import ModelThread
 from antiphon.events.duplex import NativeSampling
+from antiphon.loading.loader import GPU_STEPS
 from antiphon.modeling.codec_talker import CodePredictor
 from antiphon.modeling.sound.window_encoder import WindowPass
 from antiphon.modeling.vocoder_batch import VocoderCall, VocoderSlots
@@ -65,7 +67,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 ROUNDS = 3
 # Engine settings of the models whose operators are counted.
 AS_ON_A_GPU = EngineModelOptions(
-    EngineSettings(kv_bytes=256 << 20, kv_layout="paged", decode_shapes="bucketed"), weights="fp32", threads=1
+    EngineSettings(kv_bytes=256 << 20, kv_layout="paged", decode_shapes="bucketed", **GPU_STEPS),
+    weights="fp32",
+    threads=1,
+    gather_s=0.05,
 )
 TEXT = "Some say the world will end in fire, some say in ice, and from what I have tasted of desire I hold with those."
 COUNTED = ("outside", "captured", "reads", "passes")
@@ -362,6 +367,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    # As with the kernels of a GPU, which read any number of pages.
+    decode.MOST_GATHERED_PAGES = 1 << 30
     counts, wanted = numbers(args.sessions), args.models.split(",")
     if unknown := set(wanted) - {"lm", *MODELS}:
         parser.error(f"no such model: {', '.join(sorted(unknown))}")

@@ -24,6 +24,7 @@ from bench.gpu.report import Figure, Report
 
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.api import EngineSettings
+from antiphon.loading.loader import GPU_STEPS
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ class Plan:
         if self.dry:
             steps = EngineSettings(**{"kv_bytes": 64 << 20} | self.engine)
             return EngineModelOptions(steps, weights="fp32", threads=1)
-        steps = EngineSettings(**{"kv_bytes": kv_gb << 30} | self.engine)
+        steps = EngineSettings(**{"kv_bytes": kv_gb << 30} | GPU_STEPS | self.engine)
         return EngineModelOptions(steps, device=self.device, weights="bf16")
 
 

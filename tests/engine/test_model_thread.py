@@ -33,6 +33,53 @@ def test_calls_run_in_the_thread_in_the_order_in_which_they_came(thread: ModelTh
     assert ran == [0, 1, 2, "vocoder"]
 
 
+def test_receivers_of_results_run_before_the_next_step_and_share_it() -> None:
+    waiting, steps = list[int](), list[list[int]]()
+
+    def step() -> bool:
+        if waiting:
+            steps.append(list(waiting))
+            waiting.clear()
+        return False
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        thread = ModelThread("engine", step=step)
+
+        async def say(number: int, answered: asyncio.Future[None]) -> None:
+            await answered
+            thread.post(lambda: waiting.append(number))
+
+        answers = [loop.create_future() for _ in range(5)]
+        tasks = [asyncio.ensure_future(say(number, answer)) for number, answer in enumerate(answers)]
+        await asyncio.sleep(0)
+
+        def answer() -> None:
+            for future in answers:
+                thread.deliver(loop, future.set_result, None)
+            thread.yield_to(loop)
+
+        await thread.call(answer)
+        await asyncio.gather(*tasks)
+        await thread.call(lambda: None)
+        thread.close()
+
+    asyncio.run(main())
+    assert steps == [[0, 1, 2, 3, 4]]
+
+
+def test_a_thread_does_not_wait_long_for_a_loop_that_does_not_run() -> None:
+    loop = asyncio.new_event_loop()
+    stepped = threading.Event()
+    thread = ModelThread("engine", step=lambda: bool(stepped.set()))
+    thread.post(lambda: thread.yield_to(loop))
+    stepped.clear()
+    thread.wake()
+    assert stepped.wait(10)
+    thread.close()
+    loop.close()
+
+
 def test_what_a_part_of_the_model_raises_becomes_a_model_error(thread: ModelThread) -> None:
     def fail(error: Exception) -> None:
         raise error

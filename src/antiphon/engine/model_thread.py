@@ -27,6 +27,8 @@ from antiphon.errors import AntiphonError, ModelError, ModelLost, Refused
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# The longest wait for an event loop before a step, in seconds, and the maximum number of such waits before one step.
+YIELD_S, MAX_YIELDS = 0.01, 3
 Given = TypeVarTuple("Given")
 # A function and its arguments.
 Call = tuple[Callable[..., None], tuple[Any, ...]]
@@ -56,6 +58,8 @@ class ModelThread:
         self._step, self._pause_s, self._on_close = step, pause_s, on_close
         # Bound: a few small calls for each session and step. The thread runs all of them before each step.
         self._posted: deque[Callable[[], None]] = deque()
+        # The loops whose receivers run before the next step.
+        self._yields: set[asyncio.AbstractEventLoop] = set()
         self._results: list[tuple[asyncio.AbstractEventLoop, Call]] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -177,6 +181,14 @@ class ModelThread:
         """
         self._results.append((loop, (function, given)))
 
+    def yield_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Deliver the results so far to `loop` before the next step, and let their receivers run.
+
+        So the calls that several receivers post at once are in one step. The thread waits for the loop for at most
+        YIELD_S. Must be called in this thread.
+        """
+        self._yields.add(loop)
+
     def wake(self) -> None:
         """Begin the next step now, because its input may have arrived. May be called from any thread."""
         with self._changed:
@@ -211,11 +223,30 @@ class ModelThread:
                 if self._closed or self.lost:
                     break
             self._run_posted()
+            for _ in range(MAX_YIELDS):
+                if not self._yield_to_receivers():
+                    break
+                self._run_posted()
             stepped = self._timed(self._step)
             self._deliver_results()
         self._on_close()
         self._run_posted()
         self._deliver_results()
+
+    def _yield_to_receivers(self) -> bool:
+        """Do what `yield_to` asked for. Returns False if it was not called."""
+        loops, self._yields = self._yields, set()
+        if not loops:
+            return False
+        self._deliver_results()
+        deadline_s = time.monotonic() + YIELD_S
+        for loop in loops:
+            ran = threading.Event()
+            with suppress(RuntimeError):
+                # The results are set in the loop's next iteration. Their receivers run in the one after it.
+                loop.call_soon_threadsafe(loop.call_soon, ran.set)
+                ran.wait(max(0.0, deadline_s - time.monotonic()))
+        return True
 
     def _run_posted(self) -> None:
         while self._posted and not self.lost:

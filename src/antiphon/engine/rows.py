@@ -68,6 +68,8 @@ class Rows:
     epoch: int = 0
     # Whether to compute the newest row too, even if no generation asks for it.
     compute_newest: bool = False
+    # Whether a caller waits until the rows before the newest are computed.
+    settling: bool = False
     # The owner of the rows. Only rows of the same owner may share KV; None: they share with no others.
     owner: Hashable | None = None
     # The generation under way, if any.
@@ -94,10 +96,14 @@ class Rows:
     def due(self) -> int:
         """The number of rows whose KV is to be computed now.
 
-        Leaves out the newest row, unless `compute_newest` is set, because the next generation needs its logits.
+        Leaves out the newest row, unless `compute_newest` is set, because the next generation needs its logits. A
+        single row before the newest waits for the rows that follow it, unless `settling` is set: by itself it would
+        take a pass, and together with them it takes none.
         """
         pending = len(self.ids) - self.computed
-        return pending if not pending or self.compute_newest or self._generates else pending - 1
+        if not pending or self.compute_newest or self._generates:
+            return pending
+        return pending - 1 if pending > 2 or self.settling else 0
 
     @property
     def _generates(self) -> bool:

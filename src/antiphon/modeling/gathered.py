@@ -35,13 +35,18 @@ class GatheredCalls(Generic[Request, Result]):
     """Serves all requests that arrive before the next step of a model's thread as one batch.
 
     `serve`: called in the thread with the requests. Returns a result or an error for each request. If it raises an
-    exception, all requests fail.
+    exception, all requests fail. `followed`: the callers continue with rows for an engine that the same thread steps.
+    They do so before its next step, so that these rows share a step.
     """
 
     def __init__(
-        self, thread: ModelThread, serve: Callable[[Sequence[Request]], Sequence[Result | ModelError]]
+        self,
+        thread: ModelThread,
+        serve: Callable[[Sequence[Request]], Sequence[Result | ModelError]],
+        *,
+        followed: bool = False,
     ) -> None:
-        self._thread, self._serve = thread, serve
+        self._thread, self._serve, self._followed = thread, serve, followed
         # Bound: one request for each session.
         self._waiting: deque[tuple[Request, asyncio.AbstractEventLoop, asyncio.Future[Result]]] = deque()
 
@@ -76,6 +81,8 @@ class GatheredCalls(Generic[Request, Result]):
             results = [failure] * len(batch)
         for (_, loop, done), result in zip(batch, results, strict=True):
             self._thread.deliver(loop, partial(_resolve, done, result))
+            if self._followed and len(batch) > 1:
+                self._thread.yield_to(loop)
 
 
 class ImageBatch(Generic[Image, ImageRows]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -311,6 +312,51 @@ def test_when_one_session_fails_the_others_go_on_and_it_can_be_rolled_back(layou
         worse.rollback(0)
         worse.append([8, 9])
         assert await tokens(worse, 3) == greedy(reference, [8, 9], 3)
+        await integrity(e)
+        e.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout.values()))
+def test_after_a_row_of_nan_the_rows_that_were_computed_with_it_are_computed_again(layout: dict[str, Any]) -> None:
+    async def main() -> None:
+        e, together = engine("llama", **layout), threading.Event()
+        session = await e.open()
+        # All rows are in one step, as they arrive while the thread is busy.
+        e.thread.post(lambda: together.wait(10) and None)
+        session.append([1, 2, 3])
+        session.append_embeddings(torch.full((2, tiny.WIDTH), float("nan")))
+        together.set()
+        await session.settle()
+        with pytest.raises(ModelError, match="not a number"):
+            await tokens(session, 3)
+        session.rollback(3)
+        assert await tokens(session, 3) == greedy(tiny.model("llama"), [1, 2, 3], 3)
+        await integrity(e)
+        e.close()
+
+    asyncio.run(main())
+
+
+def test_a_single_row_waits_for_those_that_follow_unless_a_caller_waits_for_it() -> None:
+    async def main() -> None:
+        e = engine("llama")
+        session = await e.open()
+        session.append([1, 2])
+        # The thread has had the time to compute the row: it runs this call after the rows have been appended.
+        for _ in range(3):
+            assert await e.thread.call(lambda: session.scheduled.rows.computed) == 0
+        assert e.runner.stats.steps == 0
+        session.append([3])
+        await session.settle()
+        assert (e.runner.stats.steps, e.runner.stats.rows) == (1, 2)
+        assert await tokens(session, 3) == greedy(tiny.model("llama"), [1, 2, 3], 3)
+        session.append([4])
+        # The last token that was sampled is not computed yet.
+        assert await e.thread.call(lambda: session.scheduled.rows.pending) == 2
+        await session.settle()
+        assert await e.thread.call(lambda: session.scheduled.rows.pending) == 1
         await integrity(e)
         e.close()
 

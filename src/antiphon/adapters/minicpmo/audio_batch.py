@@ -235,7 +235,7 @@ class AudioBatch:
         if device.type != "cpu":
             self.pages = AudioPages(encoder, sessions, captures=graphs)
             self.pages.warm()
-        self._calls = GatheredCalls[tuple[AudioStream, Pcm], torch.Tensor](thread, self.encode)
+        self._calls = GatheredCalls[tuple[AudioStream, Pcm], torch.Tensor](thread, self.encode, followed=True)
 
     def open(self) -> AudioStream:
         """Return the state of a new stream, which the caller closes. It takes no memory before its first unit."""

@@ -101,7 +101,7 @@ class MiniCpmO:
         self.images = ImageBatch(self.engine.thread, encode_images, lambda image: image.count, where)
         codes = Runner(self.parts.code_decoder, voice_where, dtype, dtype)
         self.code_engine = LocalEngine(codes, replace(settings, kv_bytes=codes_kv), observe=observe)
-        self._conditions = GatheredCalls(self.code_engine.thread, self.parts.text_conditions)
+        self._conditions = GatheredCalls(self.code_engine.thread, self.parts.text_conditions, followed=True)
         # A conversation hears one stream, and is promised RESERVE_ROWS of the language model's KV.
         sessions = max(1, self.engine.scheduler.cache.total_pages // pages_of(RESERVE_ROWS))
         self.hearing = AudioBatch(

@@ -117,7 +117,7 @@ class EncoderBatch:
 
     def __init__(self, thread: ModelThread, encoder: WindowedAudioEncoder) -> None:
         self._encoder = encoder
-        self._calls = GatheredCalls[SoundRequest, EncodedSound](thread, self._serve)
+        self._calls = GatheredCalls[SoundRequest, EncodedSound](thread, self._serve, followed=True)
 
     async def encode(self, mel: GrowingMel, pcm: Pcm, known: Sequence[KnownWindow]) -> EncodedSound:
         """Return the rows of a sound, see SoundRequest. Waits for the model's thread.

@@ -146,6 +146,9 @@ class Scheduler:
         if session.rows.generation:
             raise EngineError("the session is generating: end that first")
         session.rows.rollback(position)
+        if session.stalled:
+            # Rows that were computed together with a row of NaN may have NaN in their keys and values.
+            session.rows.computed = 0
         session.stalled = False
         self._active.add(session)
         self.cache.truncate_parked(session.lease, session.rows.computed)
@@ -176,9 +179,11 @@ class Scheduler:
         """
         rows = session.rows
         rows.compute_newest = rows.compute_newest or (include_newest and bool(rows.pending))
+        rows.settling = True
         session.idle_rows = 0
         self._active.add(session)
         if session.failure or session.stalled or not rows.busy:
+            rows.settling = bool(session.on_settled)
             on_settled(session.failure or (EngineError("the session's last step failed") if session.stalled else None))
         else:
             session.on_settled.append(on_settled)
@@ -475,6 +480,7 @@ class Scheduler:
             lease = session.lease
             held = lease.extent.pages * PAGE_ROWS if lease.extent else lease.parked.rows if lease.parked else 0
             assert session.rows.computed <= held
+            assert session.rows.settling == bool(session.on_settled)
             assert session in self._active or not (session.ready or session.rows.generation)
         assert self._active <= set(self.sessions)
         assert self.generating == sum(session.rows.generation is not None for session in self.sessions)
@@ -487,6 +493,7 @@ def _report_if_settled(session: ScheduledSession) -> None:
 
 def _report_settled(session: ScheduledSession, error: Exception | None) -> None:
     callbacks, session.on_settled = session.on_settled, []
+    session.rows.settling = False
     for callback in callbacks:
         callback(error)
 
