@@ -32,6 +32,7 @@ from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -237,14 +238,14 @@ async def minicpmo(count: int, *, speaks: bool = True) -> dict[str, float]:
             for s in sampling
         ]
 
-        async def hold(number: int, units: int) -> None:
-            for unit in range(units):
-                await opened[number].append(Unit(models.unit(unit)))
-                step = await opened[number].step(must_speak=speaks)
-                assert speaks != isinstance(step, ListenStep)
+        async def hold(number: int, unit: int) -> None:
+            await opened[number].append(Unit(models.unit(unit)))
+            step = await opened[number].step(must_speak=speaks)
+            assert speaks != isinstance(step, ListenStep)
 
         async def run(units: int) -> None:
-            await together(count, lambda number: hold(number, units))
+            for unit in range(units):
+                await together(count, lambda number, unit=unit: hold(number, unit))
 
         await run(2)
         return await operators([model.engine.thread, model.code_engine.thread], run, 3)
@@ -256,12 +257,12 @@ async def asr(count: int) -> dict[str, float]:
         model.parts.audio_encoder.windows.together = True
         opened, sound = [model.open() for _ in range(count)], models.sound(8)
 
-        async def hear(number: int, partials: int) -> None:
-            for step in range(partials):
-                await opened[number].decode(Window(sound[: (4 + step % 4) * 16_000], language="en", max_tokens=9))
+        async def hear(number: int, step: int) -> None:
+            await opened[number].decode(Window(sound[: (4 + step % 4) * 16_000], language="en", max_tokens=9))
 
         async def run(partials: int) -> None:
-            await together(count, lambda number: hear(number, partials))
+            for step in range(partials):
+                await together(count, lambda number, step=step: hear(number, step))
 
         await run(4)
         return await operators([model.engine.thread], run, 4)
@@ -291,7 +292,7 @@ class NoDecoder(Runner):
     """A runner without its decoder: logits are constant, and no KV is written."""
 
     def decoder_pass(self, inputs: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attention: Any) -> Any:
-        return torch.zeros(len(keep), self.vocabulary_size), None
+        return decode.PassOutput(torch.zeros(len(keep), self.vocabulary_size), None, None)
 
 
 @dataclass(slots=True)
@@ -330,6 +331,36 @@ async def steps_ms(make: type[Runner], settings: dict[str, Any], count: int, idl
         began = ended
     engine.close()
     return found
+
+
+async def asr_partial_ms(count: int) -> dict[str, float]:
+    """Return the CPU time of a partial of Qwen3-ASR when `count` are decoded at once, without encoder and decoder."""
+    with (
+        patch.object(Runner, "decoder_pass", NoDecoder.decoder_pass),
+        closing(models.transcriber("tiny", AS_ON_A_GPU)) as model,
+    ):
+        windows, sound = model.parts.audio_encoder.windows, models.sound(8)
+        made = windows.forward(torch.zeros(1, *windows.window_shape), torch.ones(1, dtype=torch.long))
+        windows.together, windows.forward = True, lambda chunks, _: made.expand(len(chunks), -1, -1)
+        opened = [model.open() for _ in range(count)]
+
+        async def run(seconds: Sequence[int]) -> None:
+            for end in seconds:
+                window = Window(sound[: end * 16_000], language="en", max_tokens=9)
+                await together(count, lambda number, window=window: opened[number].decode(window))
+
+        async def now() -> tuple[float, float]:
+            return await model.engine.thread.call(time.thread_time), time.process_time()
+
+        found = []
+        for _ in range(5):
+            await run([1])
+            before = await now()
+            await run(range(2, 8))
+            after = await now()
+            found.append([(b - a) / 6 / count * 1000 for a, b in zip(before, after, strict=True)])
+        thread_ms, process_ms = (percentile([each[i] for each in found], 50) for i in range(2))
+        return {"streams": count, "engine_thread_ms": thread_ms, "all_threads_ms": process_ms}
 
 
 def decode_steps(counts: Sequence[int], args: Namespace) -> dict[str, dict[str, float]]:
@@ -377,6 +408,9 @@ def main() -> None:
         document |= {"rows": args.rows, "step_ms": decode_steps(counts, args)}
         document["step_python_ms"] = python_of_steps(counts, numbers(args.idle), args)
     document |= {name: counted(name, counts) for name in wanted if name in MODELS}
+    if "asr" in wanted:
+        document["asr_partial_cpu_ms"] = [asyncio.run(asr_partial_ms(n)) for n in counts]
+        show("CPU time of a partial of 9 tokens, without encoder and decoder", document["asr_partial_cpu_ms"])
     if "tts" in wanted:
         document["tts_body"] = asyncio.run(tts_body())
         show("tts: a frame at the depth of the 0.6B model", {"1 text": document["tts_body"]})
