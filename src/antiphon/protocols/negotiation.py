@@ -41,6 +41,10 @@ MAX_HELD_BYTES = 64 << 10
 OpenAIDialect = OpenAIConversation | OpenAITranscription
 
 
+# Made once: msgspec's description of a type must not be built by two threads at the same time.
+_SNAPSHOTS = msgspec.json.Decoder(ConversationSnapshot)
+
+
 class _Probe(msgspec.Struct):
     """The fields of a first message that decide the dialect. Values of other types have no effect on the decision."""
 
@@ -174,7 +178,7 @@ class RealtimeConnection:
         if not isinstance(self._default, OpenAIConversation):
             raise LocalProtocolError("a conversation is restored into a connection that holds none")
         self.id = kept.session_id
-        self._default.restore(kept.session_id, msgspec.json.decode(kept.session, type=ConversationSnapshot))
+        self._default.restore(kept.session_id, _SNAPSHOTS.decode(kept.session))
         self._pending += self._choose(self._default)
 
     def control(self, data: str | bytes) -> Control | None:

@@ -88,6 +88,9 @@ from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.resume import Control, control, replaced_frame, resumed_frame
 from antiphon.protocols.wire import Frame, Received
 
+# Made once: msgspec's description of a type must not be built by two threads at the same time.
+_SNAPSHOTS = msgspec.json.Decoder(DuplexSnapshot)
+
 
 class DuplexConnection(FrameReader[DuplexMessage]):
     """One full-duplex connection. Errors have the dialect's own codes. A whole update is checked before any of it is
@@ -175,7 +178,7 @@ class DuplexConnection(FrameReader[DuplexMessage]):
 
     def restore(self, kept: WireSnapshot) -> None:
         """Continue a session from its stored state. Call it after `open`, but do not send the frames of `open`."""
-        self._session.restore(kept.session_id, msgspec.json.decode(kept.session, type=DuplexSnapshot))
+        self._session.restore(kept.session_id, _SNAPSHOTS.decode(kept.session))
         self._buffer.set_format(self._session.input_format)
         self._is_open = True
         self._pending.append(self._session.configured())

@@ -52,6 +52,10 @@ class _Snapshot(msgspec.Struct):
     continued: ResumePoint | None = None
 
 
+# Made once: msgspec's description of a type must not be built by two threads at the same time.
+_SNAPSHOTS = msgspec.json.Decoder(_Snapshot)
+
+
 def caller_hash(caller: Caller) -> str:
     """Return the SHA-256 of a caller in hex. Only a caller with the hash that is stored with a session may resume it.
 
@@ -112,7 +116,7 @@ def restored(
     """
     context = context_of(state, caller)
     try:
-        snapshot = msgspec.json.decode(row.snapshot, type=_Snapshot)
+        snapshot = _SNAPSHOTS.decode(row.snapshot)
         wire = dialect_named(snapshot.wire.dialect).connect(snapshot.opening, context)
         wire.open()
         wire.restore(snapshot.wire)

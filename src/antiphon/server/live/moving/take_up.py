@@ -303,6 +303,10 @@ class _Snapshot(msgspec.Struct):
     continued: _Due | None = None
 
 
+# Made once: msgspec's description of a type must not be built by two threads at the same time.
+_SNAPSHOTS = msgspec.json.Decoder(_Snapshot)
+
+
 def delay_s(row: StoredSession) -> float:
     """Return the delay before a session may be claimed, in seconds; 0 for a session that is not suspected.
 
@@ -322,7 +326,7 @@ def delay_s(row: StoredSession) -> float:
 
 def _due(row: StoredSession) -> _Due:
     try:
-        return msgspec.json.decode(row.snapshot, type=_Snapshot).continued or _Due()
+        return _SNAPSHOTS.decode(row.snapshot).continued or _Due()
     except msgspec.MsgspecError:
         # A damaged row is refused when it is restored.
         return _Due()
