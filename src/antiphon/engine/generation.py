@@ -80,6 +80,14 @@ class Generation:
         self.delivered += len(tokens)
         self.deliver(tokens, reason)
 
+    @property
+    def lookback_rows(self) -> int:
+        """The number of newest rows that the penalties consider."""
+        params = self.params
+        window = params.repetition_window if params.repetition_penalty != 1.0 else 0
+        counted = self.produced if params.presence_penalty or params.frequency_penalty else 0
+        return max(window, counted)
+
 
 async def collected(
     session: Session, params: Sampling, until: Callable[[Sequence[Token]], bool] | None, group: int

@@ -368,7 +368,7 @@ class Scheduler:
         assert session.lease.extent
         start, is_last = rows.computed, stop == len(rows.ids)
         sampled = generation if is_last else None
-        lookback = _lookback_rows(sampled) if sampled else 0
+        lookback = sampled.lookback_rows if sampled else 0
         return StepChunk(
             session=session,
             handle=session.lease.extent.handle,
@@ -496,11 +496,3 @@ def _report_settled(session: ScheduledSession, error: Exception | None) -> None:
     session.rows.settling = False
     for callback in callbacks:
         callback(error)
-
-
-def _lookback_rows(generation: Generation) -> int:
-    """The number of newest rows that the generation's penalties consider."""
-    params = generation.params
-    window = params.repetition_window if params.repetition_penalty != 1.0 else 0
-    counted = generation.produced if params.presence_penalty or params.frequency_penalty else 0
-    return max(window, counted)
