@@ -1,4 +1,4 @@
-"""MiniCPM-o's audio streams that are encoded together, compared with each stream alone as the released code has it."""
+"""MiniCPM-o's audio encoder: streams that are encoded together have the embeddings of the released code."""
 
 from __future__ import annotations
 

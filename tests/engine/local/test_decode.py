@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -203,6 +204,47 @@ def test_tokens_do_not_depend_on_how_prefill_is_split_over_steps(rows: int) -> N
                 ids.append(token)
 
         await asyncio.gather(*(say(number) for number in range(len(prompts))))
+        e.close()
+
+    asyncio.run(main())
+
+
+class Watched(Runner):
+    """A runner that calls `after` with the number of each step."""
+
+    after: Callable[[int], None]
+
+    def step(self, chunks: Sequence[StepChunk]) -> list[Any]:
+        results = super().step(chunks)
+        self.after(self.stats.steps)
+        return results
+
+
+def test_a_session_may_leave_between_two_tiles_of_its_prompt() -> None:
+    reference, ids = tiny.model("qwen3"), [5, 6]
+
+    async def main() -> None:
+        runner = Watched(tiny.model("qwen3"))
+        e = LocalEngine(
+            runner, EngineSettings(kv_bytes=4 << 20, decode_shapes="bucketed", prefill_rows=16, prefill_only_rows=16)
+        )
+        stays, leaver = await e.open(), await e.open()
+        computed: list[int] = []
+
+        def leave(step: int) -> None:
+            if step == 4:
+                computed.append(leaver.scheduled.rows.computed)
+                e.scheduler.close(leaver.scheduled, keep=False)
+
+        runner.after = leave
+        leaver.append([n % tiny.VOCABULARY for n in range(200)])
+        stays.append(ids)
+        async for token in stays.generate(Sampling(max_tokens=8)):
+            assert token.id == int(tiny.logits(reference, ids)[-1].argmax())
+            ids.append(token.id)
+        assert len(ids) == 10
+        assert 0 < computed[0] < 199
+        await e.thread.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())

@@ -22,7 +22,7 @@ from transformers import GenerationConfig
 
 from antiphon.engine.api import EMBEDDED, EngineSettings, Token
 from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention, StepAttention
-from antiphon.engine.local.decode import PassOutput, PassShapes
+from antiphon.engine.local.decode import PassOutput, PassShapes, PassSize
 from antiphon.engine.local.kernels.attention import PagedAttention, is_paged_by_kernels, step_tiles
 from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.kv.cache import PAGE_ROWS
@@ -199,7 +199,7 @@ class Runner:
 
     def _forward(self, chunks: Sequence[StepChunk]) -> list[Result]:
         started = time.perf_counter()
-        outputs = [(part, self._compute(part)) for part in self._parts(chunks)]
+        outputs = [(part, self._compute(part, size)) for part, size in self._parts(chunks)]
         self.stats.forward_s += time.perf_counter() - started
         for part, output in outputs:
             self._feed_sinks(part, output.tapped)
@@ -208,23 +208,26 @@ class Runner:
         self.stats.sample_s += time.perf_counter() - started
         return [results.get(id(c)) for c in chunks]
 
-    def _parts(self, chunks: Sequence[StepChunk]) -> list[Sequence[StepChunk]]:
+    def _parts(self, chunks: Sequence[StepChunk]) -> list[tuple[Sequence[StepChunk], PassSize | None]]:
         """Divide the chunks of a step into passes: one, unless they do not fit a pass of fixed size.
 
-        All passes are queued on the device before the host waits for the tokens of one of them.
+        Returns the size of each pass; None: the pass has no fixed size. All passes are queued on the device before the
+        host waits for the tokens of one of them.
         """
-        if self._shapes is None or self._shapes.size(chunks):
-            return [chunks]
+        shapes = self._shapes
+        if shapes is None:
+            return [(chunks, None)]
+        if size := shapes.size(chunks):
+            return [(chunks, size)]
         parts = [c for c in chunks if c.count == 1], [c for c in chunks if c.count > 1]
-        return [part for part in parts if part]
+        return [(part, shapes.size(part)) for part in parts if part]
 
-    def _compute(self, chunks: Sequence[StepChunk]) -> PassOutput:
+    def _compute(self, chunks: Sequence[StepChunk], size: PassSize | None) -> PassOutput:
         """Compute the rows of each session, packed side by side.
 
         Returns the logits and hidden states of the rows that are sampled from, in order, and the tapped rows of all.
         """
         inputs, positions = self._inputs(chunks), self._positions(chunks)
-        size = self._shapes.size(chunks) if self._shapes else None
         if self._shapes and size:
             output, last = self._shapes.run(size, inputs, positions, chunks)
             kept = [row for row, c in zip(last, chunks, strict=True) if c.sampled]
