@@ -14,7 +14,7 @@ from antiphon.errors import ModelError
 from antiphon.modeling.gathered import MAX_PASS_PATCHES, MAX_WAITING_GPU, ImageBatch
 
 # Not a CPU, so images share passes.
-DEVICE = torch.device("meta")
+DEVICE = "meta"
 
 
 class Encoder:
@@ -35,7 +35,7 @@ class Encoder:
 
 
 def rows_of(
-    encoder: Encoder, requests: Sequence[Sequence[int]], device: torch.device = DEVICE, leave: Sequence[int] = ()
+    encoder: Encoder, requests: Sequence[Sequence[int]], device: str = DEVICE, leave: Sequence[int] = ()
 ) -> list[Any]:
     """Return the result or the error of each request. All of them wait when the thread begins to serve them.
 
@@ -105,7 +105,7 @@ def test_images_whose_caller_left_are_not_encoded() -> None:
 
 def test_on_a_cpu_each_image_is_a_pass() -> None:
     encoder = Encoder(fails=lambda images: 7 in images)
-    found = rows_of(encoder, [[5, 3], [7]], torch.device("cpu"))
+    found = rows_of(encoder, [[5, 3], [7]], "cpu")
     assert found[0] == [-5, -3]
     assert isinstance(found[1], ModelError)
     assert encoder.passes == [[3], [5], [7]]

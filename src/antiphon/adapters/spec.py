@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from antiphon.engine.api import Capabilities, EngineSettings
-from antiphon.modeling.tick import Tick
+from antiphon.modeling.gathered import Tick
 from antiphon.remote.engine import EngineServers
 from antiphon.roles import ModelRole, role_named
 

@@ -1,16 +1,14 @@
-"""Requests of many sessions to one part of a model, served in batches in the model's thread."""
+"""Requests of many sessions to one part of a model: when they go on together, and how the thread serves them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
-
-import torch
 
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError, ModelLost
@@ -85,13 +83,47 @@ class GatheredCalls(Generic[Request, Result]):
                 self._thread.yield_to(loop)
 
 
+class Tick:
+    """Lets requests of many sessions wait for a common moment, so that they share the passes of a model.
+
+    `interval_s`: the time between two moments; 0: no request waits.
+    """
+
+    # A session counts as active if its last request was at most this number of seconds ago.
+    ACTIVE_S = 2.5
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        # The last two sessions that asked, the newest first, and when they did.
+        self._asked: list[tuple[Hashable, float]] = []
+        self._next: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    async def wait(self, session: Hashable) -> None:
+        """Wait for the next moment. Returns at once if no other session is active."""
+        loop = asyncio.get_running_loop()
+        now, others = loop.time(), [(s, at) for s, at in self._asked if s != session]
+        self._asked = [(session, now), *others[:1]]
+        if not self.interval_s or not others or now - others[0][1] > self.ACTIVE_S:
+            return
+        if self._next is None or self._next[0] is not loop:
+            moment = asyncio.Event()
+            self._next = loop, moment
+            loop.call_at((now // self.interval_s + 1) * self.interval_s, self._come, moment)
+        await self._next[1].wait()
+
+    def _come(self, moment: asyncio.Event) -> None:
+        self._next = None
+        moment.set()
+
+
 class ImageBatch(Generic[Image, ImageRows]):
     """Encodes images in the model's thread. On a GPU, the images of all sessions that wait there form one pass.
 
     A pass has at most MAX_PASS_PATCHES patches. On a CPU, each image is a pass, because larger ones are not faster.
 
-    `encode`: encodes images in one pass, and returns the rows of each, in order. `num_patches`: returns an image's
-    number of patches. `places`: the requests that wait for the thread; API keys take turns.
+    `device`: the type of the encoder's device, such as "cuda". `encode`: encodes images in one pass, and returns the
+    rows of each, in order. `num_patches`: returns an image's number of patches. `places`: the requests that wait for
+    the thread; API keys take turns.
     """
 
     def __init__(
@@ -99,10 +131,10 @@ class ImageBatch(Generic[Image, ImageRows]):
         thread: ModelThread,
         encode: Callable[[Sequence[Image]], Sequence[ImageRows]],
         num_patches: Callable[[Image], int],
-        device: torch.device,
+        device: str,
     ) -> None:
         self._encode, self._num_patches = encode, num_patches
-        shares_passes = device.type != "cpu"
+        shares_passes = device != "cpu"
         self._most = MAX_PASS_PATCHES if shares_passes else 0
         self.places = Places(MAX_WAITING_GPU if shares_passes else MAX_WAITING_CPU)
         self._calls = GatheredCalls[Sequence[Image], list[ImageRows]](thread, self._serve)

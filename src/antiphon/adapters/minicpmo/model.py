@@ -98,7 +98,7 @@ class MiniCpmO:
         words_kv, codes_kv = (int(settings.kv_bytes * share) for share in (WORDS_KV_SHARE, CODES_KV_SHARE))
         self.engine = LocalEngine(decoder, replace(settings, kv_bytes=words_kv), observe=observe)
         encode_images = self.parts.vision_encoder.encode
-        self.images = ImageBatch(self.engine.thread, encode_images, lambda image: image.count, where)
+        self.images = ImageBatch(self.engine.thread, encode_images, lambda image: image.count, where.type)
         codes = Runner(self.parts.code_decoder, voice_where, dtype, dtype)
         self.code_engine = LocalEngine(codes, replace(settings, kv_bytes=codes_kv), observe=observe)
         self._conditions = GatheredCalls(self.code_engine.thread, self.parts.text_conditions, followed=True)

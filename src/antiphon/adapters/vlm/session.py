@@ -108,7 +108,7 @@ class VisionLanguageModel:
             input_width=family.input_width,
         )
         self.engine = LocalEngine(runner, options.settings, observe=options.observe)
-        self.images = ImageBatch(self.engine.thread, family.encode, family.num_patches, torch.device(device))
+        self.images = ImageBatch(self.engine.thread, family.encode, family.num_patches, torch.device(device).type)
 
     @property
     def profile(self) -> VideoProfile:

@@ -109,7 +109,7 @@ class OmniMediaEncoder:
         self.window_s = self.window_frames / 100
         self.has_tap = has_tap
         self._vision_encoder = vision = QwenVisionEncoder(folder, thinker, config.vision_config)
-        self._images = ImageBatch(thread, vision.look, vision.num_patches, thinker.device)
+        self._images = ImageBatch(thread, vision.look, vision.num_patches, thinker.device.type)
         self._sound = SoundFeatures(folder, zero_padded=old)
 
     async def encode(self, part: MediaPart) -> MediaRows:

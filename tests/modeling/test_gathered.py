@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from antiphon.modeling.tick import Tick
+from antiphon.modeling.gathered import Tick
 
 
 class Clock(asyncio.SelectorEventLoop):
