@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 from antiphon.engine.api import Sampling
 from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.local.device_sampling import RowChoices, draw_tokens
-from antiphon.engine.local.kernels.graphs import Graphs, power_of_two, warmed_sizes
+from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
 from antiphon.engine.local.sampling import RowEdits, RowSampler, sample_rows
 from antiphon.errors import ModelError
 
@@ -181,7 +181,7 @@ class CapturedFrames:
     def _frame(self, count: int, like: torch.Tensor) -> _CapturedFrame | None:
         if count not in self._frames:
             frame = _CapturedFrame(self._predictor, self._first_codes, [self._usual] * count, like)
-            self._frames[count] = frame if frame.capture(self._graphs) else None
+            self._frames[count] = frame if frame.capture(self._graphs, like.device) else None
         return self._frames[count]
 
 
@@ -189,7 +189,7 @@ def _way(params: Sampling) -> tuple[float, int, float, float]:
     return params.temperature, params.top_k, params.top_p, params.min_p
 
 
-class _CapturedFrame:
+class _CapturedFrame(CapturedPass[tuple[torch.Tensor, torch.Tensor]]):
     """The passes of one frame, on tensors with fixed addresses. `params`: the sampling of each session."""
 
     def __init__(
@@ -207,14 +207,7 @@ class _CapturedFrame:
         # Must stay alive, because the graph reads its tensors.
         self._choices = RowChoices.of(params, device)
 
-    def capture(self, graphs: Graphs) -> bool:
-        """Capture the passes if `graphs` can, and return whether they are captured."""
-        captured = graphs.capture(self._compute, self._first.device)
-        if captured:
-            self._graph, self._out = captured
-        return captured is not None
-
-    def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         embedded = self._first_codes(self._first)
         made: tuple[torch.Tensor, torch.Tensor] = self._predictor(
             self._thoughts, embedded, self._choices, self._uniforms
@@ -228,8 +221,7 @@ class _CapturedFrame:
         self._thoughts[:count].copy_(thoughts)
         self._first[:count].copy_(first)
         self._uniforms[:count].copy_(uniforms, non_blocking=True)
-        self._graph.replay()
-        codes, summed = self._out
+        codes, summed = self.result()
         return codes[:count], summed[:count]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from antiphon.audio import Pcm
-from antiphon.engine.local.kernels.graphs import Graphs, power_of_two, warmed_sizes
+from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
 from antiphon.modeling.codec_vocoder import StreamVocoder, VocoderState, VocoderStreams, has_been, in_reach
@@ -50,7 +50,7 @@ class _SlotStreams(VocoderStreams):
         return held, in_reach(held, held, count, self._had.device) & has_been(held, self._had, count)
 
 
-class VocoderCall:
+class VocoderCall(CapturedPass[torch.Tensor]):
     """A call of `count` streams with `frames` frames each: its tensors and, if captured, its graph.
 
     `numbers`, int64 [count, frames * codebooks + 2]: the codes of each stream, its slot, and its number of frames so
@@ -62,24 +62,13 @@ class VocoderCall:
         self._slots, self._frames = slots, frames
         self.numbers = torch.zeros(count, frames * vocoder.num_codebooks + 2, dtype=torch.long, device=table.device)
         self.numbers[:, -2] = slots.spare
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._audio: torch.Tensor | None = None
-
-    def capture(self, graphs: Graphs) -> None:
-        """Capture the call as a CUDA graph if `graphs` can."""
-        if captured := graphs.capture(self.compute, self.numbers.device):
-            self._graph, self._audio = captured
 
     def run(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the audio [n, samples] of n streams, in a tensor that is valid until the next run."""
         spare = [0] * (self.numbers.shape[1] - 2)
         padded = [*numbers, *[[*spare, self._slots.spare, 0]] * (len(self.numbers) - len(numbers))]
         self.numbers.copy_(torch.tensor(padded), non_blocking=True)
-        if self._graph is None:
-            return self.compute()[: len(numbers)]
-        self._graph.replay()
-        assert self._audio is not None
-        return self._audio[: len(numbers)]
+        return self.result()[: len(numbers)]
 
     def compute(self) -> torch.Tensor:
         """Vocode the frames in `numbers`, and return float32 [count, samples]."""
@@ -152,7 +141,7 @@ class VocoderSlots:
         call = self._calls.get((count, frames))
         if call is None:
             call = self._calls[count, frames] = VocoderCall(self, count, frames)
-            call.capture(self._graphs)
+            call.capture(self._graphs, call.numbers.device)
         return call
 
 

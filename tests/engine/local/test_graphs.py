@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from antiphon.engine.local.kernels import graphs
-from antiphon.engine.local.kernels.graphs import Graphs, agree, power_of_two, warmed_sizes
+from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, agree, power_of_two, warmed_sizes
 
 CPU = torch.device("cpu")
 
@@ -41,6 +41,31 @@ def test_the_graphs_of_a_part_share_memory_and_a_disabled_part_has_none(monkeypa
     part: Any = Graphs("decode steps")
     assert [part.capture(lambda: 7, CPU) for _ in range(2)] == [("pool 0", 7)] * 2
     assert Graphs("decode steps", enabled=False).capture(lambda: 7, CPU) is None
+
+
+def test_a_captured_pass_is_replayed_and_another_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        replays = 0
+
+        def replay(self) -> None:
+            self.replays += 1
+
+    class Pass(CapturedPass[list[int]]):
+        runs = 0
+
+        def compute(self) -> list[int]:
+            self.runs += 1
+            return [self.runs]
+
+    graph = Graph()
+    monkeypatch.setattr(graphs, "capture", lambda function, device, memory: (graph, function()))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    captured, run = Pass(), Pass()
+    assert captured.capture(Graphs("passes"), CPU)
+    assert not run.capture(Graphs("passes", enabled=False), CPU)
+    assert [captured.result(), captured.result()] == [[1], [1]]
+    assert (captured.runs, graph.replays) == (1, 2)
+    assert [run.result(), run.result()] == [[1], [2]]
 
 
 def test_results_agree_up_to_rounding_and_integers_are_not_compared() -> None:

@@ -29,7 +29,7 @@ from antiphon.adapters.minicpmo.log_mel import (
 from antiphon.audio import Pcm
 from antiphon.engine.local.attention import Scoring, StepAttention
 from antiphon.engine.local.kernels.attention import PagedAttention, is_paged_by_kernels
-from antiphon.engine.local.kernels.graphs import Graphs
+from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs
 from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
 from antiphon.engine.local.kv.page_pool import PagePool, PageTable
 from antiphon.engine.local.kv.shape import KvShape
@@ -64,7 +64,7 @@ class AudioStream:
     closed: bool = False
 
 
-class AudioPass:
+class AudioPass(CapturedPass[tuple[torch.Tensor, torch.Tensor]]):
     """A pass over a unit of each of `count` streams: its tensors and, if captured, its graph.
 
     `numbers`, int64 [count, 2 + pages]: each stream's number of units and of positions so far, and its pages. `sound`,
@@ -79,13 +79,6 @@ class AudioPass:
         self.numbers = torch.zeros(count, 2 + most, dtype=torch.int64, device=pool.rows.device)
         self.sound = mel.filters.new_zeros(count, INPUT_SAMPLES)
         self.memory = mel.filters.new_zeros(count, mel.memory_size)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._out: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def capture(self, graphs: Graphs) -> None:
-        """Capture the pass as a CUDA graph if `graphs` can. Writes to the scratch page only."""
-        if captured := graphs.capture(self.compute, self.numbers.device):
-            self._graph, self._out = captured
 
     def run(self, streams: Sequence[AudioStream], sounds: Sequence[Pcm]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the embeddings [n, 10, width] of the next unit of n streams, and their new log-mel states.
@@ -101,13 +94,9 @@ class AudioPass:
         self.numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
         self.sound[:count].copy_(torch.from_numpy(np.stack(sounds)), non_blocking=True)
         self.memory[:count].copy_(torch.stack([stream.memory for stream in streams]))
-        if self._graph is None:
-            embeddings, memory = self.compute()
-            return embeddings[:count], memory[:count]
-        self._graph.replay()
-        assert self._out is not None
+        embeddings, memory = self.result()
         # The next replay overwrites these tensors.
-        return self._out[0][:count].clone(), self._out[1][:count].clone()
+        return embeddings[:count].clone(), memory[:count].clone()
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Encode the units of all streams, and return [count, 10, width] and [count, memory_size]."""
@@ -198,7 +187,7 @@ class AudioPages:
         found = self._passes.get(count)
         if found is None:
             found = self._passes[count] = AudioPass(self, count)
-            found.capture(self._graphs)
+            found.capture(self._graphs, self.pool.rows.device)
         return found
 
 

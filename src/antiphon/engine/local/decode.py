@@ -16,7 +16,7 @@ import torch
 
 from antiphon.engine.local.attention import Scoring, StepAttention, weighted_values
 from antiphon.engine.local.kernels.attention import FixedPages, is_paged_by_kernels, rows_of_tile
-from antiphon.engine.local.kernels.graphs import Graphs, power_of_two, warmed_sizes
+from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
 from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.shape import KvRange
@@ -127,11 +127,11 @@ class PaddedAttention:
         return self._masks[window]
 
 
-class PassShape:
+class PassShape(CapturedPass[PassOutput]):
     """Passes of one size: their tensors, and the pass over them.
 
-    `inputs`: float [1, rows, width], for their type and device. `axes`: of the positions, 1 or 3. `graph`: the captured
-    pass, which is replayed; None: the pass is run.
+    `inputs`: float [1, rows, width], for their type and device. `axes`: of the positions, 1 or 3. A capture writes to
+    the scratch page only.
     """
 
     def __init__(self, decoder: DecoderPass, pool: PagePool, inputs: torch.Tensor, axes: int, size: PassSize) -> None:
@@ -143,20 +143,11 @@ class PassShape:
         self.inputs = inputs.new_zeros(1, rows, inputs.shape[-1])
         shape = (1, rows) if axes == 1 else (axes, 1, rows)
         self.positions = torch.zeros(shape, dtype=torch.int64, device=inputs.device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self._out: PassOutput | None = None
 
     def compute(self) -> PassOutput:
         """Run the pass over the current tensors. The logits are of the last row of each tile."""
         self.attention.begin()
         return self._decoder(self.inputs, self.positions, self.attention.fixed.last_rows, self.attention)
-
-    def capture(self, graphs: Graphs) -> None:
-        """Capture the pass as a CUDA graph if `graphs` can. Takes the time of a few passes, and writes to the scratch
-        page only.
-        """
-        if captured := graphs.capture(self.compute, self.inputs.device):
-            self.graph, self._out = captured
 
     def run(
         self, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
@@ -170,11 +161,7 @@ class PassShape:
         self.inputs[:, :count].copy_(inputs)
         self.positions[..., :count].copy_(positions)
         last = self.attention.fill(ranges)
-        if self.graph:
-            self.graph.replay()
-            assert self._out is not None
-            return self._out, last
-        return self.compute(), last
+        return self.result(), last
 
 
 class PassShapes:
@@ -242,5 +229,5 @@ class PassShapes:
 
     def _new(self, inputs: torch.Tensor, size: PassSize) -> PassShape:
         shape = PassShape(self._decoder, self._pool, inputs, self._axes, size)
-        shape.capture(self._graphs)
+        shape.capture(self._graphs, inputs.device)
         return shape

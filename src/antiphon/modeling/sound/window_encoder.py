@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from antiphon.engine.local.kernels.graphs import Graphs
+from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs
 from antiphon.modeling.sound.log_mel import Frames
 
 # The numbers of windows in a pass on a GPU. More windows take several passes.
@@ -45,7 +45,7 @@ class MelWindow(NamedTuple):
         into[count:] = 0
 
 
-class WindowPass:
+class WindowPass(CapturedPass[torch.Tensor]):
     """A pass of up to `count` windows: its tensors and, if captured, its graph.
 
     `chunks`, float32 [count, chunks, bins, chunk_frames]: the frames of the windows, followed by zeros. `num_rows`,
@@ -57,13 +57,6 @@ class WindowPass:
         self._encoder = encoder
         self.chunks = torch.zeros(count, *encoder.window_shape, device=device)
         self.num_rows = torch.ones(count, dtype=torch.long, device=device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._rows: torch.Tensor | None = None
-
-    def capture(self, graphs: Graphs) -> None:
-        """Capture the pass as a CUDA graph if `graphs` can."""
-        if captured := graphs.capture(self.compute, self.chunks.device):
-            self._graph, self._rows = captured
 
     def run(self, windows: Sequence[MelWindow]) -> torch.Tensor:
         """Return the rows [count, rows, width], in a tensor that is valid until the next run. Does not wait."""
@@ -77,11 +70,7 @@ class WindowPass:
             counts.numpy()[own] = self._encoder.rows(window.num_frames)
         self.chunks.copy_(given, non_blocking=True)
         self.num_rows.copy_(counts, non_blocking=True)
-        if self._graph is None:
-            return self.compute()
-        self._graph.replay()
-        assert self._rows is not None
-        return self._rows
+        return self.result()
 
     def compute(self) -> torch.Tensor:
         """Return the rows [count, rows, width] of the frames in `chunks`."""
@@ -192,7 +181,7 @@ class WindowEncoder:
         found = self._passes.get(count)
         if found is None:
             found = self._passes[count] = WindowPass(self, count)
-            found.capture(self._graphs)
+            found.capture(self._graphs, self.device)
         return found
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -52,6 +53,29 @@ class Graphs:
             log.warning("%s are not captured as CUDA graphs: %s", self._part, error)
             self._enabled = False
             return None
+
+
+class CapturedPass(ABC, Generic[T]):
+    """A part of a model over tensors with fixed addresses, which a CUDA graph replays if it was captured."""
+
+    _captured: tuple[torch.cuda.CUDAGraph, T] | None = None
+
+    @abstractmethod
+    def compute(self) -> T:
+        """Launch the part, and return its result: tensors, or tuples of them."""
+
+    def capture(self, graphs: Graphs, device: torch.device) -> bool:
+        """Capture the part if `graphs` can, which takes the time of a few passes. Returns whether it is captured."""
+        self._captured = graphs.capture(self.compute, device)
+        return self._captured is not None
+
+    def result(self) -> T:
+        """Return the result for the current tensors. It is valid until the next call. Does not wait for the device."""
+        if self._captured is None:
+            return self.compute()
+        graph, out = self._captured
+        graph.replay()
+        return out
 
 
 def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tuple[torch.cuda.CUDAGraph, T]:
