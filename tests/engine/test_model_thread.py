@@ -35,19 +35,19 @@ def test_calls_run_in_the_thread_in_the_order_in_which_they_came(thread: ModelTh
 
 def test_receivers_of_results_run_before_the_next_step_and_share_it() -> None:
     waiting, steps = list[int](), list[list[int]]()
+    answered = threading.Event()
 
     def step() -> bool:
-        if waiting:
+        if answered.is_set():
             steps.append(list(waiting))
-            waiting.clear()
         return False
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         thread = ModelThread("engine", step=step)
 
-        async def say(number: int, answered: asyncio.Future[None]) -> None:
-            await answered
+        async def say(number: int, asked: asyncio.Future[None]) -> None:
+            await asked
             thread.post(lambda: waiting.append(number))
 
         answers = [loop.create_future() for _ in range(5)]
@@ -58,6 +58,7 @@ def test_receivers_of_results_run_before_the_next_step_and_share_it() -> None:
             for future in answers:
                 thread.deliver(loop, future.set_result, None)
             thread.yield_to(loop)
+            answered.set()
 
         await thread.call(answer)
         await asyncio.gather(*tasks)
@@ -65,7 +66,7 @@ def test_receivers_of_results_run_before_the_next_step_and_share_it() -> None:
         thread.close()
 
     asyncio.run(main())
-    assert steps == [[0, 1, 2, 3, 4]]
+    assert steps[0] == [0, 1, 2, 3, 4]
 
 
 def test_a_thread_does_not_wait_long_for_a_loop_that_does_not_run() -> None:
