@@ -59,7 +59,7 @@ def test_when_the_model_accepts_media_then_it_is_given_the_audio_and_the_image()
 
 def test_when_the_pause_ends_the_turn_then_the_preemptive_response_has_heard_its_audio() -> None:
     async def main() -> Scene:
-        async with Scene(accepts_media=True) as scene:
+        async with Scene(accepts_media=True, false_start_ms=0) as scene:
             await scene.start_turn()
             await scene.append(np.zeros(3_200, np.float32))
             await scene.pause("Hello.")
@@ -94,7 +94,9 @@ def test_when_a_turn_is_answered_then_the_model_hears_its_words_and_no_others(
         return None
 
     async def main() -> Scene:
-        async with Scene(accepts_media=True, vad=vad, transcriber=ScriptedTranscriber(gate=gate)) as scene:
+        async with Scene(
+            accepts_media=True, vad=vad, transcriber=ScriptedTranscriber(gate=gate), false_start_ms=0
+        ) as scene:
             scene.model.go.set()
             for first, count in turns:
                 # A breath inside the turn, shorter than what ends it.
