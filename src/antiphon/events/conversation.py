@@ -131,8 +131,8 @@ class ConversationConfig:
     interrupt_response: bool = True
     # Whether the client receives the transcripts of the user's turns.
     reports_transcripts: bool = False
-    # If the user goes on at most this number of milliseconds after a response to a turn became audible, the response was
-    # a false start, and the turn continues; 0: it never does.
+    # A response was a false start if the user goes on at most this number of milliseconds after it became audible. The
+    # user's turn then continues. 0: it never does.
     false_start_ms: float = FALSE_START_MS
     # Silence after a response that creates another response, in milliseconds; None for never.
     idle_timeout_ms: float | None = None

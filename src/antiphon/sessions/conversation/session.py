@@ -414,4 +414,6 @@ class ConversationSession:
         await self._turn_audio.append_audio(pcm)
         detected = self.config.transcription.vad is not None
         if self._group and self._may_prefill() and (audio := self._turn_audio.growing_turn(detected=detected)):
-            self._group.start_soon(self._responder.prefill_audio, audio, self._open_item(max(self._floor.turns, default=-1)))
+            self._group.start_soon(
+                self._responder.prefill_audio, audio, self._open_item(max(self._floor.turns, default=-1))
+            )

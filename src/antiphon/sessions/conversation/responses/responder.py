@@ -187,13 +187,14 @@ class Responder:
         """
         if self._answer is None:
             return True
-        response, is_active = self._answer.response, self._answer is self.active
+        response = self._answer.response
+        is_under_way = self._answer is self.active and response.status == "in_progress"
         if any(item.kind == "function_call" for item in response.output):
             return False
         began_s = self._heard.began_s(response.id)
         if began_s is None:
-            return is_active
-        return onset_s - began_s <= most_s and (is_active or self._heard.goes_on)
+            return is_under_way
+        return onset_s - began_s <= most_s and (is_under_way or self._heard.goes_on)
 
     def retract(self) -> None:
         """Hide the response to the user's last turn from the model, because it began before the user had finished."""
