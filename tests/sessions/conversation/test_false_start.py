@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,8 +25,9 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.events.conversation import ResponseDone, TruncateItem
-from antiphon.events.transcription import OverlapDecided, ServerVad, SpeechStopped, TurnCommitted
+from antiphon.events.transcription import ServerVad, SpeechStopped, TurnCommitted
 from antiphon.events.words import Word
+from tests.scripted import ScriptedTranscriber, speech
 from tests.sessions.conversation.scripted import RATE_HZ, Scene, ScriptedModel, play
 
 MEANING = ServerVad(0.5, 300, 4000, "medium")
@@ -332,22 +333,14 @@ def test_an_overlap_in_the_first_moments_is_decided_before_its_words_are_known(
 ) -> None:
     monkeypatch.setattr("antiphon.sessions.conversation.overlap_timing.DECISION_S", 0.0)
     monkeypatch.setattr("antiphon.sessions.conversation.overlap_timing.MAX_BACKCHANNEL_S", 60.0)
-    decided: list[OverlapDecided] = []
+    known = anyio.Event()
 
     async def act(room: Scene) -> None:
         await room.say("I would like")
-        emit = room.session._emit
+        # The listener hears speech, whose words are not known yet.
+        await room.append(speech(1, 3))
+        await room.until(ResponseDone)
+        known.set()
 
-        async def watched(event: Any) -> None:
-            decided.extend([event] if isinstance(event, OverlapDecided) else [])
-            await emit(event)
-
-        room.session._emit = watched  # type: ignore[assignment]
-        monkeypatch.setattr(type(room.session._listener), "speaking", property(lambda _: True))
-        await room.start_turn(500)
-        await asyncio.sleep(0.01)
-        await room.settle()
-
-    room = play_in(lambda: scene(vad=MEANING), act)
-    assert [d.takes_floor for d in decided] == [True]
+    room = play_in(lambda: scene(vad=MEANING, transcriber=ScriptedTranscriber(gate=lambda _: known)), act)
     assert room.responses()[0] == "cancelled turn_detected"

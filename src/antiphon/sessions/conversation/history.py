@@ -163,7 +163,7 @@ class ConversationHistory:
                     if item.text.strip() or parts:
                         message = Message(item.role, item.text.strip(), parts=parts)
                         if item.continues and item.continues == newest:
-                            out[-1] = _joined(out[-1], message)
+                            out[-1] = out[-1].joined(message)
                         else:
                             out.append(message)
                         newest = item.id
@@ -198,13 +198,6 @@ class ConversationHistory:
             if item.id == item_id:
                 return at
         raise RemoteProtocolError(code, f"There is no item with the id '{item_id}'.", param)
-
-
-def _joined(first: Message, second: Message) -> Message:
-    """Return the message of a user who said both, one after the other."""
-    parts = (*(first.parts or (first.text,)), *(second.parts or (second.text,)))
-    has_media = bool(first.parts or second.parts)
-    return replace(first, text=f"{first.text} {second.text}".strip(), parts=parts if has_media else ())
 
 
 def _results_behind_calls(items: Sequence[Item]) -> list[Item]:
