@@ -24,7 +24,8 @@ from antiphon.contracts import (
     ToolCallStarted,
     VoiceOptions,
 )
-from antiphon.events.conversation import ResponseDone, TruncateItem
+from antiphon.events.conversation import ContentPart, CreateItem, Item, ResponseDone, TruncateItem
+from antiphon.events.duplex import SkipResponse
 from antiphon.events.transcription import ServerVad, SpeechStopped, TurnCommitted
 from antiphon.events.words import Word
 from tests.scripted import ScriptedTranscriber, speech
@@ -210,6 +211,75 @@ def test_when_the_client_has_ended_the_turn_then_speech_after_it_is_another_turn
         await pass_s(room, 1)
         await room.say("And this?", 1000)
         assert [m.role for m in room.model.asked[-1]] == ["user", "assistant", "user"]
+
+    play_in(scene, act)
+
+
+def test_when_the_client_adds_something_in_between_then_the_messages_are_not_joined() -> None:
+    async def act(room: Scene) -> None:
+        await room.say("I would like")
+        await pass_s(room, 0.5)
+        await room.start_turn(500)
+        await room.session.handle(CreateItem(Item("note", role="system", parts=[ContentPart("input_text", "Hurry.")])))
+        await room.transcribe(await room.end_turn(500), "to book a table.")
+        assert texts(room) == ["I would like", "Hurry.", "to book a table."]
+
+    play_in(scene, act)
+
+
+def test_when_the_client_writes_for_the_user_then_speech_after_it_is_another_turn() -> None:
+    async def act(room: Scene) -> None:
+        await room.say("I would like")
+        await room.session.handle(CreateItem(Item("note", parts=[ContentPart("input_text", "Hurry.")])))
+        await room.say("Now.", 500)
+
+    assert play_in(scene, act).counted["false_starts"] == 0
+
+
+def test_when_the_last_turn_had_no_words_then_speech_after_it_is_another_turn() -> None:
+    async def act(room: Scene) -> None:
+        await room.say("")
+        await room.say("Hello.", 500)
+        assert texts(room) == ["Hello."]
+
+    assert play_in(scene, act).counted["false_starts"] == 0
+
+
+def test_when_the_client_wants_no_response_to_the_last_turn_then_speech_after_it_is_another_turn() -> None:
+    async def act(room: Scene) -> None:
+        await room.start_turn()
+        await room.session.handle(SkipResponse())
+        await room.transcribe(await room.end_turn(), "Hello.")
+        await room.say("Are you there?", 500)
+
+    assert play_in(scene, act).counted["false_starts"] == 0
+
+
+def test_when_the_response_has_been_heard_then_speech_after_it_is_another_turn() -> None:
+    now_s = [0.0]
+
+    async def act(room: Scene) -> None:
+        room.model.end.set()
+        await room.say("Hello.")
+        await room.settle()
+        now_s[0] = 5.0
+        await room.say("And you?", 500)
+        assert [m.role for m in room.model.asked[-1]] == ["user", "assistant", "user"]
+
+    assert play_in(lambda: scene(clock=lambda: now_s[0]), act).counted["false_starts"] == 0
+
+
+def test_when_an_earlier_turn_was_answered_then_only_the_response_to_the_last_one_counts() -> None:
+    async def act(room: Scene) -> None:
+        await room.say("Hello.")
+        await pass_s(room, 5)
+        await room.start_turn(5000)
+        first = await room.end_turn(5000)
+        await room.start_turn(5500)
+        second = await room.end_turn(5500)
+        await room.transcribe(first, "I would like")
+        await room.transcribe(second, "to book a table.")
+        assert texts(room) == ["Hello.", "What would you like?", *WHOLE]
 
     play_in(scene, act)
 
