@@ -26,7 +26,7 @@ from antiphon.contracts import (
 )
 from antiphon.events.conversation import ContentPart, CreateItem, Item, ResponseDone, TruncateItem
 from antiphon.events.duplex import SkipResponse
-from antiphon.events.transcription import ServerVad, SpeechStopped, TurnCommitted
+from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
 from antiphon.events.words import Word
 from tests.scripted import ScriptedTranscriber, speech
 from tests.sessions.conversation.scripted import RATE_HZ, Scene, ScriptedModel, play
@@ -280,6 +280,19 @@ def test_when_an_earlier_turn_was_answered_then_only_the_response_to_the_last_on
         await room.transcribe(first, "I would like")
         await room.transcribe(second, "to book a table.")
         assert texts(room) == ["Hello.", "What would you like?", *WHOLE]
+
+    play_in(scene, act)
+
+
+def test_a_host_that_takes_over_in_the_middle_owes_one_response() -> None:
+    async def act(room: Scene) -> None:
+        await room.say("I would like")
+        await pass_s(room, 0.5)
+        # The response is being cancelled, and its last events are not sent yet.
+        room.turn += 1
+        await room.session.handle_transcription(SpeechStarted(room.turn, 500))
+        assert room.session.progress.is_responding
+        assert len(room.session.progress.owed_responses) == 1
 
     play_in(scene, act)
 
