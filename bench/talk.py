@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import soxr
 from bench.common import Server, measured, numbers, options, percentile, server, show, spread
-from bench.driver import STORY, WIRE_HZ, Caller, in_loops, server_vad, shared, telling
+from bench.driver import CHUNK_S, STORY, WIRE_HZ, Caller, in_loops, server_vad, shared, telling
 from bench.hearing.clips import PAUSE, Clip, loaded, mixed, read_manifest, whole_turns, with_data
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -200,10 +201,31 @@ async def cancel(srv: Server, trials: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Hesitation:
-    """A turn with a pause inside. `row`: its row of the manifest. `events`: its events, with seconds from its start."""
+    """A turn with a pause inside. `row`: its row of the manifest. `events`: its events, with seconds from its start.
+
+    `sounded`: the seconds, from its start, of each step of the loudspeaker in which an answer was heard.
+    """
 
     row: dict[str, Any]
     events: list[tuple[float, dict[str, Any]]]
+    sounded: list[float]
+
+    @property
+    def was_spoken_into(self) -> bool:
+        """Whether an answer was heard before the turn's true end."""
+        return any(self.row["pause"][0] < at < self.row["turn_end"] for at in self.sounded)
+
+    @property
+    def talked_over_s(self) -> float:
+        """Seconds in which an answer was heard while the user went on after the pause."""
+        return CHUNK_S * sum(self.row["pause"][1] < at < self.row["turn_end"] for at in self.sounded)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last answer is to the whole turn: it is one item, or each item continues the one before."""
+        items = [e["item"] for _, e in self.events if e["type"] == "conversation.item.added"]
+        said = [item for item in items if item["role"] == "user"]
+        return all(later.get("continues") == item["id"] for item, later in itertools.pairwise(said))
 
     def is_early(self, at: float) -> bool:
         """Return whether an event at second `at` is in the pause. An answer must not begin there."""
@@ -221,7 +243,9 @@ async def hesitations(srv: Server, vad: dict[str, Any] | None, data: Path) -> li
                 since = len(caller.events)
                 began = await caller.say(clip.pcm)
                 await asyncio.sleep(clip.seconds + 5.0)
-                results.append(Hesitation(row, [(at - began, event) for at, event in caller.events[since:]]))
+                sounded = [caller.begun_s + i * CHUNK_S - began for i, step in enumerate(caller.heard) if any(step)]
+                events = [(at - began, event) for at, event in caller.events[since:]]
+                results.append(Hesitation(row, events, sounded))
                 await caller.settle()
         return results
 
@@ -243,6 +267,12 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
         false_ends = sum(any(map(one.is_early, times)) for one, times in zip(said, ends, strict=True))
         late = [times[-1] - one.row["turn_end"] for one, times in zip(said, ends, strict=True) if times]
         out[name] = {"turns": len(said), "false_ends": false_ends, "share": false_ends / len(said)}
+        out[name] |= {
+            "spoken_into": sum(one.was_spoken_into for one in said),
+            "talked_over_0.4_s": sum(one.talked_over_s > 0.4 for one in said),
+            "talked_over_max_s": max(one.talked_over_s for one in said),
+            "whole": sum(one.is_whole for one in said),
+        }
         out[name] |= spread(late, "end")
     show("hesitations of 0.6, 1.2 and 2 s", out)
     return out

@@ -99,6 +99,24 @@ def test_when_a_pause_has_a_silence_of_its_own_then_only_that_pause_is_shorter()
     assert run(other, [QUIET] * 20) == [SpeechPaused(3 * FRAME)]
 
 
+def test_when_the_speaker_has_paused_for_longer_then_only_the_open_turn_waits_longer() -> None:
+    endpointer = Endpointer(0.5, 0, 320)
+    endpointer.be_patient(1000)
+    assert run(endpointer, [LOUD] * 4 + [QUIET] * 10)[-1] == SpeechEnded(14 * FRAME, 4 * FRAME)
+    run(endpointer, [LOUD] * 4)
+    # 412 ms are 13 frames.
+    endpointer.be_patient(300)
+    assert run(endpointer, [QUIET] * 13)[-1] == SpeechEnded(31 * FRAME, 18 * FRAME)
+    run(endpointer, [LOUD] * 4)
+    # At most twice the configured silence.
+    endpointer.be_patient(5000)
+    assert run(endpointer, [QUIET] * 20)[-1] == SpeechEnded(55 * FRAME, 35 * FRAME)
+    # A shorter pause changes nothing.
+    run(endpointer, [LOUD] * 4)
+    endpointer.be_patient(0)
+    assert run(endpointer, [QUIET] * 10)[-1] == SpeechEnded(69 * FRAME, 59 * FRAME)
+
+
 def test_when_flushed_then_an_open_turn_ends_where_speech_ended() -> None:
     endpointer = Endpointer(0.5, 0, 1000)
     run(endpointer, [LOUD] * 4 + [QUIET] * 2)

@@ -100,6 +100,21 @@ def test_a_turn_that_is_skipped_is_not_answered() -> None:
     assert floor.go_on(is_resolved=True, may_cut=True) == []
 
 
+def test_a_response_that_began_too_early_is_due_again_even_if_it_has_ended() -> None:
+    for ends in (False, True):
+        floor = Floor()
+        floor.response_began()
+        if ends:
+            floor.response_ended()
+        floor.open_turn(0, Item("0"))
+        floor.user_started(0, takes_floor=True, answers=True, has_output=True, false_start=True)
+        assert floor.response_due
+        floor.user_stopped()
+        floor.committed(0)
+        floor.transcribed(0, owes_response=False)
+        assert floor.response_due
+
+
 def test_an_item_that_was_deleted_is_not_waited_for() -> None:
     floor = Floor()
     spoken(floor, 0)
@@ -162,9 +177,13 @@ def walk(draw: random.Random) -> None:
                 floor.open_turn(number, Item(str(number)))
                 is_open = True
                 takes, was_ending = draw.random() < 0.7, is_ending
-                owed = floor.response_due
-                obey(floor.user_started(number, takes_floor=takes, answers=True, has_output=has_output))
-                if takes and responds and not has_output and not was_ending and not owed:
+                owed, too_early = floor.response_due, draw.random() < 0.3
+                obey(
+                    floor.user_started(
+                        number, takes_floor=takes, answers=True, has_output=has_output, false_start=too_early
+                    )
+                )
+                if takes and not owed and (too_early or (responds and not has_output and not was_ending)):
                     num_owed += 1
             case 1 if is_open:
                 floor.user_stopped()

@@ -187,6 +187,16 @@ def test_pauses_inside_turns_are_kept_as_the_speakers() -> None:
     assert segmenter.speaker_pauses.scale > before
 
 
+def test_when_a_turn_continues_the_last_one_then_the_pause_between_them_is_the_speakers() -> None:
+    segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 192), FRAME)
+    run(segmenter, "#" * 10)
+    before = segmenter.speaker_pauses.scale
+    for _ in range(8):
+        segmenter.turn_goes_on(1900)
+    assert segmenter.speaker_pauses.scale > before
+    assert "SpeechStopped" not in [type(step).__name__ for step in run(segmenter, "." * 11)]
+
+
 def test_when_cleared_then_an_open_turn_leaves_no_trace() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
     run(segmenter, "#" * 20)

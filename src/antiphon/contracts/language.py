@@ -5,8 +5,8 @@ images for them.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, Self
 
 from antiphon.audio import Pcm
 from antiphon.events.tools import JsonSchema, Tool, ToolCall
@@ -97,6 +97,12 @@ class Message:
     name: str = ""
     # For a message with audio or images: all of its content in order, for models that accept media.
     parts: tuple[MessagePart, ...] = ()
+
+    def joined(self, other: Self) -> Self:
+        """Return this message, followed by the text and the parts of `other`."""
+        parts = (*(self.parts or (self.text,)), *(other.parts or (other.text,)))
+        has_media = bool(self.parts or other.parts)
+        return replace(self, text=f"{self.text} {other.text}".strip(), parts=parts if has_media else ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ ItemRole = Literal["system", "user", "assistant"]
 ContentPartKind = Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
+# The default of `ConversationConfig.false_start_ms`.
+FALSE_START_MS = 2000.0
 
 
 @dataclass(slots=True)
@@ -82,6 +84,11 @@ class Item:
     output: str = ""  # For the result of a function call: the function's return value.
     # For a user's turn: "other" if the voice is not the user's. The model neither sees such a turn nor responds to it.
     speaker: str = ""
+    # For a user's turn: the id of the user's item that it continues, because the response to that item began too early.
+    # The model gets both as one message.
+    continues: str = ""
+    # For an item of a response that began before the user had finished: True if the model does not see it.
+    retracted: bool = False
 
     @property
     def text(self) -> str:
@@ -124,6 +131,9 @@ class ConversationConfig:
     interrupt_response: bool = True
     # Whether the client receives the transcripts of the user's turns.
     reports_transcripts: bool = False
+    # A response was a false start if the user goes on at most this number of milliseconds after it became audible. The
+    # user's turn then continues. 0: it never does.
+    false_start_ms: float = FALSE_START_MS
     # Silence after a response that creates another response, in milliseconds; None for never.
     idle_timeout_ms: float | None = None
     # How to shorten a history that exceeds the context; same as `ReplyOptions.truncation`.

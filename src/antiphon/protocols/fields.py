@@ -15,7 +15,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast, get_args
 
 import msgspec
-from msgspec import inspect
+from msgspec import UNSET, inspect
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64, split_data_uri
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
+G = TypeVar("G", bound=msgspec.Struct)
 EMPTY = msgspec.Raw(b"{}")
 # Maximum length of one text field, in characters. It is far more than models can take. Audio and images have separate
 # limits.
@@ -392,3 +393,20 @@ def seed(value: int | None) -> int | None:
         return None
     number(value, "seed", -(2**63), 2**63 - 1)
     return value % 2**64
+
+
+def merged(given: G, before: object) -> G:
+    """Return `given` with its missing fields filled in from `before`. Null is kept, and stands for the default.
+
+    `before`: the current values, in the form that the client sees. If it is not a struct, nothing is filled in.
+    """
+    if not isinstance(before, msgspec.Struct):
+        return given
+    kept = {n: getattr(before, n, UNSET) for n in given.__struct_fields__ if getattr(given, n) is UNSET}
+    return msgspec.structs.replace(given, **kept)
+
+
+def unsupported(value: object, supported: tuple[str, ...], param: str) -> RemoteProtocolError:
+    """Return the error for a field whose value is not one of `supported`."""
+    names = ", ".join(f"'{name}'" for name in supported)
+    return RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported values are: {names}.", param)

@@ -131,7 +131,8 @@ class Metrics:
             "antiphon_turns",
             "preemptive_begun, preemptive_used, preemptive_dropped: responses begun before a turn had surely ended. "
             "preemptive_dropped_tokens: tokens of the dropped ones. ducks: responses paused for speech over them. "
-            "ducks_without_interruption: paused responses that continued.",
+            "ducks_without_interruption: paused responses that continued. "
+            "false_starts: responses that began before the user had finished.",
             ["what"],
             registry=self.registry,
         )

@@ -14,6 +14,8 @@ from antiphon.audio import SAMPLE_RATE_HZ
 # Number of consecutive frames of speech, 64 ms, that start a turn: a click or a breath is one or two loud frames.
 ONSET_FRAMES = 2
 RELEASE_MARGIN = 0.15
+# Milliseconds by which the silence that ends a turn is longer than a pause after which its speaker went on.
+PATIENCE_MS = 100
 # Maximum number of samples by which the start of speech may be moved back after its detection.
 MAX_BACKDATED = 24 * 512
 
@@ -70,6 +72,8 @@ class Endpointer:
         # The start of speech that may be detected next, if it is known from `backdate`.
         self._heard_since: int | None = None
         self._quiet_since: int | None = None
+        # The samples of silence, beyond the configured ones, that end the open turn.
+        self._patience = 0
         # The samples of silence after which the current pause ends the turn. None means the configured silence.
         self._pause_silence: int | None = None
 
@@ -124,6 +128,14 @@ class Endpointer:
         if self._speaking and self._quiet_since is not None:
             self._pause_silence = silence_ms * SAMPLE_RATE_HZ // 1000
 
+    def be_patient(self, pause_ms: int) -> None:
+        """Have the open turn end only after a silence longer than `pause_ms`, and at most twice the configured silence.
+        The next turn ends after the configured silence again. A no-op if no turn is open.
+        """
+        if self._speaking:
+            longer = (pause_ms + PATIENCE_MS) * SAMPLE_RATE_HZ // 1000
+            self._patience = min(self._silence, max(0, longer - self._silence))
+
     def apply(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
         """Apply changed settings. They also hold for the rest of an open turn and of its pause."""
         self.threshold = threshold
@@ -133,7 +145,7 @@ class Endpointer:
     @property
     def _needed(self) -> int:
         """The samples of silence after which the turn ends."""
-        return self._silence if self._pause_silence is None else self._pause_silence
+        return self._silence + self._patience if self._pause_silence is None else self._pause_silence
 
     def _recent(self, sample: int | None) -> int | None:
         """Return `sample` if it is recent enough to be the start of speech that begins now, else None."""
@@ -169,5 +181,5 @@ class Endpointer:
 
     def _stop(self, speech_end: int) -> SpeechEnded:
         self._speaking, self._quiet_since, self._pause_silence = False, None, None
-        self._loud_frames, self._last_end = 0, self._now
+        self._loud_frames, self._last_end, self._patience = 0, self._now, 0
         return SpeechEnded(self._now, speech_end)

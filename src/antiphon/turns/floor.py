@@ -166,20 +166,24 @@ class Floor:
         self._skipped.discard(number)
         return turn
 
-    def user_started(self, number: int, *, takes_floor: bool, answers: bool, has_output: bool) -> list[FloorCommand]:
+    def user_started(
+        self, number: int, *, takes_floor: bool, answers: bool, has_output: bool, false_start: bool = False
+    ) -> list[FloorCommand]:
         """Record that the user has begun to speak the turn `number`, which has a record.
 
         `takes_floor`: whether speech ends a response. `answers`: whether turns are answered when they end.
         `has_output`: whether the response under way has emitted output. If it has not, it stays due, because the speech
-        may turn out to be a noise.
+        may turn out to be a noise. `false_start`: whether the last response began too early. It is then due again, also
+        if it has ended.
         """
         self._move(Input.USER_STARTED)
         self.turns[number].takes_floor = takes_floor
         if not takes_floor:
             return []
+        if false_start or self.phase is Phase.BOTH:
+            self.response_due = answers and (self.response_due or false_start or not has_output)
         if self.phase is not Phase.BOTH:
             return [SilenceOutput()]
-        self.response_due = answers and (self.response_due or not has_output)
         return [CancelActive("turn_detected"), SilenceOutput()]
 
     def user_stopped(self) -> None:

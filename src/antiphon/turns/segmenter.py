@@ -274,6 +274,13 @@ class Segmenter:
         self._endpoint.end_after(silence_ms)
         return True
 
+    def turn_goes_on(self, pause_ms: int) -> None:
+        """Count a pause that has ended the last turn as a pause inside a turn, because the open turn continues it. If
+        the open turn ends after a fixed silence, that silence becomes longer, see `Endpointer.be_patient`.
+        """
+        self.speaker_pauses.add(pause_ms)
+        self._endpoint.be_patient(pause_ms)
+
     def commit(self) -> list[SegmenterEvent]:
         """End the turn now, because the client commits it, and with it the window. Returns the events of all that
         ended, in order. With server VAD these include windows of earlier turns that were still settling.

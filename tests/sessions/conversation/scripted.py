@@ -159,14 +159,14 @@ class PlayedTurns:
         await self.session.handle_transcription(event)
         await self.settle()
 
-    async def start_turn(self) -> None:
+    async def start_turn(self, at_ms: int = 0) -> None:
         self.turn += 1
-        await self.transcription(SpeechStarted(self.turn, 0))
+        await self.transcription(SpeechStarted(self.turn, at_ms))
 
-    async def end_turn(self) -> int:
-        """End the turn, which lasted from 0 to 100 ms, and return its number; its transcript is still to come."""
-        await self.session.handle_transcription(SpeechStopped(self.turn, 0))
-        await self.transcription(TurnCommitted(self.turn, 0, 100, 100))
+    async def end_turn(self, at_ms: int = 0) -> int:
+        """End the turn, which lasted 100 ms, and return its number. Its transcript is still to come."""
+        await self.session.handle_transcription(SpeechStopped(self.turn, at_ms))
+        await self.transcription(TurnCommitted(self.turn, at_ms, at_ms + 100, at_ms + 100))
         return self.turn
 
     async def pause(self, text: str) -> None:
@@ -180,10 +180,10 @@ class PlayedTurns:
     async def transcribe(self, turn: int, text: str) -> None:
         await self.transcription(TranscriptDone(turn, text, text, (), "en", 1.0, 0, 0))
 
-    async def say(self, text: str) -> None:
+    async def say(self, text: str, at_ms: int = 0) -> None:
         """Say a whole turn, with its transcript."""
-        await self.start_turn()
-        await self.transcribe(await self.end_turn(), text)
+        await self.start_turn(at_ms)
+        await self.transcribe(await self.end_turn(at_ms), text)
 
     def responses(self) -> list[str]:
         """Return status and reason of each response that is done."""

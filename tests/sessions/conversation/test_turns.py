@@ -32,7 +32,7 @@ from tests.sessions.conversation.test_items import Reader
 
 def test_when_a_turn_ends_then_it_has_one_response_that_the_history_keeps() -> None:
     async def main() -> Scene:
-        async with Scene(instructions="Be kind.") as scene:
+        async with Scene(instructions="Be kind.", false_start_ms=0) as scene:
             scene.model.go.set()
             await scene.say("Hello.")
             await scene.say("Again.")
@@ -67,7 +67,7 @@ def test_when_the_user_speaks_on_before_the_transcript_then_both_turns_share_a_r
 
     scene = play(main())
     assert scene.num_created == 1
-    assert [m.text for m in scene.model.asked[0]] == ["I would like", "a cup of tea."]
+    assert [m.text for m in scene.model.asked[0]] == ["I would like a cup of tea."]
 
 
 def test_when_two_turns_are_transcribed_together_then_there_is_one_response() -> None:

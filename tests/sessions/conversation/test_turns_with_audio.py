@@ -35,7 +35,7 @@ def test_when_the_model_accepts_media_then_it_is_given_the_audio_and_the_image()
     async def main() -> None:
         file = io.BytesIO()
         Image.new("RGB", (8, 8)).save(file, "PNG")
-        async with Scene(audio_output=False, accepts_media=True) as scene:
+        async with Scene(audio_output=False, accepts_media=True, false_start_ms=0) as scene:
             scene.model.go.set()
             await scene.session.handle(shown("a", base64.b64encode(file.getvalue()).decode()))
             await scene.append(np.zeros(3_200, np.float32))
@@ -94,7 +94,9 @@ def test_when_a_turn_is_answered_then_the_model_hears_its_words_and_no_others(
         return None
 
     async def main() -> Scene:
-        async with Scene(accepts_media=True, vad=vad, transcriber=ScriptedTranscriber(gate=gate)) as scene:
+        async with Scene(
+            accepts_media=True, vad=vad, transcriber=ScriptedTranscriber(gate=gate), false_start_ms=0
+        ) as scene:
             scene.model.go.set()
             for first, count in turns:
                 # A breath inside the turn, shorter than what ends it.

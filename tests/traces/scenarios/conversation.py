@@ -126,6 +126,30 @@ async def barge_in(stage: Stage) -> None:
 
 
 @scenario()
+async def false_start(stage: Stage) -> None:
+    """The user goes on after a response has begun: both parts are answered as one, unless the client declines that."""
+    socket = await opened(stage, audio=listening())
+    await speak(stage, socket, "what is", 0.8)
+    await socket.until("response.output_audio.delta")
+    await speak(stage, socket, "the time now", 1.2)
+    await socket.until(DONE, count=2)
+    # The first was written faster than it was heard.
+    first, second = (f["response"] for f in socket.of(DONE))
+    assert first["output"][0]["content"][0]["transcript"] == "You said: what is."
+    assert second["output"][0]["content"][0]["transcript"] == "You said: what is the time now."
+    vad = SERVER_VAD | {"false_start_ms": 0}
+    await socket.say("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": vad}}})
+    shown = await socket.until("session.updated")
+    assert shown["session"]["audio"]["input"]["turn_detection"]["false_start_ms"] == 0
+    await stage.wait(3)
+    await speak(stage, socket, "what is", 0.8)
+    await socket.until("response.output_audio.delta")
+    await speak(stage, socket, "the weather", 1.2)
+    await socket.until(DONE, count=2)
+    assert socket.of(DONE)[-1]["response"]["output"][0]["content"][0]["transcript"] == "You said: the weather."
+
+
+@scenario()
 async def truncate(stage: Stage) -> None:
     socket = await opened(stage)
     await write(socket, "tell me a story")

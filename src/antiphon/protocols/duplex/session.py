@@ -23,14 +23,7 @@ from antiphon.protocols.duplex.session_fields import (
     output_format,
 )
 from antiphon.protocols.fields import Unread
-from antiphon.protocols.realtime.input_fields import (
-    AudioFormat,
-    AudioInput,
-    InputFields,
-    TurnDetection,
-    apply_input,
-    enrolled_voices,
-)
+from antiphon.protocols.realtime.input_fields import AudioFormat, AudioInput, InputFields, apply_input, enrolled_voices
 from antiphon.protocols.realtime.items import VoiceId
 from antiphon.protocols.realtime.session_fields import (
     SessionFields,
@@ -39,6 +32,7 @@ from antiphon.protocols.realtime.session_fields import (
     apply_own,
     conversation_config,
 )
+from antiphon.protocols.realtime.turn_fields import TurnDetection
 from antiphon.turns.end_of_turn import semantic_vad
 
 

@@ -15,15 +15,12 @@ from antiphon.events.transcription import PrimarySpeakerMode
 from antiphon.protocols.fields import Text, audio_file, decode, json_object, number
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.input_fields import (
-    VAD_LEAVES,
     AudioFormat,
     AudioInput,
     InputFields,
     NoiseReduction,
     Transcription,
     TranscriptionFields,
-    TurnDetection,
-    TurnDetectionFields,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId
 from antiphon.protocols.realtime.session_fields import (
@@ -34,6 +31,7 @@ from antiphon.protocols.realtime.session_fields import (
     Truncation,
     modalities_of_beta,
 )
+from antiphon.protocols.realtime.turn_fields import VAD_LEAVES, TurnDetection, TurnDetectionFields
 
 # For each error code of an OpenAI conversation: its name in this dialect.
 DUPLEX_CODES = {

@@ -22,14 +22,7 @@ from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.commands import FrameReader, command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio, RunningOutputs
-from antiphon.protocols.realtime.input_fields import (
-    CONVERSATION_VAD,
-    PCM_24K,
-    AudioInput,
-    InputFields,
-    apply_input,
-    enrolled_voices,
-)
+from antiphon.protocols.realtime.input_fields import PCM_24K, AudioInput, InputFields, apply_input, enrolled_voices
 from antiphon.protocols.realtime.items import ItemContext, VoiceId
 from antiphon.protocols.realtime.messages import (
     ConversationMessage,
@@ -59,6 +52,7 @@ from antiphon.protocols.realtime.session_fields import (
 )
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
+from antiphon.protocols.realtime.turn_fields import CONVERSATION_VAD
 from antiphon.protocols.realtime.writer import EventWriter, beta_paths
 from antiphon.protocols.wire import Frame
 

@@ -27,14 +27,12 @@ from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, open
 from antiphon.protocols.realtime.commands import FrameReader
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
-    SERVER_VAD,
     AudioInput,
     FormatFields,
     InputFields,
     NoiseReduction,
     Transcription,
     TranscriptionFields,
-    TurnDetectionFields,
     apply_input,
     beta_format_name,
     format_of_beta,
@@ -50,6 +48,7 @@ from antiphon.protocols.realtime.transcript_events import (
     TranscriptEvents,
     check_include,
 )
+from antiphon.protocols.realtime.turn_fields import SERVER_VAD, TurnDetectionFields
 from antiphon.protocols.realtime.writer import EventWriter, beta_paths
 from antiphon.protocols.wire import Frame
 

@@ -7,26 +7,23 @@ raise RemoteProtocolError with the path of the field at fault. That path begins 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
-from typing import Literal, TypeVar, cast, get_args
+from collections.abc import Collection
+from typing import TypeVar, cast, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import (
-    Eagerness,
     EnrolledVoice,
     PrimarySpeakerMode,
-    ServerVad,
     TranscriptionConfig,
 )
 from antiphon.protocols.connection import Context
-from antiphon.protocols.fields import Text, number, unknown_parameter
+from antiphon.protocols.fields import Text, merged, unknown_parameter, unsupported
 from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS
+from antiphon.protocols.realtime.turn_fields import TurnDetection, TurnDetectionFields, check_turn_detection
 from antiphon.protocols.wire import decode_json
-from antiphon.turns.end_of_turn import semantic_vad
 
 F = TypeVar("F")
 G = TypeVar("G", bound=msgspec.Struct)
@@ -36,8 +33,6 @@ PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
 SPEAKER_PATH, _FIELD = "session.audio.input.", "enrolled_voice"
 # Maximum number of voices that are looked up for one message. A valid message names only one.
 MAX_NAMED = 4
-# Minimum and maximum of `idle_timeout_ms`.
-IDLE_TIMEOUT_RANGE_MS = (1000, 60_000)
 
 
 class AudioFormat(msgspec.Struct, frozen=True):
@@ -69,85 +64,6 @@ class NoiseReduction(msgspec.Struct, forbid_unknown_fields=True):
 
     type: str | UnsetType = UNSET
     strength: object = UNSET
-
-
-class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """Turn detection of either type, as a client sends it."""
-
-    type: str | UnsetType = UNSET  # `server_vad` or `semantic_vad`.
-    # Speech probability, in [0, 1], from which a frame counts as speech.
-    threshold: float | UnsetType | None = UNSET
-    prefix_padding_ms: float | UnsetType | None = UNSET  # Audio before the onset that is added to a turn, in ms.
-    silence_duration_ms: float | UnsetType | None = UNSET  # Pause that ends a turn, in ms.
-    # Silence after a response that triggers another response, in ms; null for never.
-    idle_timeout_ms: float | UnsetType | None = UNSET
-    create_response: bool | UnsetType | None = UNSET  # Whether the model responds when a turn ends.
-    interrupt_response: bool | UnsetType | None = UNSET  # Whether speech cuts off a response.
-    eagerness: str | UnsetType | None = UNSET  # How readily `semantic_vad` ends a turn.
-
-    @property
-    def least_speech_ms(self) -> object:
-        """The client's `min_speech_duration_ms`. It is UNSET except in full duplex."""
-        return UNSET
-
-
-# For each type: the fields that only this type has.
-VAD_LEAVES: Mapping[str, Collection[str]] = MappingProxyType(
-    {
-        "server_vad": ("threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"),
-        "semantic_vad": ("eagerness",),
-    }
-)
-
-
-class TurnDetection(msgspec.Struct, kw_only=True):
-    """Turn detection as the client sees it. Fields that do not exist for its type or kind of session are UNSET."""
-
-    type: Literal["server_vad", "semantic_vad"] = "server_vad"  # The type of turn detection.
-    threshold: float | UnsetType = UNSET  # Speech probability, in [0, 1], from which a frame counts as speech.
-    prefix_padding_ms: int | UnsetType = UNSET  # Audio before the onset that is added to a turn, in ms.
-    silence_duration_ms: int | UnsetType = UNSET  # Pause that ends a turn, in ms.
-    eagerness: str | UnsetType = UNSET  # How readily `semantic_vad` ends a turn.
-    create_response: bool | UnsetType | None = UNSET  # Whether the model responds when a turn ends.
-    interrupt_response: bool | UnsetType | None = UNSET  # Whether speech cuts off a response.
-    # Silence after a response that triggers another response, in ms. In a transcription, such a silence becomes a turn
-    # without words.
-    idle_timeout_ms: int | UnsetType | None = UNSET
-    min_speech_duration_ms: object = UNSET  # Shown in full duplex, without effect.
-
-    @property
-    def responds(self) -> bool:
-        """Whether the model responds when a turn ends."""
-        return self.create_response is not False
-
-    @property
-    def interrupts(self) -> bool:
-        """Whether the user's speech cuts off a response."""
-        return self.interrupt_response is not False
-
-    def config(self) -> ServerVad:
-        """Convert these fields into the session's turn detection."""
-        if isinstance(self.eagerness, str):
-            return semantic_vad(cast(Eagerness, self.eagerness))
-        assert self.threshold is not UNSET
-        assert self.prefix_padding_ms is not UNSET
-        assert self.silence_duration_ms is not UNSET
-        return ServerVad(self.threshold, self.prefix_padding_ms, self.silence_duration_ms)
-
-
-# Defaults of OpenAI's hosted service for a conversation.
-CONVERSATION_VAD = TurnDetection(
-    threshold=0.5,
-    prefix_padding_ms=300,
-    silence_duration_ms=200,
-    create_response=True,
-    interrupt_response=True,
-    idle_timeout_ms=None,
-)
-# Defaults for a transcription.
-SERVER_VAD = msgspec.structs.replace(
-    CONVERSATION_VAD, create_response=UNSET, interrupt_response=UNSET, idle_timeout_ms=UNSET
-)
 
 
 # Limits of a session's keyterms: their number, and the length of each. A final's words are compared with all keyterms.
@@ -239,17 +155,6 @@ class AudioInput(msgspec.Struct):
         )
 
 
-def merged(given: G, before: object) -> G:
-    """Return `given` with its missing fields filled in from `before`. Null is kept, and stands for the default.
-
-    `before`: the current values, in the form that the client sees. If it is not a struct, nothing is filled in.
-    """
-    if not isinstance(before, msgspec.Struct):
-        return given
-    kept = {n: getattr(before, n, UNSET) for n in given.__struct_fields__ if getattr(given, n) is UNSET}
-    return msgspec.structs.replace(given, **kept)
-
-
 def format_of_beta(given: F) -> F | FormatFields:
     """Convert a format's beta name into its fields. Returns any other value unchanged, for `check_format`."""
     found = BETA_FORMATS.get(given) if isinstance(given, str) else None
@@ -271,11 +176,11 @@ def check_format(given: FormatFields | str, before: AudioFormat, param: str) -> 
         expected = f'expected an object, {{"type": "{meant.type}"}}'
         raise RemoteProtocolError("invalid_type", f"Invalid type for '{param}': {expected}.", param)
     if isinstance(given, str):
-        raise _unsupported(given, tuple(BETA_FORMATS), param)
+        raise unsupported(given, tuple(BETA_FORMATS), param)
     kinds = ("audio/pcm", "audio/pcmu", "audio/pcma")
     found = merged(given, before)
     if not isinstance(found.type, str) or found.type not in kinds:
-        raise _unsupported(found.type, kinds, param)
+        raise unsupported(found.type, kinds, param)
     if found.type != "audio/pcm":
         return AudioFormat(found.type)
     rate = 24000 if found.rate in (UNSET, None) else found.rate
@@ -292,7 +197,7 @@ def check_primary_speaker(given: str | None, context: Context, param: str) -> Pr
     if given is None:
         return UNSET
     if given not in get_args(PrimarySpeakerMode):
-        raise _unsupported(given, get_args(PrimarySpeakerMode), param)
+        raise unsupported(given, get_args(PrimarySpeakerMode), param)
     if given != "off" and context.unit_ms:
         raise RemoteProtocolError("invalid_value", "A native model hears all voices, and answers any.", param)
     if given != "off" and not context.tells_voices:
@@ -373,67 +278,8 @@ def check_noise_reduction(
     if given is None:
         return None
     if given.type is not UNSET and given.type not in ("near_field", "far_field"):
-        raise _unsupported(given.type, ("near_field", "far_field"), f"{param}.type")
+        raise unsupported(given.type, ("near_field", "far_field"), f"{param}.type")
     return merged(given, before)
-
-
-def check_turn_detection(
-    given: TurnDetectionFields | None, before: TurnDetection | None, param: str, *, responds: bool = True
-) -> TurnDetection | None:
-    """Check turn detection: `server_vad`, `semantic_vad`, or None if the client ends turns by committing its audio.
-
-    Missing fields are filled in from `before`. If `type` is missing there too, it is `server_vad`. `responds`: the
-    session is a conversation. A transcription has no responses, so `create_response: true` is refused, and
-    `interrupt_response` is accepted but not shown.
-    """
-    if given is None:
-        return None
-    if not responds and given.create_response not in (UNSET, None, False):
-        raise RemoteProtocolError(
-            "invalid_value", "A transcription session makes no responses.", f"{param}.create_response"
-        )
-    kind = given.type or (before.type if before else "server_vad")
-    if kind not in VAD_LEAVES:
-        raise _unsupported(kind, tuple(VAD_LEAVES), f"{param}.type")
-    for name in (name for other in VAD_LEAVES.keys() - {kind} for name in VAD_LEAVES[other]):
-        if getattr(given, name) not in (UNSET, None):
-            raise unknown_parameter(f"{param}.{name}")
-    found = merged(given, before)
-    shown = _semantic_vad(found, param) if kind == "semantic_vad" else _server_vad(found, param)
-    if responds:
-        shown.create_response = found.create_response is not False
-        shown.interrupt_response = found.interrupt_response is not False
-    elif shown.idle_timeout_ms is None:
-        shown.idle_timeout_ms = UNSET
-    return shown
-
-
-def _server_vad(given: TurnDetectionFields, param: str) -> TurnDetection:
-    def leaf(name: str, low: float, high: float) -> float:
-        value = getattr(given, name)
-        value = getattr(CONVERSATION_VAD, name) if value in (UNSET, None) else value
-        return number(value, f"{param}.{name}", low, high)
-
-    has_timeout = given.idle_timeout_ms not in (UNSET, None)
-    return TurnDetection(
-        threshold=leaf("threshold", 0.0, 1.0),
-        prefix_padding_ms=int(leaf("prefix_padding_ms", 0, 5000)),
-        silence_duration_ms=int(leaf("silence_duration_ms", 32, 60000)),
-        idle_timeout_ms=int(leaf("idle_timeout_ms", *IDLE_TIMEOUT_RANGE_MS)) if has_timeout else None,
-        min_speech_duration_ms=given.least_speech_ms,
-    )
-
-
-def _semantic_vad(given: TurnDetectionFields, param: str) -> TurnDetection:
-    eagerness = given.eagerness or "auto"
-    if eagerness not in get_args(Eagerness):
-        raise _unsupported(eagerness, get_args(Eagerness), f"{param}.eagerness")
-    return TurnDetection(type="semantic_vad", eagerness=eagerness)
-
-
-def _unsupported(value: object, supported: tuple[str, ...], param: str) -> RemoteProtocolError:
-    names = ", ".join(f"'{name}'" for name in supported)
-    return RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported values are: {names}.", param)
 
 
 def apply_input(

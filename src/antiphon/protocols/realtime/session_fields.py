@@ -16,7 +16,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig
 from antiphon.events.transcription import EnrolledVoice
 from antiphon.protocols.connection import Context
-from antiphon.protocols.fields import Text, decode, number, unknown_parameter
+from antiphon.protocols.fields import Text, decode, merged, number, unknown_parameter
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
     AudioFormat,
@@ -25,15 +25,13 @@ from antiphon.protocols.realtime.input_fields import (
     InputFields,
     NoiseReduction,
     TranscriptionFields,
-    TurnDetection,
-    TurnDetectionFields,
     beta_format_name,
     check_format,
     format_of_beta,
-    merged,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
 from antiphon.protocols.realtime.transcript_events import check_include
+from antiphon.protocols.realtime.turn_fields import TurnDetection, TurnDetectionFields
 
 # A value that has no effect in this server. The session shows it as the client sent it.
 Echoed = msgspec.Raw | UnsetType
@@ -415,6 +413,7 @@ def conversation_config(
         interrupt_response=vad.interrupts,
         reports_transcripts=audio.transcription is not None,
         idle_timeout_ms=idle_ms or None,
+        false_start_ms=vad.forgiven_ms,
         truncation=truncation_from(fields.truncation),
         allows_backchannels=vad.type == "semantic_vad",
         reports_ducking=fields.output.ducking is True,

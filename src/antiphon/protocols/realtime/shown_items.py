@@ -39,6 +39,8 @@ class ShownItem(msgspec.Struct, kw_only=True):
     role: str | UnsetType = UNSET
     # For a message: its content parts.
     content: list[ShownPart] | UnsetType = UNSET
+    # For a user's turn that continues an earlier item after a false start: the id of that item. An extension.
+    continues: str | UnsetType = UNSET
     # For a function call or its result: the call's id.
     call_id: str | UnsetType = UNSET
     # For a function call: the function's name.
@@ -205,6 +207,7 @@ def item_json(item: Item, *, beta: bool) -> ShownItem:
     match item.kind:
         case "message":
             shown.role = item.role
+            shown.continues = item.continues or UNSET
             shown.content = [
                 _content(p, beta=beta)
                 for p in item.parts

@@ -34,6 +34,7 @@ DECISIONS = {
     "preemptive_dropped": "dropped",
     "ducks": "ducked",
     "ducks_without_interruption": "unducked",
+    "false_starts": "false_start",
 }
 
 

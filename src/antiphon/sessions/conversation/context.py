@@ -45,7 +45,8 @@ class ConversationContext:
     # Called with the name of a measured time and its seconds.
     measure: Callable[[str, float], None] = _unmeasured
     # Called with a counter's name and the increment: `preemptive_begun`, `preemptive_used` and `preemptive_dropped`
-    # responses, `preemptive_dropped_tokens`, `ducks`, and `ducks_without_interruption`.
+    # responses, `preemptive_dropped_tokens`, `ducks`, `ducks_without_interruption`, and
+    # `false_starts`.
     count: Callable[[str, int], None] = _unmeasured
     # Returns monotonic seconds.
     clock: Callable[[], float] = time.monotonic

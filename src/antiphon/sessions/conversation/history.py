@@ -139,8 +139,9 @@ class ConversationHistory:
 
         `instructions` become a system message at the front. With `also`, its items are used instead of the history's,
         but names of functions are still looked up in the history. Messages without text and media are left out, and so
-        are results without a call. Calls that follow an assistant's message become part of that message. A result that
-        precedes its call is moved after the call.
+        are results without a call. Retracted items are left out too. A user's item that continues the item before it
+        becomes part of that item's message. Calls that follow an assistant's message become part of that message. A
+        result that precedes its call is moved after the call.
         """
         out = [Message("system", instructions)] if instructions else []
         # The calls of each message in `out`, and the name of each call. They are in maps because a client may send
@@ -148,23 +149,31 @@ class ConversationHistory:
         calls: defaultdict[int, list[ToolCall]] = defaultdict(list)
         named = itertools.chain(also or (), self._items)
         names = {i.call_id: i.name for i in reversed([*named]) if i.kind == "function_call"}
+        # The item whose message is the last of `out`.
+        newest = ""
         for item in _results_behind_calls(self._items if also is None else also):
             match item.kind:
-                case "message" if item.speaker == "other":
-                    # A person near the microphone said this, but not to the model.
+                case "message" if item.speaker == "other" or item.retracted:
+                    # A person near the microphone said this, but not to the model, or a response began too early.
                     continue
                 case "message":
                     parts: tuple[MessagePart, ...] = ()
                     if any(p.media for p in item.parts):
                         parts = tuple(p.media or p.text for p in item.parts if p.media or p.text)
                     if item.text.strip() or parts:
-                        out.append(Message(item.role, item.text.strip(), parts=parts))
+                        message = Message(item.role, item.text.strip(), parts=parts)
+                        if item.continues and item.continues == newest:
+                            out[-1] = out[-1].joined(message)
+                        else:
+                            out.append(message)
+                        newest = item.id
                 case "function_call":
                     if not (out and out[-1].role == "assistant"):
                         out.append(Message("assistant", ""))
+                    newest = item.id
                     calls[len(out) - 1].append(ToolCall(item.call_id, item.name, item.arguments))
                 case "function_call_output" if item.call_id in names:
-                    name = names[item.call_id]
+                    name, newest = names[item.call_id], item.id
                     out.append(Message("tool", item.output, tool_call_id=item.call_id, name=name))
         return tuple(replace(m, tool_calls=tuple(calls[i])) if i in calls else m for i, m in enumerate(out))
 

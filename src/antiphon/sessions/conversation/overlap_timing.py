@@ -49,9 +49,10 @@ class OverlapHolder:
         *,
         overlaps: bool,
         duplex: DuplexConfig | None,
+        may_continue: bool = False,
     ) -> None:
         """Handle one event. If it begins an overlap, a task in `group` will decide it. `overlaps`: see
-        `OverlapDecider.feed`.
+        `OverlapDecider.feed`. `may_continue`: whether the speech that begins may continue the user's last turn.
         """
         async with self._order:
             before = self.decider.undecided_turn
@@ -64,7 +65,7 @@ class OverlapHolder:
             await self._apply(self.decider.feed(event, overlaps=overlaps))
             turn = self.decider.undecided_turn
             if turn is not None and turn != before:
-                group.start_soon(self._decide, turn, listener, duplex)
+                group.start_soon(self._decide, turn, listener, duplex, may_continue)
 
     async def decide(self, decision: Callable[[], list[TranscriptionEvent]]) -> None:
         """Call `decision`, a method of `decider`, and apply the events that it releases."""
@@ -81,11 +82,14 @@ class OverlapHolder:
         for scope in self._timing:
             scope.cancel()
 
-    async def _decide(self, turn: int, listener: TranscriptionSession, duplex: DuplexConfig | None) -> None:
+    async def _decide(
+        self, turn: int, listener: TranscriptionSession, duplex: DuplexConfig | None, may_continue: bool
+    ) -> None:
         """Wait until the overlap with this turn is decided. If its words do not decide it, decide it by its length.
 
         Speech longer than MAX_BACKCHANNEL_S takes the floor. With `duplex`, `short_ack_ms` and `barge_in_ms` of that
-        configuration apply instead, and a first decision is made after DECISION_S.
+        configuration apply instead, and a first decision is made after DECISION_S. With `may_continue`, speech that is
+        longer than DECISION_S takes the floor, because few users acknowledge the first word of a response.
         """
         overlap = self.decider
         with anyio.CancelScope() as scope:
@@ -98,6 +102,11 @@ class OverlapHolder:
                         if speaking or is_short:
                             await self.decide(lambda: overlap.decide(speaking=speaking))
                     await anyio.sleep(max(0.0, duplex.barge_in_ms / 1000 - DECISION_S))
+                elif may_continue:
+                    await anyio.sleep(DECISION_S)
+                    if overlap.undecided_turn == turn and listener.speaking:
+                        await self.decide(lambda: overlap.decide(speaking=True))
+                    await anyio.sleep(MAX_BACKCHANNEL_S - DECISION_S)
                 else:
                     await anyio.sleep(MAX_BACKCHANNEL_S)
                 while overlap.undecided_turn == turn:

@@ -61,6 +61,7 @@ from antiphon.sessions.conversation.responses.queue import ResponseQueue
 from antiphon.sessions.conversation.turn_audio import TurnAudio, drop_old_media
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.turns.end_of_turn import MAX_SILENCE_MS
 from antiphon.turns.floor import Floor
 
 
@@ -93,6 +94,7 @@ class ConversationSession:
         self.config = config
         self._emit = emit
         self._new_id = context.new_id
+        self._count = context.count
         self._group: anyio.abc.TaskGroup | None = None
         self.history = ConversationHistory()
         self._floor = Floor()
@@ -118,6 +120,8 @@ class ConversationSession:
         self._heard = HeardResponses(self.history, self._listener, context, emit, playback=playback, left_s=left_s)
         self._queue = ResponseQueue(config, context, self.history, self._floor, self._listener, self._heard, emit)
         self._responder, self._native = self._queue.responder, self._queue.native
+        # The item of the user's last turn and the end of its speech in milliseconds, if a pause has ended it.
+        self._last_turn: tuple[Item, int] | None = None
         self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)
 
     async def run(self) -> None:
@@ -238,7 +242,10 @@ class ConversationSession:
         decides = bool(config.transcription.vad) and is_held and self.interruptible
         # Speech that begins now is an overlap to be decided, because a response will still be heard for a while.
         overlaps = decides and (self._heard.goes_on or self.progress.is_responding)
-        await self._overlaps.feed(event, self._listener, self._group, overlaps=overlaps, duplex=config.duplex)
+        continues = isinstance(event, SpeechStarted) and overlaps and self._is_false_start(event.at_ms)
+        await self._overlaps.feed(
+            event, self._listener, self._group, overlaps=overlaps, duplex=config.duplex, may_continue=continues
+        )
 
     async def _apply_all(self, events: list[TranscriptionEvent]) -> None:
         for event in events if not self._floor.is_closed else ():
@@ -260,6 +267,9 @@ class ConversationSession:
                     item.parts[0].media = self._turn_audio.ended_turn(event)
                 previous = self.history.add(item)
                 self._floor.committed(turn)
+                self._responder.turn_ended()
+                is_skipped = self._floor.turns[turn].is_skipped
+                self._last_turn = None if event.speech_end_ms is None or is_skipped else (item, event.speech_end_ms)
                 drop_old_media(self.history, item)
                 end_ms = event.end_ms if event.speech_end_ms is None else event.speech_end_ms
                 await self._emit(UserTurnCommitted(turn, item.snapshot(), previous, end_ms))
@@ -293,7 +303,8 @@ class ConversationSession:
             case TranscriptDelta(turn, text):
                 if self.config.reports_transcripts:
                     await self._emit(event)
-                await self._responder.hear(turn, text, prefills=not self._turn_audio and self._may_prefill(turn))
+                prefills = not self._turn_audio and self._may_prefill(turn)
+                await self._responder.hear(turn, text, self._open_item(turn), prefills=prefills)
             case TurnCleared():
                 # The open turn ends without an item.
                 self._floor.input_cleared()
@@ -313,13 +324,45 @@ class ConversationSession:
         active = self._responder.active
         has_output = bool(active and active.response.output)
         answers = self.config.create_response and self._native is None
+        false_start = self._is_false_start(event.at_ms)
+        if false_start:
+            self._continue_turn(turn, event.at_ms)
         commands = self._floor.user_started(
-            turn, takes_floor=self.interruptible, answers=answers, has_output=has_output
+            turn, takes_floor=self.interruptible, answers=answers, has_output=has_output, false_start=false_start
         )
         await self._queue.obey(commands)
         if not commands:
             # The speech does not take the floor after all.
             await self._heard.hold(False, reports=self.config.reports_ducking)
+
+    def _is_false_start(self, onset_ms: float) -> bool:
+        """Return whether speech that begins at `onset_ms` continues the last turn, to which the response came too
+        early.
+        """
+        config = self.config
+        if self._last_turn is None or self._native or not (config.create_response and config.false_start_ms):
+            return False
+        item, speech_end_ms = self._last_turn
+        is_newest = self._responder.newest_user_item() == item.id
+        has_content = bool(item.text.strip()) or item.id in self.progress.unread_items
+        is_pause = onset_ms - speech_end_ms <= MAX_SILENCE_MS["auto"]
+        if not (is_newest and has_content and is_pause and self.interruptible):
+            return False
+        return self._responder.is_false_start(onset_ms / 1000, config.false_start_ms / 1000)
+
+    def _continue_turn(self, turn: int, onset_ms: float) -> None:
+        """Join the turn to the last one, and hide the response between them from the model."""
+        assert self._last_turn
+        item, speech_end_ms = self._last_turn
+        self._floor.turns[turn].item.continues = item.id
+        self._responder.retract()
+        self._listener.turn_goes_on(onset_ms - speech_end_ms)
+        self._count("false_starts", 1)
+
+    def _open_item(self, turn: int) -> Item | None:
+        """Return the item that a turn will become, if the client knows of the turn."""
+        known = self._floor.turns.get(turn)
+        return known.item if known else None
 
     async def _transcribed(self, turn: int, text: str, event: TranscriptDone) -> None:
         item, has_words = await self._item_of(turn), bool(text.strip())
@@ -354,8 +397,7 @@ class ConversationSession:
         is_answered = self._answers_detected_turns and text.strip() and not self._listener.speakers.seems_other(turn)
         if is_answered and self._queue.may_guess(turn):
             audio = self._turn_audio.paused_turn(turn, speech_end_ms) if self._turn_audio else None
-            known = self._floor.turns.get(turn)
-            await self._responder.begin_preemptive(text, known.item if known else None, audio)
+            await self._responder.begin_preemptive(text, self._open_item(turn), audio)
 
     def _may_prefill(self, turn: int | None = None) -> bool:
         busy = self._native or self._responder.is_busy or self._queue.has_unresolved()
@@ -372,4 +414,6 @@ class ConversationSession:
         await self._turn_audio.append_audio(pcm)
         detected = self.config.transcription.vad is not None
         if self._group and self._may_prefill() and (audio := self._turn_audio.growing_turn(detected=detected)):
-            self._group.start_soon(self._responder.prefill_audio, audio)
+            self._group.start_soon(
+                self._responder.prefill_audio, audio, self._open_item(max(self._floor.turns, default=-1))
+            )

@@ -237,6 +237,12 @@ class TranscriptionSession:
         """
         self._unread_from_ms.pop(turn, None)
 
+    def turn_goes_on(self, pause_ms: float) -> None:
+        """Record that the open turn continues the last one, after a pause of `pause_ms` that was no end of turn. The
+        speaker's pauses count as longer from now on, and the open turn ends after a longer pause.
+        """
+        self._segmenter.turn_goes_on(round(pause_ms))
+
     # --- listening -----------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:

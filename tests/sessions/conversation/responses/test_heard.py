@@ -43,6 +43,8 @@ class Room:
     `expected`: the samples of each expected echo, None for each call that expects silence.
     """
 
+    audio_s = 0.0
+
     def __init__(self, playback: Loudspeaker | None = None, **options: Any) -> None:
         self.now_s = 0.0
         self.out: list[Any] = []

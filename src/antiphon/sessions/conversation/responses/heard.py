@@ -17,7 +17,11 @@ from antiphon.turns.overlap import RESPONSE_TAIL_S
 
 
 class HearsEcho(Protocol):
-    """A listener that does not take the expected echo of the responses for speech."""
+    """A listener that does not take the expected echo of the responses for speech. `audio_s`: the seconds of audio that
+    it has processed.
+    """
+
+    audio_s: float
 
     def expect_echo(self, pcm: Pcm) -> None:
         """Expect the echo of audio that is about to be sent: float32 [num_samples], 16 kHz. It plays after all audio
@@ -61,6 +65,8 @@ class HeardResponses:
         self._is_held = False
         # The id of the item whose audio is being sent, and the resampler that converts it to the listener's rate.
         self._said: tuple[str, Resampler] | None = None
+        # The response whose audio was sent last, and the second of the user's audio at which it began to be sent.
+        self._began = ("", 0.0)
         # The ids of the responses under way, and the truncations of their items to the milliseconds heard. A truncation
         # is applied when the response is closed.
         self._under_way: set[str] = set()
@@ -81,11 +87,19 @@ class HeardResponses:
         """Whether more than RESPONSE_TAIL_S of audio is still to be played."""
         return self.left_s > RESPONSE_TAIL_S
 
+    def began_s(self, response_id: str) -> float | None:
+        """The second of the user's audio at which the newest response with audio began to be sent. None for any other
+        response.
+        """
+        return self._began[1] if response_id == self._began[0] else None
+
     def add(self, audio: ResponseAudioDelta) -> None:
         """Count audio that is about to be sent, and have the listener expect its echo. The audio plays after all audio
         that was sent before it. A new item begins with a fresh resampler.
         """
         self._clock.add(len(audio.pcm) / audio.rate_hz)
+        if audio.at.response_id != self._began[0]:
+            self._began = (audio.at.response_id, self._listener.audio_s)
         if self._said is None or self._said[0] != audio.at.item_id:
             self._said = (audio.at.item_id, Resampler(audio.rate_hz, SAMPLE_RATE_HZ))
         self._listener.expect_echo(self._said[1].feed(audio.pcm))

@@ -157,7 +157,10 @@ class ResponseQueue:
         if self.native:
             return []
         active = self.responder.active
-        under_way = [active.response.request] if active and active.response.status == "in_progress" else []
+        # A response that is being cancelled because it is due again counts once.
+        is_under_way = active and active.response.status == "in_progress"
+        is_again = self._floor.response_due and active and active.cancelled
+        under_way = [active.response.request] if active and is_under_way and not is_again else []
         return [*under_way, *([CreateResponse()] if self._floor.response_due else []), *self._waiting.stored]
 
     @property

@@ -78,6 +78,8 @@ class Responder:
         self._stream: ConversationStream | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self.active: ResponseTask | None = None
+        # The newest response of the conversation itself since the user's last turn ended.
+        self._answer: ResponseTask | None = None
         # A response that was not requested, if one is under way, and the id of the user's item that it answers.
         self._unasked: tuple[ResponseTask, str | None] | None = None
         self._out_of_band: set[ResponseTask] = set()
@@ -159,7 +161,7 @@ class Responder:
             )
         if command.stored and self.active:
             is_plain = replace(command, metadata=None, event_id=None) == CreateResponse()
-            if is_plain and self._unasked == (self.active, self._newest_user_item()):
+            if is_plain and self._unasked == (self.active, self.newest_user_item()):
                 self._unasked = None
                 return None
             raise RemoteProtocolError(
@@ -170,10 +172,36 @@ class Responder:
         config, items = self.config, list(self._history.items)
         task = self._start(command, lambda response: self._make(response, command, config, items))
         if command.stored:
-            self._unasked = (task, self._newest_user_item()) if unasked else None
+            self._unasked = (task, self.newest_user_item()) if unasked else None
         return task
 
-    def _newest_user_item(self) -> str | None:
+    def turn_ended(self) -> None:
+        """Record that a turn of the user has ended, which no response has answered yet."""
+        self._answer = None
+
+    def is_false_start(self, onset_s: float, most_s: float) -> bool:
+        """Return whether the user, who speaks since `onset_s` seconds of audio, goes on with the last turn.
+
+        True if the response to that turn has not begun, or became audible at most `most_s` before and is not over.
+        False if that response contains a function call, because the client may have carried it out.
+        """
+        if self._answer is None:
+            return True
+        response = self._answer.response
+        is_under_way = self._answer is self.active and response.status == "in_progress"
+        if any(item.kind == "function_call" for item in response.output):
+            return False
+        began_s = self._heard.began_s(response.id)
+        if began_s is None:
+            return is_under_way
+        return onset_s - began_s <= most_s and (is_under_way or self._heard.goes_on)
+
+    def retract(self) -> None:
+        """Hide the response to the user's last turn from the model, because it began before the user had finished."""
+        for item in self._answer.response.output if self._answer else ():
+            item.retracted = True
+
+    def newest_user_item(self) -> str | None:
         return next((i.id for i in reversed(self._history.items) if i.role == "user"), None)
 
     async def begin_unasked(self, source: NativeResponse) -> ResponseTask | None:
@@ -212,7 +240,7 @@ class Responder:
         task = self._take_preemptive(command, response) or self._new_task()
         task.ask(response, make)
         if command.stored:
-            self.active = task
+            self.active = self._answer = task
             self._floor.response_began()
         else:
             self._out_of_band.add(task)
@@ -296,7 +324,7 @@ class Responder:
             CreateResponse(),
             self.config.voice,
             self.config.max_tokens,
-            [*others, Item("", parts=[ContentPart("input_audio", text, media=audio)])],
+            [*others, _spoken(own, text, audio)],
         )
         await self.drop_preemptive()
         task = self._preemptive = self._new_task()
@@ -317,20 +345,21 @@ class Responder:
         if task:
             await task.drop()
 
-    async def hear(self, turn: int, delta: str, *, prefills: bool) -> None:
+    async def hear(self, turn: int, delta: str, own: Item | None, *, prefills: bool) -> None:
         """Add `delta` to a turn's transcript. With `prefills`, have the model prefill the transcript so far, so that
-        the response begins sooner. Does not wait for the computation. Failures are logged, not raised.
+        the response begins sooner. `own`: the turn's item, if there is one. Does not wait for the computation. Failures
+        are logged, not raised.
         """
         self._partial = (turn, self._partial[1] + delta if self._partial[0] == turn else delta)
         if prefills:
-            await self._prefill([Item("", parts=[ContentPart("input_audio", self._partial[1].strip())])])
+            await self._prefill([_spoken(own, self._partial[1].strip())])
 
-    async def prefill_audio(self, audio: AudioPart) -> None:
-        """Have the model prefill the audio so far of a turn that continues. `audio` is a part that grows. Waits for the
-        model's encoder. Failures are logged, not raised.
+    async def prefill_audio(self, audio: AudioPart, own: Item | None) -> None:
+        """Have the model prefill the audio so far of a turn that continues. `audio` is a part that grows, `own` the
+        turn's item, if there is one. Waits for the model's encoder. Failures are logged, not raised.
         """
         self._holds_growing = True
-        await self._prefill([Item("", parts=[ContentPart("input_audio", media=audio)])])
+        await self._prefill([_spoken(own, media=audio)])
 
     async def drop_growing(self) -> None:
         """Remove the audio of a dropped turn from the KV of the model's stream. A no-op if a response is under way,
@@ -348,3 +377,8 @@ class Responder:
         except FAILURES as error:
             # If the failure persists, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)
+
+
+def _spoken(own: Item | None, text: str = "", media: AudioPart | None = None) -> Item:
+    """Return a user's item with what was said so far of a turn. `own`: the turn's item, if there is one."""
+    return Item("", parts=[ContentPart("input_audio", text, media=media)], continues=own.continues if own else "")
