@@ -129,6 +129,7 @@ class Course:
             assert self.now_s < 1000
             stepped = self.steps.run()
             self.scheduler.check_integrity()
+            assert not any(talk.session.failure for talk in self.talks)
 
     def _open(self) -> None:
         number = len(self._scripts)
