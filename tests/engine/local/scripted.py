@@ -77,6 +77,9 @@ class ScriptedRunner:
     width: int = 1
     eos_tokens: frozenset[int] = frozenset((VOCABULARY - 1,))
 
+    def stream(self) -> None:
+        return None
+
     def storage(self, settings: EngineSettings) -> Memory:
         return self.memory
 

@@ -76,7 +76,10 @@ class LocalEngine:
         self._steps = Steps(self.scheduler, runner, ahead=s.step_ahead, observe=observe, clock=clock)
         self._grammars = GrammarCompiler(tokenizer, runner.vocabulary_size) if tokenizer is not None else None
         self.last_state = EngineState()
-        self.thread = ModelThread("engine", step=self._work, pause_s=self._pause_s, on_close=self._fail_all)
+        stream = runner.stream() if s.step_ahead else None
+        self.thread = ModelThread(
+            "engine", step=self._work, pause_s=self._pause_s, on_close=self._fail_all, stream=stream
+        )
 
     @property
     def capabilities(self) -> Capabilities:

@@ -32,6 +32,7 @@ from antiphon.engine.local.kv.session_tensors import SessionTensors
 from antiphon.engine.local.kv.shape import KvShape
 from antiphon.engine.local.sampling import DrawnTokens, launch_choice
 from antiphon.engine.local.step import RunnerStats, StepChunk
+from antiphon.engine.local.streams import ThreadStream, used_here
 from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)
@@ -143,6 +144,10 @@ class Runner:
     def context_rows(self) -> int:
         """The number of positions that the model supports, from the configuration (`max_position_embeddings`)."""
         return int(self.config.max_position_embeddings)
+
+    def stream(self) -> ThreadStream | None:
+        """Return a stream for the model's thread; None if the device is not a CUDA device."""
+        return ThreadStream(self.device) if self.device.type == "cuda" else None
 
     def storage(self, settings: EngineSettings) -> KvStorage:
         """Return memory for this decoder's keys and values, on its device, in `kv_dtype`.
@@ -371,7 +376,7 @@ class Runner:
                 places, parts = given.setdefault(embeddings.shape[1], ([], []))
                 start = at + first - chunk.start
                 places.extend(range(start, start + len(embeddings)))
-                parts.append(embeddings)
+                parts.append(used_here(embeddings))
             at += chunk.count
         for width, (places, parts) in given.items():
             rows[:, :width].index_copy_(0, self._on_device(places), _joined(parts).to(rows.dtype))

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from antiphon.engine.api import DecoderFacts, EngineSettings, Position, Row, Token
 from antiphon.engine.generation import Generation
 from antiphon.engine.local.kv.cache import Lease, Storage
+from antiphon.engine.model_thread import DeviceStream
 from antiphon.engine.rows import Rows, SinkRange
 
 # A generation pauses when it is this number of tokens ahead of its reader, until the reader has caught up.
@@ -181,7 +182,7 @@ class LaunchedStep(Protocol):
 
 
 class StepRunner(DecoderFacts, Protocol):
-    """Computes the steps of an engine. All methods except `embeddings` are called in the model's thread.
+    """Computes the steps of an engine. Steps are launched and read in the model's thread.
 
     `context_rows` is the number of positions that the model supports.
     """
@@ -189,6 +190,10 @@ class StepRunner(DecoderFacts, Protocol):
     @property
     def stats(self) -> RunnerStats:
         """The runner's live counters, written in the model's thread."""
+        ...
+
+    def stream(self) -> DeviceStream | None:
+        """Return a stream for the model's thread, for an engine that runs one step ahead; None on a CPU."""
         ...
 
     def storage(self, settings: EngineSettings) -> Storage:
