@@ -64,6 +64,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "session, exact": {},
     "paged, exact": {"kv_layout": "paged"},
     "paged, bucketed": {"kv_layout": "paged", "decode_shapes": "bucketed"},
+    "paged, bucketed, one step ahead": {"kv_layout": "paged", "decode_shapes": "bucketed", "step_ahead": True},
 }
 ROUNDS = 3
 # Engine settings of the models whose operators are counted.

@@ -101,7 +101,17 @@ OWN_THREADS = (
 TORCH = {"adapters", "modeling"}
 TORCH_FILES = {
     f"engine/local/{name}.py"
-    for name in ("attention", "decode", "device_sampling", "packed", "runner", "sampling", "tiles", "weights")
+    for name in (
+        "attention",
+        "decode",
+        "device_sampling",
+        "packed",
+        "runner",
+        "sampling",
+        "streams",
+        "tiles",
+        "weights",
+    )
 }
 TORCH_FILES |= {f"engine/local/kv/{name}.py" for name in ("page_pool", "parked", "session_tensors", "shape")}
 TORCH_FILES |= {f"engine/local/kernels/{name}.py" for name in ("attention", "graphs", "norms")}

@@ -62,6 +62,7 @@ def engine_settings(plan: Plan) -> dict[str, dict[str, Any]]:
     if "decode_shapes" in known:
         shapes = "bucketed" if plan.dry else "captured"
         found[f"paged KV, {shapes}"] = {"kv_layout": "paged", "decode_shapes": shapes}
+        found[f"paged KV, {shapes}, one step ahead"] = found[f"paged KV, {shapes}"] | {"step_ahead": True}
     return found
 
 

@@ -7,7 +7,7 @@ import io
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ def native(plan: Plan, recorder: Recorder) -> None:
     if its step is not done when the next unit arrives.
     """
     _measure_natives(plan, recorder, plan.pick([2], [32, 8, 1]))
+    _measure_natives(plan, recorder, plan.pick([2], [32]), step_ahead=True)
 
 
 def room(plan: Plan, recorder: Recorder) -> None:
@@ -61,14 +62,17 @@ def room(plan: Plan, recorder: Recorder) -> None:
     _measure_natives(plan, recorder, plan.pick([3], [48, 64]))
 
 
-def _measure_natives(plan: Plan, recorder: Recorder, counts: Sequence[int]) -> None:
+def _measure_natives(plan: Plan, recorder: Recorder, counts: Sequence[int], *, step_ahead: bool = False) -> None:
+    way = ", one step ahead" if step_ahead else ""
+    if step_ahead:
+        plan = replace(plan, engine=plan.engine | {"step_ahead": True})
     with closing(models.native_model(plan.pick("tiny", "4.5"), plan.options(44))) as model:
         for count in counts:
-            with recorder.part(f"{count} sessions"):
-                asyncio.run(_measure_native(plan, recorder, model, count))
+            with recorder.part(f"{count} sessions{way}"):
+                asyncio.run(_measure_native(plan, recorder, model, count, way))
 
 
-async def _measure_native(plan: Plan, recorder: Recorder, model: MiniCpmO, count: int) -> None:
+async def _measure_native(plan: Plan, recorder: Recorder, model: MiniCpmO, count: int, way: str) -> None:
     pace_s, units, uncounted = (0.1, 3, 1) if plan.dry else (model.profile.unit_s, UNITS, UNCOUNTED)
     streams = [await speaking(model, seed) for seed in range(count)]
     sounds, took, began = [models.unit(n) for n in range(8)], list[float](), time.perf_counter()
@@ -88,7 +92,7 @@ async def _measure_native(plan: Plan, recorder: Recorder, model: MiniCpmO, count
     await together(count, hold)
     for stream in streams:
         stream.close()
-    name, load = f"MiniCPM-o {plan.pick('tiny', '4.5')}", counted(count, "session")
+    name, load = f"MiniCPM-o {plan.pick('tiny', '4.5')}", counted(count, "session") + way
     for p in (50, 95):
         recorder.figure(name, f"unit p{p}", load, percentile(took, p) * 1000, "ms")
     due = count * (units - uncounted)

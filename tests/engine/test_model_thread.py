@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -253,3 +254,48 @@ def test_when_a_call_hangs_then_its_age_is_known_and_declaring_the_thread_lost_f
 
     asyncio.run(main())
     gate.set()
+
+
+class Order:
+    """A stream that records when the thread takes and gives."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        self.events.append("entered")
+        yield
+        self.events.append("left")
+
+    def take(self) -> None:
+        self.events.append("take")
+
+    def give(self) -> None:
+        self.events.append("give")
+
+
+def test_a_stream_takes_what_calls_bring_and_gives_before_results_leave() -> None:
+    order = Order()
+
+    def step() -> bool:
+        order.events.append("step")
+        return False
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        delivered = loop.create_future()
+        thread = ModelThread("engine", step=step, stream=order)
+
+        def called() -> None:
+            order.events.append("call")
+            thread.deliver(loop, lambda: delivered.set_result(list(order.events)))
+
+        seen = await asyncio.gather(thread.call(called), delivered)
+        # The thread may have stepped once before the call came.
+        events = [e for e in seen[1] if e != "step"]
+        assert events == ["entered", "take", "call", "give", "give"]
+        thread.close()
+        assert order.events[-1] == "left"
+
+    asyncio.run(main())

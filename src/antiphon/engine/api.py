@@ -85,6 +85,8 @@ class EngineSettings:
     # The parts of a model that a CUDA device replays as graphs, a subset of GRAPHS: decode steps that are `captured`,
     # the codes of a frame of speech, calls of the vocoder, and passes of audio encoders.
     graphs: frozenset[str] = frozenset(GRAPHS)
+    # Launch a step before the tokens of the step before it are read, and use CUDA streams for the parts of a model.
+    step_ahead: bool = False
 
     def __post_init__(self) -> None:
         if self.decode_shapes in ("bucketed", "captured") and self.kv_layout == "session":

@@ -81,6 +81,18 @@ class Generation:
         self.deliver(tokens, reason)
 
     @property
+    def goes_ahead(self) -> bool:
+        """Whether a row may be computed for the next token before the host knows it.
+
+        False if that token may be the last by its number, or if the host decides what follows it: grammars, choosers,
+        programs, and penalties that count tokens.
+        """
+        p = self.params
+        on_host = any(each is not None for each in (self.constraint, p.chooser, p.program))
+        counts = p.presence_penalty or p.frequency_penalty
+        return not (on_host or counts) and self.produced + 1 < p.max_tokens
+
+    @property
     def lookback_rows(self) -> int:
         """The number of newest rows that the penalties consider."""
         params = self.params

@@ -19,14 +19,48 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
 from antiphon.errors import AntiphonError, ModelError, ModelLost, Refused
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class DeviceStream(Protocol):
+    """The thread's own order of work on a device. All methods are called in the thread, and none waits for the device.
+
+    What callers compute before they post a call, and what they do with its result, is in another order.
+    """
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """Return a context in which the thread's work goes to this stream. The thread runs within it."""
+        ...
+
+    def take(self) -> None:
+        """Let later work of the thread wait for what callers have computed so far. Called before posted calls run."""
+        ...
+
+    def give(self) -> None:
+        """Let later work of callers wait for what the thread has computed so far. Called before results leave it."""
+        ...
+
+
+class _CommonStream:
+    """The order of work that all threads share: nothing has to wait."""
+
+    def entered(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def take(self) -> None:
+        return
+
+    def give(self) -> None:
+        return
+
+
 # The longest wait for an event loop before a step, in seconds, and the maximum number of such waits before one step.
 YIELD_S, MAX_YIELDS = 0.01, 3
 Given = TypeVarTuple("Given")
@@ -43,6 +77,7 @@ class ModelThread:
     `pause_s`: called after a step that found nothing to do. Returns the seconds until the next step if no call is
     posted before; None: no limit. Called with the thread's lock held, so that no `wake` is missed; must not post.
     `on_close`: called in the thread when it ends, before the calls that were posted last.
+    `stream`: the thread's stream of device work; None: it shares that of the process.
     `lost`: why the thread no longer runs calls; None while it is alive.
     """
 
@@ -53,8 +88,10 @@ class ModelThread:
         step: Callable[[], bool] = lambda: False,
         pause_s: Callable[[], float | None] = lambda: None,
         on_close: Callable[[], None] = lambda: None,
+        stream: DeviceStream | None = None,
     ) -> None:
         self.name = name
+        self._stream: DeviceStream = stream or _CommonStream()
         self._step, self._pause_s, self._on_close = step, pause_s, on_close
         # Bound: a few small calls for each session and step. The thread runs all of them before each step.
         self._posted: deque[Callable[[], None]] = deque()
@@ -106,6 +143,7 @@ class ModelThread:
                 return
             try:
                 result = function()
+                self._stream.give()
             except Exception as error:
                 if not isinstance(error, AntiphonError):
                     log.exception("a call in the thread %s failed", self.name)
@@ -208,7 +246,8 @@ class ModelThread:
 
     def _serve(self) -> None:
         try:
-            self._run()
+            with self._stream.entered():
+                self._run()
         except BaseException as error:
             # The calls of a dead thread would otherwise wait forever.
             log.critical("the thread %s ended", self.name, exc_info=True)
@@ -249,6 +288,8 @@ class ModelThread:
         return True
 
     def _run_posted(self) -> None:
+        if self._posted:
+            self._stream.take()
         while self._posted and not self.lost:
             function = self._posted.popleft()
             try:
@@ -268,6 +309,8 @@ class ModelThread:
         by_loop: dict[asyncio.AbstractEventLoop, list[Call]] = {}
         for loop, call in self._results:
             by_loop.setdefault(loop, []).append(call)
+        if self._results:
+            self._stream.give()
         self._results.clear()
         for loop, calls in by_loop.items():
             try:

@@ -94,16 +94,25 @@ class Rows:
 
     @property
     def due(self) -> int:
-        """The number of rows whose KV is to be computed now.
+        """The number of rows whose KV is to be computed now. See `due_after`."""
+        return self.due_after(self.computed)
+
+    def due_after(self, computed: int) -> int:
+        """Return the number of rows whose KV is to be computed when the first `computed` rows are in the KV.
 
         Leaves out the newest row, unless `compute_newest` is set, because the next generation needs its logits. A
         single row before the newest waits for the rows that follow it, unless `settling` is set: by itself it would
         take a pass, and together with them it takes none.
         """
-        pending = len(self.ids) - self.computed
+        pending = len(self.ids) - computed
         if not pending or self.compute_newest or self._generates:
             return pending
         return pending - 1 if pending > 2 or self.settling else 0
+
+    @property
+    def next_position(self) -> Position:
+        """The position of a token that is appended now, if the rows have positions."""
+        return (max(self.positions[-1]) + 1 if self.positions else 0,) * 3
 
     @property
     def _generates(self) -> bool:
@@ -253,7 +262,7 @@ class Rows:
         if positions is not None and self.positions is None:
             self.positions = [(i, i, i) for i in range(len(self.ids))]
         if self.positions is not None:
-            first = max(self.positions[-1]) + 1 if self.positions else 0
+            first = self.next_position[0]
             self.positions.extend(tuple(first + i for i in p) for p in positions or [(i,) * 3 for i in range(count)])
 
     def _drop(self, end: int) -> None:

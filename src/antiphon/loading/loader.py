@@ -303,6 +303,7 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         kv_layout=cast(KvLayout, engine.kv_layout),
         decode_shapes=cast(DecodeShaping, engine.decode_shapes),
         graphs=frozenset(GRAPHS) - frozenset(engine.no_graphs),
+        step_ahead=engine.step_ahead,
     )
     return EngineModelOptions(
         settings=kv,

@@ -366,6 +366,12 @@ class EngineOptions:
         choices=("decode", "codes", "vocoder", "encoder"),
         flag="no-graph",
     )
+    step_ahead: bool = option(
+        False,
+        "Launch a step before the tokens of the step before it are read, so that a GPU does not wait for the host "
+        "between two steps. Also gives each model's thread a CUDA stream of its own, so that models do not wait for "
+        "each other. Rows whose token the host decides, such as those with a grammar, still wait.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

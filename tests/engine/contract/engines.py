@@ -195,6 +195,7 @@ ENGINES: list[Any] = [
     pytest.param(cache(random_weights), id="local, random weights"),
     pytest.param(cache(partial(random_weights, kv_layout="paged")), id="local, paged"),
     pytest.param(cache(partial(random_weights, kv_layout="paged", decode_shapes="bucketed")), id="local, bucketed"),
+    pytest.param(cache(partial(random_weights, step_ahead=True)), id="local, one step ahead"),
     pytest.param(cache(smollm2), id="local, SmolLM2", marks=pytest.mark.server),
 ]
 if vllm := os.environ.get("ANTIPHON_TEST_VLLM"):

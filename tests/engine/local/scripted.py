@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from antiphon.engine.api import EngineSettings, Token
-from antiphon.engine.local.sampling import choose_tokens
+from antiphon.engine.api import EngineSettings, Row, Token
+from antiphon.engine.local.sampling import Choice, choose_tokens
 from antiphon.engine.local.step import RunnerStats, StepChunk
 
 VOCABULARY = 1000
@@ -47,6 +47,20 @@ class Memory:
 
 
 @dataclass
+class ScriptedStep:
+    """A step whose results are known."""
+
+    results: list[Token | Exception | None]
+
+    def read(self) -> list[Token | Exception | None]:
+        return self.results
+
+
+def _ids(chunk: StepChunk) -> Sequence[Row]:
+    return chunk.follows.tokens if chunk.follows and chunk.follows.tokens else chunk.ids
+
+
+@dataclass
 class ScriptedRunner:
     """Writes each row's id into the memory; the likeliest token after a row is that row's id + 1, modulo 1000.
 
@@ -63,6 +77,9 @@ class ScriptedRunner:
     width: int = 1
     eos_tokens: frozenset[int] = frozenset((VOCABULARY - 1,))
 
+    def stream(self) -> None:
+        return None
+
     def storage(self, settings: EngineSettings) -> Memory:
         return self.memory
 
@@ -71,16 +88,16 @@ class ScriptedRunner:
             raise ValueError(f"embeddings are [rows, {self.width}]")
         return rows
 
-    def step(self, chunks: Sequence[StepChunk]) -> list[Token | Exception | None]:
+    def launch(self, chunks: Sequence[StepChunk]) -> ScriptedStep:
         self.before(len(self.steps))
         self.steps.append(list(chunks))
         for chunk in chunks:
-            for i, row in enumerate(chunk.ids):
+            for i, row in enumerate(_ids(chunk)):
                 chunk.handle[chunk.start + i] = row
-        return [self._token(c) if c.sampled else None for c in chunks]
+        return ScriptedStep([self._token(c) if c.sampled else None for c in chunks])
 
     def _token(self, chunk: StepChunk) -> Token | Exception:
-        generation, last = chunk.sampled, chunk.ids[-1]
+        generation, last = chunk.sampled, _ids(chunk)[-1]
         assert generation is not None
         if last is None:
             _, rows = chunk.embeddings[-1]
@@ -88,7 +105,10 @@ class ScriptedRunner:
         logits = torch.full((1, self.vocabulary_size), -20.0)
         logits[0, (last + 1) % self.vocabulary_size] = 0.0
         hidden = torch.tensor([[float(last)]])
-        (choice,) = choose_tokens(logits, [(generation, chunk.recent)], hidden)
+        recent = (*chunk.recent, last) if chunk.follows else chunk.recent
+        (choice,) = choose_tokens(logits, [(generation, recent)], hidden)
+        if isinstance(choice, Choice):
+            chunk.token.tokens = [choice.token]
         if isinstance(choice, Exception):
             return choice
         return Token(choice.token, choice.logprob, [float(last)] if generation.params.hidden else None, choice.numbers)

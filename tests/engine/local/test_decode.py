@@ -214,10 +214,10 @@ class Watched(Runner):
 
     after: Callable[[int], None]
 
-    def step(self, chunks: Sequence[StepChunk]) -> list[Any]:
-        results = super().step(chunks)
+    def launch(self, chunks: Sequence[StepChunk]) -> Any:
+        launched = super().launch(chunks)
         self.after(self.stats.steps)
-        return results
+        return launched
 
 
 def test_a_session_may_leave_between_two_tiles_of_its_prompt() -> None:

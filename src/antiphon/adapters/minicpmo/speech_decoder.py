@@ -20,6 +20,7 @@ from antiphon.adapters.minicpmo.sampling import GREEDY_TEMPERATURE, CodeChooser,
 from antiphon.audio import Pcm
 from antiphon.engine.api import Sampling, Session
 from antiphon.engine.local.device_sampling import RandomNumbers
+from antiphon.engine.local.streams import used_here
 from antiphon.modeling.gathered import GatheredCalls
 from antiphon.shares.threads import in_thread
 
@@ -58,7 +59,7 @@ class TextConditions(nn.Module):
         """
         like = self.emb_text.weight
         tokens = [token for unit in units for token in (*unit.words, self._bos)]
-        states = [state for unit in units for state in unit.hidden]
+        states = [state for unit in units for state in map(used_here, unit.hidden)]
         numbers = torch.tensor(tokens).to(like.device, non_blocking=True)
         rows: torch.Tensor = self.emb_text(numbers)
         if states:

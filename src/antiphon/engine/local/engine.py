@@ -3,14 +3,13 @@
 Sessions post requests. Between two steps the model's thread applies them, plans a step, runs it, and returns the
 results to the sessions' event loops. A call waits for a step only if it awaits the step's result.
 
-This module implements the contract in `engine/api.py`. `scheduler.py` decides which rows go into a step, and
-`runner.py` computes the step.
+This module implements the contract in `engine/api.py`. `steps.py` runs the steps, `scheduler.py` decides which rows go
+into a step, and `runner.py` computes it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -36,19 +35,14 @@ from antiphon.engine.local import CAPABILITIES
 from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache
 from antiphon.engine.local.reader import TokenReader, call_in
 from antiphon.engine.local.scheduler import Scheduler
-from antiphon.engine.local.step import ScheduledSession, StepChunk, StepLimits, StepRunner
+from antiphon.engine.local.step import ScheduledSession, StepLimits, StepRunner
+from antiphon.engine.local.steps import IDLE_CHECK_S, ObserveEngineStep, Steps
 from antiphon.engine.model_thread import ModelThread
-from antiphon.errors import EngineError, ModelError, ModelLost, Refused
+from antiphon.errors import EngineError, ModelLost, Refused
 from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
-log = logging.getLogger(__name__)
-
-# The interval at which an idle engine looks for sessions to park, in seconds.
-IDLE_CHECK_S = 5.0
 # Seconds after which sessions that found no room are tried again, if nothing happens before.
 RETRY_S = 0.05
-# Called with the number of rows in a step, the number of sessions in it, and its time in seconds.
-ObserveEngineStep = Callable[[int, int, float], None]
 
 
 class LocalEngine:
@@ -73,18 +67,19 @@ class LocalEngine:
     ) -> None:
         self.settings = settings or EngineSettings()
         self.runner = runner
-        self._observe = observe
         self._clock = clock
         s = self.settings
         cache = KvCache(runner.storage(s), budget_bytes=s.kv_bytes, host_bytes=s.host_bytes, disk_bytes=s.disk_bytes)
         context = min(s.context_rows or runner.context_rows, runner.context_rows)
         limits = StepLimits(context, s.decode_rows, s.prefill_rows, s.prefill_only_rows, s.park_after_s)
         self.scheduler = Scheduler(cache, limits)
+        self._steps = Steps(self.scheduler, runner, ahead=s.step_ahead, observe=observe, clock=clock)
         self._grammars = GrammarCompiler(tokenizer, runner.vocabulary_size) if tokenizer is not None else None
         self.last_state = EngineState()
-        # When idle sessions were last looked for.
-        self._parked_s = float("-inf")
-        self.thread = ModelThread("engine", step=self._work, pause_s=self._pause_s, on_close=self._fail_all)
+        stream = runner.stream() if s.step_ahead else None
+        self.thread = ModelThread(
+            "engine", step=self._work, pause_s=self._pause_s, on_close=self._fail_all, stream=stream
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -189,7 +184,7 @@ class LocalEngine:
     # Called in the model's thread.
 
     def _work(self) -> bool:
-        stepped = self._step()
+        stepped = self._steps.run()
         self.last_state = self._state()
         return stepped
 
@@ -198,38 +193,6 @@ class LocalEngine:
 
     def _fail_all(self) -> None:
         self.scheduler.fail_all(EngineError("the engine was closed"))
-
-    def _step(self) -> bool:
-        """Run one step. Returns False if there was nothing to do, or no room to do it."""
-        started = self._clock()
-        try:
-            chunks = self.scheduler.plan(started)
-            if not chunks:
-                # Looks at all sessions, and an engine may be without work a thousand times a second.
-                if started - self._parked_s >= IDLE_CHECK_S:
-                    self._parked_s = started
-                    self.scheduler.park_idle(started)
-                return False
-            self.scheduler.commit(chunks, self._results(chunks))
-        except Exception as error:
-            # Whatever the error is, no session may be left waiting for a step that never runs.
-            log.exception("an engine step failed")
-            self.scheduler.fail_all(ModelError(f"the engine failed: {error}"))
-            return False
-        if self._observe:
-            self._observe(sum(c.count for c in chunks), len(chunks), self._clock() - started)
-        return True
-
-    def _results(self, chunks: list[StepChunk]) -> Sequence[Token | Exception | None]:
-        """Compute a step. If it fails, for example for lack of memory, the work of each of its sessions fails.
-
-        Rows that are already in the KV stay valid: a row counts as computed only after its step has succeeded.
-        """
-        try:
-            return self.runner.step(chunks)
-        except Exception as error:
-            log.exception("an engine step failed")
-            return [ModelError(f"the engine's step failed: {error}")] * len(chunks)
 
 
 class LocalSession:

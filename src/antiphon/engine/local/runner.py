@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from transformers import GenerationConfig
 
 from antiphon.engine.api import EMBEDDED, EngineSettings, Token
+from antiphon.engine.generation import Generation
 from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention, StepAttention
 from antiphon.engine.local.decode import PassOutput, PassShapes, PassSize
 from antiphon.engine.local.kernels.attention import PagedAttention, is_paged_by_kernels, step_tiles
@@ -29,14 +30,54 @@ from antiphon.engine.local.kv.cache import PAGE_ROWS
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.session_tensors import SessionTensors
 from antiphon.engine.local.kv.shape import KvShape
-from antiphon.engine.local.sampling import choose_tokens
+from antiphon.engine.local.sampling import DrawnTokens, launch_choice
 from antiphon.engine.local.step import RunnerStats, StepChunk
+from antiphon.engine.local.streams import ThreadStream, used_here
 from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)
 
 Result = Token | Exception | None
 KvStorage = SessionTensors | PagePool
+
+
+@dataclass(slots=True, eq=False)
+class RunnerStep:
+    """A step that was launched. A LaunchedStep of the engine."""
+
+    # The step's chunks.
+    chunks: Sequence[StepChunk]
+    # The results that are known already, by the `id` of their chunk.
+    results: dict[int, Result] = field(default_factory=dict)
+    # The chunks that sample, with their generations.
+    sampled: Sequence[tuple[StepChunk, Generation]] = ()
+    # Their tokens, in the same order; None if no chunk samples.
+    drawn: DrawnTokens | None = None
+    # Their hidden states, in the same order.
+    hidden: Sequence[torch.Tensor | None] = ()
+    # The counters to which the time for reading is added.
+    stats: RunnerStats | None = None
+    # The steps of single chunks, in the order of `chunks`, if these could not be computed together; otherwise empty.
+    parts: Sequence[RunnerStep] = ()
+
+    @torch.inference_mode()
+    def read(self) -> list[Result]:
+        """Wait for the step. Return for each chunk the sampled token, an error, or None if it samples none."""
+        if self.parts:
+            return [result for part in self.parts for result in part.read()]
+        started = time.perf_counter()
+        if self.drawn:
+            for (chunk, generation), choice, state in zip(self.sampled, self.drawn.read(), self.hidden, strict=True):
+                if isinstance(choice, Exception):
+                    self.results[id(chunk)] = _wrapped(choice)
+                else:
+                    state = state if generation.params.hidden else None
+                    self.results[id(chunk)] = Token(choice.token, choice.logprob, state, choice.numbers)
+        if self.stats:
+            took_s = time.perf_counter() - started
+            self.stats.sample_s += took_s
+            self.stats.step_s += took_s
+        return [self.results.get(id(chunk)) for chunk in self.chunks]
 
 
 @dataclass(slots=True)
@@ -62,6 +103,8 @@ class Runner:
     # The length of an input row, if the decoder takes more than its own width (features for its first layers); 0: its
     # own width.
     input_width: int = 0
+    # Whether a step may be launched before the one before it is read; set by `storage`.
+    step_ahead: bool = False
     # Counters of the steps so far.
     stats: RunnerStats = field(default_factory=RunnerStats)
     _storage: KvStorage | None = None
@@ -102,6 +145,10 @@ class Runner:
         """The number of positions that the model supports, from the configuration (`max_position_embeddings`)."""
         return int(self.config.max_position_embeddings)
 
+    def stream(self) -> ThreadStream | None:
+        """Return a stream for the model's thread; None if the device is not a CUDA device."""
+        return ThreadStream(self.device) if self.device.type == "cuda" else None
+
     def storage(self, settings: EngineSettings) -> KvStorage:
         """Return memory for this decoder's keys and values, on its device, in `kv_dtype`.
 
@@ -109,6 +156,7 @@ class Runner:
         if steps are to be captured and the device is not a CUDA device.
         """
         layout, shapes = settings.kv_on(self.device.type)
+        self.step_ahead = settings.step_ahead
         captured = shapes == "captured" and "decode" in settings.graphs
         if captured and self.device.type != "cuda":
             raise ModelError("captured steps need a CUDA device")
@@ -158,26 +206,29 @@ class Runner:
             raise ValueError(f"embeddings are [rows, {self.width}], not {list(given.shape)}")
         return given.to(self.device, self.dtype)
 
-    @torch.inference_mode()
     def step(self, chunks: Sequence[StepChunk]) -> list[Result]:
-        """Compute the chunks' keys and values in one pass, and return one result for each chunk.
+        """Compute the chunks' keys and values in one pass, and return one result for each chunk. See `launch`."""
+        return self.launch(chunks).read()
 
-        A result is the sampled token, an error, or None if the chunk samples none. Never raises: if the pass fails,
-        each chunk is tried by itself, so that only the chunk at fault fails.
+    @torch.inference_mode()
+    def launch(self, chunks: Sequence[StepChunk]) -> RunnerStep:
+        """Begin to compute the chunks' keys and values in one pass. See `RunnerStep.read` for the results.
+
+        Never raises: if the pass fails, each chunk is tried by itself, so that only the chunk at fault fails.
         """
         started = time.perf_counter()
         try:
-            results = self._forward(chunks)
+            step = self._forward(chunks)
         except Exception as error:
             # The model's code may raise any exception. It fails a session, never the engine.
             if len(chunks) == 1:
                 log.error("a model step failed: %s", error)
-                return [_wrapped(error)]
-            return [self.step([chunk])[0] for chunk in chunks]
+                return RunnerStep(chunks, {id(chunks[0]): _wrapped(error)})
+            return RunnerStep(chunks, parts=[self.launch([chunk]) for chunk in chunks])
         self.stats.steps += 1
         self.stats.rows += sum(c.count for c in chunks)
         self.stats.step_s += time.perf_counter() - started
-        return results
+        return step
 
     def decoder_pass(
         self, inputs: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attention: StepAttention
@@ -197,16 +248,16 @@ class Runner:
         hidden, self._hidden = self._hidden, None
         return PassOutput(out.logits[0], hidden, getattr(self.model, "tapped", None))
 
-    def _forward(self, chunks: Sequence[StepChunk]) -> list[Result]:
+    def _forward(self, chunks: Sequence[StepChunk]) -> RunnerStep:
         started = time.perf_counter()
         outputs = [(part, self._compute(part, size)) for part, size in self._parts(chunks)]
         self.stats.forward_s += time.perf_counter() - started
         for part, output in outputs:
             self._feed_sinks(part, output.tapped)
         started = time.perf_counter()
-        results = {id(c): r for c, r in self._results(outputs)}
+        step = self._choose(chunks, outputs)
         self.stats.sample_s += time.perf_counter() - started
-        return [results.get(id(c)) for c in chunks]
+        return step
 
     def _parts(self, chunks: Sequence[StepChunk]) -> list[tuple[Sequence[StepChunk], PassSize | None]]:
         """Divide the chunks of a step into passes: one, unless they do not fit a pass of fixed size.
@@ -255,25 +306,49 @@ class Runner:
         config = self.config
         return int(config.num_attention_heads) // self._kv_shape().kv_heads
 
-    def _results(self, outputs: Sequence[tuple[Sequence[StepChunk], PassOutput]]) -> Iterator[tuple[StepChunk, Result]]:
-        """Yield each chunk that samples, with its token. `outputs`: the passes of the step, with their chunks."""
-        sampled = [(c, c.sampled) for chunks, _ in outputs for c in chunks if c.sampled]
+    def _choose(
+        self, chunks: Sequence[StepChunk], outputs: Sequence[tuple[Sequence[StepChunk], PassOutput]]
+    ) -> RunnerStep:
+        """Choose the tokens of a step. `outputs`: its passes, with their chunks."""
+        sampled = [(c, c.sampled) for part, _ in outputs for c in part if c.sampled]
         if not sampled:
-            return
-        logits = _joined([output.logits for _, output in outputs])
+            return RunnerStep(chunks)
+        # The tensors of a captured pass are valid only until the next step, which may be launched before this is read.
+        logits = _joined([output.logits for _, output in outputs]).to(torch.float32, copy=self.step_ahead)
         states = [output.hidden for _, output in outputs if output.hidden is not None]
         hidden = _joined(states) if states else None
         kept: Sequence[torch.Tensor | None] = [None] * len(sampled)
         if hidden is not None and any(g.params.hidden for _, g in sampled):
-            # The tensors of a step are valid only until the next step.
             kept = hidden.clone().unbind()
-        choices = choose_tokens(logits.float(), [(generation, chunk.recent) for chunk, generation in sampled], hidden)
-        for (chunk, generation), choice, state in zip(sampled, choices, kept, strict=True):
-            if isinstance(choice, Exception):
-                yield chunk, _wrapped(choice)
-            else:
-                state = state if generation.params.hidden else None
-                yield chunk, Token(choice.token, choice.logprob, state, choice.numbers)
+        unread_rows = [i for i, (c, g) in enumerate(sampled) if c.follows and g.params.repetition_penalty != 1.0]
+        unread = None
+        if unread_rows:
+            unread = self._on_device([0] * len(sampled))
+            self._put_unread(unread, [(i, sampled[i][0]) for i in unread_rows])
+        rows = [(generation, chunk.recent) for chunk, generation in sampled]
+        drawn = launch_choice(logits, rows, hidden, unread, unread_rows)
+        for row, place in drawn.places():
+            sampled[row][0].token.tokens, sampled[row][0].token.index = drawn.numbers, place
+        if self.step_ahead:
+            drawn.begin_copy()
+        return RunnerStep(chunks, sampled=sampled, drawn=drawn, hidden=kept, stats=self.stats)
+
+    def _put_unread(self, target: torch.Tensor, places: Sequence[tuple[int, StepChunk]]) -> None:
+        """Write the tokens that the chunks follow to these places of `target`, int64 [n], without reading them.
+
+        A row without a token, whose session fails when it is read, gets an arbitrary one.
+        """
+        # The tokens of a step are in one tensor, unless it failed as a whole.
+        groups = dict[int, tuple[torch.Tensor, list[int], list[int]]]()
+        for place, chunk in places:
+            if chunk.follows and chunk.follows.tokens is not None:
+                tokens = chunk.follows.tokens
+                _, own, indices = groups.setdefault(id(tokens), (tokens, [], []))
+                own.append(place)
+                indices.append(chunk.follows.index)
+        for tokens, own, indices in groups.values():
+            where, which = self._on_device([own, indices])
+            target.index_copy_(0, where, tokens.index_select(0, which).clamp_(min=0))
 
     def _feed_sinks(self, chunks: Sequence[StepChunk], tapped: torch.Tensor | None) -> None:
         """Pass the tapped layer's output for embedding rows to their sinks."""
@@ -288,7 +363,11 @@ class Runner:
 
     def _inputs(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
         ids = [0 if i is EMBEDDED else i for c in chunks for i in c.ids]
-        rows: torch.Tensor = self._embed(self._on_device(ids)).to(self.dtype)
+        tokens = self._on_device(ids)
+        starts = itertools.accumulate((c.count for c in chunks), initial=0)
+        if unread := [(place, c) for place, c in zip(starts, chunks, strict=False) if c.follows]:
+            self._put_unread(tokens, unread)
+        rows: torch.Tensor = self._embed(tokens).to(self.dtype)
         # The embedding rows of all chunks, by their width: rows without features are narrower. All rows of a width are
         # written at once.
         given, at = dict[int, tuple[list[int], list[torch.Tensor]]](), 0
@@ -297,7 +376,7 @@ class Runner:
                 places, parts = given.setdefault(embeddings.shape[1], ([], []))
                 start = at + first - chunk.start
                 places.extend(range(start, start + len(embeddings)))
-                parts.append(embeddings)
+                parts.append(used_here(embeddings))
             at += chunk.count
         for width, (places, parts) in given.items():
             rows[:, :width].index_copy_(0, self._on_device(places), _joined(parts).to(rows.dtype))

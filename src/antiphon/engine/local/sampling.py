@@ -9,7 +9,7 @@ generation affects another one's tokens. This module knows neither sessions nor 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from antiphon.engine.api import Row, Sampling
 from antiphon.engine.choosers import NO_TOKEN
 from antiphon.engine.generation import Constraint, Generation
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
+from antiphon.engine.local.streams import HostCopy
 from antiphon.errors import ModelError
 
 
@@ -53,6 +54,8 @@ class RowEdits:
     forbidden: Collection[int] = ()
     # The mask of tokens that a grammar allows, in the form of `Constraint.allowed`; None: all.
     words: Any = None
+    # Whether `penalty` also lowers the row's newest token, which only the device has.
+    unread: bool = False
 
 
 class RowSampler:
@@ -69,28 +72,31 @@ class RowSampler:
                 raise ValueError(f"token {token} is not in the vocabulary of {vocabulary_size}")
         self.params, self.random, self._constraint = params, RandomNumbers(params), constraint
 
-    def edits(self, recent: Sequence[Row], produced: int) -> RowEdits:
+    def edits(self, recent: Sequence[Row], produced: int, *, unread: bool = False) -> RowEdits:
         """Return the changes to the next token's logits.
 
         `recent`: the newest rows, the last one last, at least as many as the penalties consider. `produced`: the number
-        of these that this generation sampled. Raises GrammarError if the grammar takes too long to evaluate.
+        of these that this generation sampled. `unread`: `recent` lacks the newest row, which the host has not read, and
+        `params` has no penalties that count tokens. Raises GrammarError if the grammar takes too long to evaluate.
         """
         params, repeated, times = self.params, set[Row](), Counter[Row]()
         if params.repetition_penalty != 1.0 and params.repetition_window:
             repeated = set(recent[-params.repetition_window :])
         if (params.presence_penalty or params.frequency_penalty) and produced:
             times.update(recent[-produced:])
-        return self.edits_of([t for t in repeated if t is not None], {t: n for t, n in times.items() if t is not None})
+        known = [t for t in repeated if t is not None]
+        return self.edits_of(known, {t: n for t, n in times.items() if t is not None}, unread=unread)
 
-    def edits_of(self, repeated: Collection[int], times: Mapping[int, int]) -> RowEdits:
+    def edits_of(self, repeated: Collection[int], times: Mapping[int, int], *, unread: bool = False) -> RowEdits:
         """Return the changes to the next token's logits, from counts instead of rows.
 
         `repeated`: the tokens that the repetition penalty considers. `times`: how many times the generation sampled
-        each token.
+        each token. `unread`: the repetition penalty also considers the newest token, which only the device has.
         """
         params = self.params
+        penalizes = params.repetition_penalty != 1.0 and params.repetition_window > 0
         return RowEdits(
-            repeated if params.repetition_penalty != 1.0 else (),
+            repeated if penalizes else (),
             params.repetition_penalty,
             {t: params.presence_penalty + params.frequency_penalty * n for t, n in times.items()}
             if params.presence_penalty or params.frequency_penalty
@@ -99,17 +105,92 @@ class RowSampler:
             params.allow,
             params.forbid,
             None if self._constraint is None else self._constraint.allowed(),
+            unread and penalizes,
         )
+
+
+class DrawnTokens:
+    """The tokens that were drawn for the rows of a step, before the host has read them.
+
+    `numbers`, int64, on the device: the numbers of all rows that were drawn, one after another; None if there are none.
+    """
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[tuple[Generation, Sequence[Row]]],
+        drawn: Sequence[tuple[list[int], torch.Tensor]],
+        found: dict[int, Choice | Exception],
+    ) -> None:
+        self._logits, self._rows, self._found = logits, rows, found
+        self._sizes = [(i, chosen[0].numel()) for members, chosen in drawn for i in members]
+        self.numbers: torch.Tensor | None = None
+        self._with_logprobs: torch.Tensor | None = None
+        self._copied: HostCopy | None = None
+        if drawn:
+            self.numbers = torch.cat([chosen.flatten() for _, chosen in drawn])
+            if any(rows[i][0].params.logprobs for i, _ in self._sizes):
+                own = _picked(logits, [i for i, _ in self._sizes])
+                tokens = torch.cat([chosen.view(len(chosen), -1)[:, 0] for _, chosen in drawn])
+                own = own.gather(1, tokens.clamp(min=0)[:, None])[:, 0] - own.logsumexp(1)
+                self._with_logprobs = torch.cat((self.numbers.double(), own.double()))
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Yield each row that was drawn, with the index of its first number in `numbers`."""
+        at = 0
+        for row, size in self._sizes:
+            yield row, at
+            at += size
+
+    def begin_copy(self) -> None:
+        """Begin to copy what `read` reads, so that it does not wait for work that is queued later."""
+        if self.numbers is not None:
+            self._copied = HostCopy(self.numbers if self._with_logprobs is None else self._with_logprobs)
+
+    def read(self) -> list[Choice | Exception]:
+        """Read all tokens from the device at once, and advance each generation past its token. Called once.
+
+        Never raises: a row that fails gets an error, and the others get their tokens.
+        """
+        rows, found = self._rows, self._found
+        if self.numbers is not None:
+            numbers, logprobs = self._read()
+            for k, (i, at) in enumerate(self.places()):
+                own = numbers[at : at + self._sizes[k][1]]
+                found[i] = _accepted(Choice(own[0], logprobs[k], own), rows[i][0], self._logits[i])
+        return [found[i] for i in range(len(rows))]
+
+    def _read(self) -> tuple[list[int], Sequence[float | None]]:
+        assert self.numbers is not None
+        given = self.numbers if self._with_logprobs is None else self._with_logprobs
+        both: list[Any] = self._copied.read() if self._copied else given.tolist()
+        if self._with_logprobs is None:
+            return both, [None] * len(self._sizes)
+        count = len(self.numbers)
+        return [int(n) for n in both[:count]], both[count:]
 
 
 def choose_tokens(
     logits: torch.Tensor, rows: Sequence[tuple[Generation, Sequence[Row]]], hidden: torch.Tensor | None = None
 ) -> list[Choice | Exception]:
-    """Choose the next token of each row's generation, and read all of them from the device at once.
+    """Choose the next token of each row's generation, and read all of them. See `launch_choice`."""
+    return launch_choice(logits, rows, hidden).read()
 
-    `logits`: float32 [n, vocabulary], not changed. `rows`: the generations, each with its newest rows, as for
-    `RowSampler.edits`. `hidden`: the hidden states [n, width] of the logits, for programs. Advances each generation's
-    grammar, chooser or program past its token. Log-probabilities are natural ones, under the model's own distribution.
+
+def launch_choice(
+    logits: torch.Tensor,
+    rows: Sequence[tuple[Generation, Sequence[Row]]],
+    hidden: torch.Tensor | None = None,
+    unread: torch.Tensor | None = None,
+    unread_rows: Collection[int] = (),
+) -> DrawnTokens:
+    """Choose the next token of each row's generation, without waiting for the device.
+
+    `logits`: float32 [n, vocabulary], not changed, and unchanged until the tokens are read. `rows`: the generations,
+    each with its newest rows, as for `RowSampler.edits`. `hidden`: the hidden states [n, width] of the logits, for
+    programs. `unread`: int64 [n], on the device: the newest token of each row of `unread_rows`, which the host has not
+    read and `rows` lack. Reading the chosen tokens advances each generation's grammar, chooser or program past its
+    token. Log-probabilities are natural ones, under the model's own distribution.
 
     Never raises: a row that fails gets an error, and the others get their tokens. The error is a ModelError if the
     row's logits are NaN or exclude every token.
@@ -121,39 +202,41 @@ def choose_tokens(
         chooser = generation.params.program or generation.params.chooser
         try:
             if chooser is None:
-                edits[i] = _sampler(generation, logits.shape[1]).edits(recent, generation.produced)
+                sampler = _sampler(generation, logits.shape[1])
+                edits[i] = sampler.edits(recent, generation.produced, unread=i in unread_rows)
         except Exception as error:
             found[i] = error
         else:
             groups.setdefault(None if chooser is None else type(chooser), []).append(i)
     drawn: list[tuple[list[int], torch.Tensor]] = []
     for kind, members in groups.items():
-        drawn += _drawn(logits, hidden, [rows[i][0] for i in members], members, kind, edits, found)
-    order = [i for members, _ in drawn for i in members]
-    if order:
-        wanted = any(rows[i][0].params.logprobs for i in order)
-        read = _read([chosen for _, chosen in drawn], _picked(logits, order) if wanted else None)
-        found |= {i: _accepted(each, rows[i][0], logits[i]) for i, each in zip(order, read, strict=True)}
-    return [found[i] for i in range(len(rows))]
+        drawn += _drawn(logits, hidden, unread, [rows[i][0] for i in members], members, kind, edits, found)
+    return DrawnTokens(logits, rows, drawn, found)
 
 
-def sample_rows(logits: torch.Tensor, samplers: Sequence[RowSampler], edits: Sequence[RowEdits]) -> torch.Tensor:
+def sample_rows(
+    logits: torch.Tensor,
+    samplers: Sequence[RowSampler],
+    edits: Sequence[RowEdits],
+    unread: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Draw one token for each row of `logits`, float32 [n, vocabulary], which are not changed.
 
-    Returns int64 [n], as `draw_tokens` does, without waiting for the device.
+    `unread`: int64 [n], on the device: the newest token of each row with `RowEdits.unread`. Returns int64 [n], as
+    `draw_tokens` does, without waiting for the device.
     """
-    device, shaped = logits.device, shape_rows(logits, edits)
+    device, shaped = logits.device, shape_rows(logits, edits, unread)
     choices = RowChoices.of([s.params for s in samplers], device)
     # Taken last, so that a batch that fails consumes no random numbers.
     uniforms = torch.tensor([s.random.take(1)[0] for s in samplers], dtype=torch.float64)
     return draw_tokens(shaped, choices, uniforms.to(device, non_blocking=True))
 
 
-def shape_rows(logits: torch.Tensor, edits: Sequence[RowEdits]) -> torch.Tensor:
+def shape_rows(logits: torch.Tensor, edits: Sequence[RowEdits], unread: torch.Tensor | None = None) -> torch.Tensor:
     """Return the logits with each row changed by its `edits`. Excluded tokens get minus infinity.
 
     `logits`: float32 [n, vocabulary]. They are not changed, and are returned as they are if there is nothing to change.
-    Does not wait for the device.
+    `unread`: as in `sample_rows`. Does not wait for the device.
     """
     size = logits.shape[1]
     repeated = flat_places([e.repeated for e in edits], size)
@@ -164,18 +247,24 @@ def shape_rows(logits: torch.Tensor, edits: Sequence[RowEdits]) -> torch.Tensor:
     )
     restricted = [i for i, e in enumerate(edits) if e.allowed is not None]
     ruled = [i for i, e in enumerate(edits) if e.words is not None]
-    lists = (repeated, lowered, biased, allowed, forbidden, restricted, ruled)
+    late = [i for i, e in enumerate(edits) if e.unread]
+    lists = (repeated, lowered, biased, allowed, forbidden, restricted, ruled, late)
     if not any(len(each) for each in lists):
         return logits
     out = logits.clone()
     flat = out.view(-1)
     places = copied_to(out.device, np.int64, *lists)
-    penalties = [e.penalty for e in edits for _ in e.repeated]
+    penalties = [e.penalty for e in edits for _ in e.repeated] + [edits[i].penalty for i in late]
     amounts = (penalties, [a for e in edits for a in e.lowered.values()], [a for e in edits for a in e.bias.values()])
     by, less, more = copied_to(out.device, np.float32, *amounts)
-    if len(repeated):
-        old = flat[places[0]]
-        flat[places[0]] = torch.where(old > 0, old / by, old * by)
+    lower = places[0]
+    if late:
+        assert unread is not None
+        # A token may be in both lists, and is lowered once. A row that failed has no token, and is not read.
+        lower = torch.cat((lower, places[7] * size + unread.index_select(0, places[7]).clamp(min=0)))
+    if len(lower):
+        old = flat[lower]
+        flat[lower] = torch.where(old > 0, old / by, old * by)
     if len(lowered):
         flat[places[1]] -= less
     if len(biased):
@@ -198,6 +287,7 @@ def _sampler(generation: Generation, vocabulary_size: int) -> RowSampler:
 def _drawn(
     logits: torch.Tensor,
     hidden: torch.Tensor | None,
+    unread: torch.Tensor | None,
     generations: Sequence[Generation],
     members: list[int],
     kind: type | None,
@@ -212,7 +302,9 @@ def _drawn(
     try:
         given = _picked(logits, members)
         if kind is None:
-            return [(members, sample_rows(given, [g.sampler for g in generations], [edits[i] for i in members]))]
+            own = [edits[i] for i in members]
+            newest = _picked(unread, members) if unread is not None and any(e.unread for e in own) else None
+            return [(members, sample_rows(given, [g.sampler for g in generations], own, newest))]
         chooser: Any = kind
         if generations[0].params.program is None:
             return [(members, chooser.choose([g.params.chooser for g in generations], given))]
@@ -225,35 +317,13 @@ def _drawn(
             found[members[0]] = error
             return []
         each = zip(generations, members, strict=True)
-        return list(chain(*(_drawn(logits, hidden, [g], [i], kind, edits, found) for g, i in each)))
+        return list(chain(*(_drawn(logits, hidden, unread, [g], [i], kind, edits, found) for g, i in each)))
 
 
 def _picked(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     if rows == list(range(len(logits))):
         return logits
     return logits.index_select(0, torch.tensor(rows).to(logits.device, non_blocking=True))
-
-
-def _read(chosen: Sequence[torch.Tensor], logits: torch.Tensor | None) -> list[Choice]:
-    """Read the chosen numbers, int64 [n] or [n, k], as one Choice for each row. Waits for the device once.
-
-    The choices have log-probabilities if `logits` are given.
-    """
-    flat = torch.cat([each.flatten() for each in chosen])
-    logprobs: Sequence[float | None] = [None] * sum(len(each) for each in chosen)
-    if logits is None:
-        numbers = flat.tolist()
-    else:
-        tokens = torch.cat([each.view(len(each), -1)[:, 0] for each in chosen])
-        own = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0] - logits.logsumexp(1)
-        both = torch.cat((flat.double(), own.double())).tolist()
-        numbers, logprobs = [int(n) for n in both[: len(flat)]], both[len(flat) :]
-    rows, at = list[Sequence[int]](), 0
-    for each in chosen:
-        size = each[0].numel()
-        rows += [numbers[k : k + size] for k in range(at, at + each.numel(), size)]
-        at += each.numel()
-    return [Choice(row[0], logprob, row) for row, logprob in zip(rows, logprobs, strict=True)]
 
 
 def _accepted(choice: Choice, generation: Generation, logits: torch.Tensor) -> Choice | Exception:

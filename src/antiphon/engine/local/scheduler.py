@@ -3,7 +3,12 @@
 Every step takes one row of each session that generates. It also takes a bounded number of pending rows, shared evenly
 among the sessions that prefill. So a prefill of any length delays another session's token by at most the step that they
 share. If sessions need more than a step or the memory can give, owners get equal shares, and so do an owner's sessions.
-The rules of memory (leases, parking, context cuts) are applied here, before the rows are chosen.
+The rules of memory (leases, parking, context cuts) are applied before the rows are chosen, here and in `room.py`.
+
+A step may be planned while the step before it is *under way*: launched, but not committed. Rows whose content is known
+then follow those under way. A token that the step under way samples becomes a row too, if nothing on the host decides
+it. If the generation turns out to have ended with that token, or its session failed, this row is discarded. Memory that
+the rows of a step under way need is never taken from them.
 
 Pure: no tensors, no clock, no threads. Times are arguments, and the forward pass runs between `plan` and `commit`.
 """
@@ -20,6 +25,7 @@ from antiphon.engine.api import Finish, Position, Sink, Token
 from antiphon.engine.generation import Generation
 from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache, pages_of
 from antiphon.engine.local.prefixes import KeptPrefixes
+from antiphon.engine.local.room import Room
 from antiphon.engine.local.step import (
     MIN_SHARE_ROWS,
     ScheduledSession,
@@ -27,8 +33,9 @@ from antiphon.engine.local.step import (
     StepChunk,
     StepLimits,
     in_turns,
-    page_shares,
     queues_by_owner,
+    row_ahead,
+    rows_until,
 )
 from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, ModelError, Refused
@@ -44,8 +51,10 @@ CUT_TO_SHARE = 0.75
 class Scheduler:
     """All sessions of one engine. Not thread-safe: it belongs to the model's thread.
 
-    `plan` and `commit` alternate. All other methods may be called between them. No method waits. `limits` may be
-    replaced between steps. `context_cuts` counts the context cuts since the start, `generating` the generations now.
+    A planned step is launched at once, and committed before or after the next one is planned. All other methods may be
+    called between `plan` and `commit`. No method waits, except for `land`. `limits` may be replaced between steps.
+    `context_cuts` counts the context cuts since the start, `generating` the generations now. `land`: commits the step
+    under way, if there is one. Called before a request that depends on its results.
 
     A step looks only at the *active* sessions, so idle ones cost it nothing. A session becomes active with every call
     that may give it work. It stays active as long as it generates or has rows that are due.
@@ -56,6 +65,8 @@ class Scheduler:
         self.limits = replace(limits, context_rows=min(limits.context_rows, cache.total_pages * PAGE_ROWS))
         self.sessions: list[ScheduledSession] = []
         self.prefixes = KeptPrefixes(cache)
+        self.land: Callable[[], None] = lambda: None
+        self._room = Room(cache, self.sessions, self._suspended)
         self.context_cuts = self.generating = 0
         self._active: set[ScheduledSession] = set()
         self._opened = self._step = 0
@@ -72,7 +83,9 @@ class Scheduler:
         """
         reserve = min(reserve_rows, self.limits.context_rows)
         while (lease := self.cache.open(reserve)) is None:
-            if not self._park_longest_idle(exclude=None) and not self._take_from_largest(owner, pages_of(reserve)):
+            self.land()
+            room = self._room
+            if not room.park_longest_idle(exclude=None) and not room.take_from_largest(owner, pages_of(reserve)):
                 busy = sum(1 for s in self.sessions if not s.lease.asleep)
                 raise Refused(f"no room for the KV of another session: {busy} are active", 2.0)
         self._opened += 1
@@ -82,6 +95,7 @@ class Scheduler:
 
     def fork(self, session: ScheduledSession, now_s: float) -> ScheduledSession:
         """Return a new session with the same rows. The two share KV until one of them writes. Raises Refused."""
+        self._land(session)
         old = session.rows
         twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s, old.owner)
         twin.rows = old.copy(now_s)
@@ -117,6 +131,7 @@ class Scheduler:
             raise EngineError("the session is generating already")
         if not session.rows.ids:
             raise EngineError("there is nothing to continue: append rows first")
+        self._land(session)
         # The generation needs the last row's logits, so that row is computed again if it was computed already.
         session.rows.computed = min(session.rows.computed, len(session.rows.ids) - 1)
         session.rows.generation, session.stalled = generation, False
@@ -130,6 +145,7 @@ class Scheduler:
         """
         if session.lease.closed:
             return
+        self._land(session)
         rows = session.rows
         self._end(session, None)
         read = generation.start + kept
@@ -145,6 +161,7 @@ class Scheduler:
         """
         if session.rows.generation:
             raise EngineError("the session is generating: end that first")
+        self._land(session)
         session.rows.rollback(position)
         if session.stalled:
             # Rows that were computed together with a row of NaN may have NaN in their keys and values.
@@ -163,10 +180,11 @@ class Scheduler:
         rows, lease = session.rows, session.lease
         if rows.generation:
             raise EngineError("the session is generating: end that first")
+        self._land(session)
         first, end = rows.pinned, rows.pinned + count
         computed = rows.positions is None and end <= rows.computed and lease.extent is not None
         moved = (
-            computed and self._make_room(session, rows.computed) and self.cache.evict(lease, first, end, rows.computed)
+            computed and self._room.make(session, rows.computed) and self.cache.evict(lease, first, end, rows.computed)
         )
         rows.evict(count, moved=moved)
         self._active.add(session)
@@ -195,6 +213,7 @@ class Scheduler:
         """
         if session not in self.sessions:
             return
+        self._land(session)
         self.sessions.remove(session)
         self._active.discard(session)
         _report_settled(session, EngineError("the session was closed"))
@@ -208,9 +227,11 @@ class Scheduler:
     def plan(self, now_s: float) -> list[StepChunk]:
         """Return the rows of the next step; empty if there is nothing to do, or no room to do it.
 
-        Makes room for these rows: parks other sessions, and cuts contexts.
+        Makes room for these rows: parks other sessions, and cuts contexts. If that needs the results of the step under
+        way, a session waits for them, and `needs_landing` is True.
         """
         self._step += 1
+        self._room.refused = False
         self.prefixes.forget_dropped()
         ready: list[ScheduledSession] = []
         for session in sorted(self._active, key=attrgetter("number")):
@@ -227,9 +248,9 @@ class Scheduler:
         ready.sort(key=attrgetter("last_step"))
         decoding, prefilling = list[ScheduledSession](), list[ScheduledSession]()
         for session in ready:
-            if session.rows.generation and session.rows.pending == 1:
+            if session.goes_ahead or (session.rows.generation and session.pending == 1):
                 decoding.append(session)
-            elif session.rows.due:
+            elif session.due:
                 prefilling.append(session)
         self._chunks = []
         for session in in_turns(decoding)[: self.limits.decode_rows]:
@@ -237,17 +258,25 @@ class Scheduler:
         self._add_prefill(prefilling, self.limits.prefill_rows if self._chunks else self.limits.prefill_only_rows)
         chunks, self._chunks = self._chunks, []
         for chunk in chunks:
-            chunk.session.last_step = self._step
+            chunk.session.last_step, chunk.session.launched = self._step, chunk
             chunk.session.rows.last_used_s = now_s
         return chunks
+
+    @property
+    def needs_landing(self) -> bool:
+        """Whether a session found no room in the last `plan` that it may find when no step is under way."""
+        return self._room.refused
 
     def commit(self, chunks: Iterable[StepChunk], results: Iterable[Token | Exception | None]) -> None:
         """Apply a step's results, one for each chunk: the sampled token, an error, or None.
 
-        Results of sessions that were closed or rolled back during the step are discarded.
+        Results of sessions that were closed or rolled back during the step are discarded, and so are those of rows that
+        were planned ahead for a generation that has ended since.
         """
         for chunk, result in zip(chunks, results, strict=True):
             session, rows = chunk.session, chunk.session.rows
+            if session.launched is chunk:
+                session.launched = None
             if session.lease.closed or rows.epoch != chunk.epoch:
                 continue
             if isinstance(result, Exception):
@@ -302,7 +331,7 @@ class Scheduler:
         sessions.sort(key=lambda s: s.rows.generation is None)
         queues = queues_by_owner(sessions)[: max(1, room // MIN_SHARE_ROWS)]
         # Smallest first, so that the rest of their shares goes to the larger ones.
-        queues.sort(key=lambda queue: sum(s.rows.due for s in queue))
+        queues.sort(key=lambda queue: sum(s.due for s in queue))
         for i, queue in enumerate(queues):
             left = share = room // (len(queues) - i)
             for k, session in enumerate(queue):
@@ -342,6 +371,9 @@ class Scheduler:
         """End the session's generation, if it has one, and tell its reader the reason, if there is one."""
         generation, session.rows.generation = session.rows.generation, None
         self.generating -= generation is not None
+        if session.launched:
+            # Its rows were planned before this end was known. Without their results, later rows overwrite them.
+            session.launched, session.rows.epoch = None, session.rows.epoch + 1
         if generation and reason is not None:
             generation.end(reason)
 
@@ -353,74 +385,51 @@ class Scheduler:
 
     def _chunk(self, session: ScheduledSession, max_rows: int) -> StepChunk | None:
         """The session's next rows, at most `max_rows`; None if there is no room for them."""
-        rows, generation = session.rows, session.rows.generation
+        if session.launched:
+            return self._chunk_ahead(session, max_rows)
         if session.lease.asleep:
             # The session was suspended for another owner since it was found ready.
             return None
         self._cut(session, self.limits.context_rows)
         stop = self._stop(session, max_rows)
-        if not self._make_room(session, stop):
+        if not self._room.make(session, stop):
             # An open session never fails for lack of room: this one continues with a shorter context.
             self._cut(session, session.lease.claim_pages * PAGE_ROWS - 1)
             stop = self._stop(session, max_rows)
-            if not self._make_room(session, stop):
+            if not self._room.make(session, stop):
                 return None
-        assert session.lease.extent
-        start, is_last = rows.computed, stop == len(rows.ids)
-        sampled = generation if is_last else None
-        lookback = sampled.lookback_rows if sampled else 0
-        return StepChunk(
-            session=session,
-            handle=session.lease.extent.handle,
-            start=start,
-            ids=tuple(rows.ids[start:stop]),
-            positions=None if rows.positions is None else tuple(rows.positions[start:stop]),
-            embeddings=tuple(rows.embeddings(start, stop)) if rows.spans else (),
-            epoch=rows.epoch,
-            sampled=sampled,
-            recent=tuple(rows.ids[-lookback:]) if lookback else (),
-            sinks=tuple(rows.sinks(start, stop)) if rows.spans else (),
-        )
+        return rows_until(session, stop)
+
+    def _chunk_ahead(self, session: ScheduledSession, max_rows: int) -> StepChunk | None:
+        """The rows that follow those of the step under way; None if they have to wait for its results.
+
+        They wait if the context has to be cut, or if other sessions would have to give room. A row that may be
+        discarded also waits for a page of its own, because a session that ends keeps its pages.
+        """
+        rows, lease, launched = session.rows, session.lease, session.launched
+        assert launched
+        assert lease.extent
+        if not session.goes_ahead:
+            stop = self._stop(session, max_rows)
+            fits = len(rows.ids) < self.limits.context_rows and self.cache.ensure(lease, stop, launched.stop)
+            return rows_until(session, stop) if fits else None
+        stop, extent = launched.stop + 1, lease.extent
+        if stop >= self.limits.context_rows or extent.holders > 1 or extent.pages < pages_of(stop):
+            return None
+        return row_ahead(session)
 
     def _stop(self, session: ScheduledSession, max_rows: int) -> int:
-        return session.rows.computed + min(max_rows, session.rows.due)
+        return session.computed + min(max_rows, session.due)
 
-    def _make_room(self, session: ScheduledSession, rows: int) -> bool:
-        """Give the session its own extent for `rows` rows, parking others if necessary. Returns False if that fails."""
-        while not self.cache.ensure(session.lease, rows, session.rows.computed):
-            if not self._give_room(session, rows):
-                return False
-        return True
-
-    def _give_room(self, session: ScheduledSession, rows: int) -> bool:
-        """Park or suspend another session to free memory for `rows` rows of this one. Returns False if none yields."""
-        if self._park_longest_idle(exclude=session, discard=True):
-            return True
-        lease = session.lease
-        more = max(lease.reserve_pages, pages_of(rows)) - lease.claim_pages
-        return self._take_from_largest(session.rows.owner, more)
-
-    def _take_from_largest(self, owner: Hashable | None, pages: int) -> bool:
-        """Suspend a session of the owner that holds most, so that `owner` gets `pages` more within its share.
-
-        Returns False if no owner holds more than a share, or if `owner` would. So two owners never take from each other
-        in turn: an owner that gained room this way holds at most a share.
-        """
-        held, share = page_shares(self.sessions, owner, self.cache.total_pages)
-        largest = max(held, key=lambda other: held[other])
-        if held[owner] + pages > share or held[largest] <= share:
-            return False
-        self._suspend(next(s for s in reversed(self.sessions) if s.rows.owner == largest and s.lease.claim_pages))
-        return True
-
-    def _suspend(self, session: ScheduledSession) -> None:
-        """Park a session even if it is busy, without its KV if no copy fits. It continues when there is room."""
+    def _suspended(self, session: ScheduledSession) -> None:
+        """Leave a session that is about to be parked out of the step. It stays active, until it is brought back."""
         self._chunks = [c for c in self._chunks if c.session is not session]
-        if not self.cache.park(session.lease, session.rows.computed):
-            self.cache.park(session.lease, 0)
-            session.rows.computed = 0
-            # Also if it was idle, its rows are due again.
-            self._active.add(session)
+        self._active.add(session)
+
+    def _land(self, session: ScheduledSession) -> None:
+        """Commit the step under way if it has rows of the session, except for a row that is discarded if it is late."""
+        if session.launched and not session.launched.follows:
+            self.land()
 
     def _cut(self, session: ScheduledSession, limit: int) -> None:
         """If the session has `limit` rows or more, drop the oldest ones after the pinned rows, until fewer are left."""
@@ -442,34 +451,12 @@ class Scheduler:
         if session.lease.asleep:
             self.cache.truncate_parked(session.lease, rows.computed)
             while not self.cache.wake(session.lease, min(rows.computed + 1, self.limits.context_rows)):
-                if not self._give_room(session, rows.computed + 1):
+                if not self._room.give(session, rows.computed + 1):
                     return False
         if session.lease.extent is None:
             rows.computed = 0
             return self.prefixes.share(session, self.sessions, earlier)
         return True
-
-    def _park_longest_idle(self, exclude: ScheduledSession | None, *, discard: bool = False) -> bool:
-        """Park the session that has been idle longest. Returns False if none is idle.
-
-        Sessions of owners that hold more than a share go first. `discard`: if nothing more can be parked, drop the KV
-        of that session, which is computed again when it continues. Otherwise a session with work would wait forever for
-        an idle one.
-        """
-        idle = [s for s in self.sessions if s is not exclude and not s.rows.busy and not s.lease.asleep]
-        idle = [s for s in idle if s.lease.claim_pages]
-        if not idle:
-            return False
-        held, share = page_shares(self.sessions, exclude.rows.owner if exclude else None, self.cache.total_pages)
-        idle.sort(key=lambda s: (held[s.rows.owner] <= share, s.rows.last_used_s))
-        for session in idle:
-            if self.cache.park(session.lease, session.rows.computed):
-                return True
-        for session in idle if discard else ():
-            if self.cache.park(session.lease, 0):
-                session.rows.computed, session.idle_rows = 0, len(session.rows.ids)
-                return True
-        return False
 
     def check_integrity(self) -> None:
         """Raise AssertionError if rows, leases and memory contradict each other. Costs a pass over all rows."""

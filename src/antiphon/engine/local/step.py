@@ -1,8 +1,8 @@
 """The values that the scheduler, the runner and the engine exchange: sessions, chunks of a step, and limits.
 
-Also contains pure functions that share a step and the memory equally between the owners of sessions. An owner is any
-value; None for sessions without one. `scheduler.py` decides the values, and an implementation of `StepRunner` computes
-the steps.
+Also contains pure functions that make chunks of a session's rows, and that share a step and the memory equally between
+the owners of sessions. An owner is any value; None for sessions without one. `scheduler.py` decides the values, and an
+implementation of `StepRunner` computes the steps.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from antiphon.engine.api import DecoderFacts, EngineSettings, Position, Row, Token
 from antiphon.engine.generation import Generation
 from antiphon.engine.local.kv.cache import Lease, Storage
+from antiphon.engine.model_thread import DeviceStream
 from antiphon.engine.rows import Rows, SinkRange
 
 # A generation pauses when it is this number of tokens ahead of its reader, until the reader has caught up.
@@ -49,6 +50,29 @@ class ScheduledSession:
     failure: Exception | None = None
     # Whether the last step failed and would fail again. The session waits for a rollback or for the next generation.
     stalled: bool = False
+    # The session's newest rows that are launched, but not committed; None if there are none.
+    launched: StepChunk | None = None
+
+    @property
+    def computed(self) -> int:
+        """The number of rows that are in the KV after the step under way."""
+        return self.launched.stop if self.launched else self.rows.computed
+
+    @property
+    def pending(self) -> int:
+        """The number of rows in the context that neither are in the KV nor will be after the step under way."""
+        return len(self.rows.ids) - self.computed
+
+    @property
+    def due(self) -> int:
+        """The number of rows whose KV is to be computed after the step under way. See `Rows.due`."""
+        return self.rows.due_after(self.computed)
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether the token that the step under way samples may become a row before the host has read it."""
+        sampled = self.launched.sampled if self.launched else None
+        return sampled is not None and sampled is self.rows.generation and sampled.goes_ahead
 
     @property
     def ready(self) -> bool:
@@ -60,6 +84,17 @@ class ScheduledSession:
             return len(rows.ids) > self.idle_rows
         # A generation waits for a reader that is too far behind.
         return rows.pending > 1 or generation.delivered - generation.consumed < MAX_UNREAD_TOKENS
+
+
+@dataclass(slots=True, eq=False)
+class LaunchedToken:
+    """Where the device has a sampled token that the host has not read: `tokens[index]`.
+
+    `tokens`: set by the runner when it launches the step, opaque here; None if the row has no token.
+    """
+
+    tokens: Any = None
+    index: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +124,10 @@ class StepChunk:
     recent: tuple[Row, ...] = ()
     # The receivers of the tapped outputs of embedding rows.
     sinks: tuple[SinkRange, ...] = ()
+    # The token that this chunk samples, for the chunk that follows it.
+    token: LaunchedToken = field(default_factory=LaunchedToken)
+    # The token that is this chunk's only row, if the host has not read it yet. `ids` and `recent` then lack it.
+    follows: LaunchedToken | None = None
 
     @property
     def count(self) -> int:
@@ -131,8 +170,19 @@ class RunnerStats:
     sample_s: float = 0.0
 
 
+class LaunchedStep(Protocol):
+    """A step that is being computed."""
+
+    def read(self) -> Sequence[Token | Exception | None]:
+        """Wait for the step. Returns for each chunk the sampled token, an error, or None if it samples none.
+
+        Called once.
+        """
+        ...
+
+
 class StepRunner(DecoderFacts, Protocol):
-    """Computes the steps of an engine. All methods except `embeddings` are called in the model's thread.
+    """Computes the steps of an engine. Steps are launched and read in the model's thread.
 
     `context_rows` is the number of positions that the model supports.
     """
@@ -140,6 +190,10 @@ class StepRunner(DecoderFacts, Protocol):
     @property
     def stats(self) -> RunnerStats:
         """The runner's live counters, written in the model's thread."""
+        ...
+
+    def stream(self) -> DeviceStream | None:
+        """Return a stream for the model's thread, for an engine that runs one step ahead; None on a CPU."""
         ...
 
     def storage(self, settings: EngineSettings) -> Storage:
@@ -153,9 +207,50 @@ class StepRunner(DecoderFacts, Protocol):
         """
         ...
 
-    def step(self, chunks: Sequence[StepChunk]) -> Sequence[Token | Exception | None]:
-        """Compute the chunks' KV. Returns for each chunk the sampled token, an error, or None if it samples none."""
+    def launch(self, chunks: Sequence[StepChunk]) -> LaunchedStep:
+        """Begin to compute the chunks' KV and tokens. At most one step before it has not been read."""
         ...
+
+
+def rows_until(session: ScheduledSession, stop: int) -> StepChunk:
+    """Return the session's next rows, up to `stop`, for which its extent has room."""
+    rows, start = session.rows, session.computed
+    assert session.lease.extent
+    sampled = rows.generation if stop == len(rows.ids) else None
+    lookback = sampled.lookback_rows if sampled else 0
+    return StepChunk(
+        session=session,
+        handle=session.lease.extent.handle,
+        start=start,
+        ids=tuple(rows.ids[start:stop]),
+        positions=None if rows.positions is None else tuple(rows.positions[start:stop]),
+        embeddings=tuple(rows.embeddings(start, stop)) if rows.spans else (),
+        epoch=rows.epoch,
+        sampled=sampled,
+        recent=tuple(rows.ids[-lookback:]) if lookback else (),
+        sinks=tuple(rows.sinks(start, stop)) if rows.spans else (),
+    )
+
+
+def row_ahead(session: ScheduledSession) -> StepChunk:
+    """Return the row of the token that the step under way samples. The session goes ahead, and its extent has room."""
+    rows, launched = session.rows, session.launched
+    assert launched
+    assert launched.sampled
+    assert session.lease.extent
+    lookback = launched.sampled.lookback_rows - 1
+    return StepChunk(
+        session=session,
+        handle=session.lease.extent.handle,
+        start=launched.stop,
+        ids=(0,),
+        positions=None if rows.positions is None else (rows.next_position,),
+        embeddings=(),
+        epoch=rows.epoch,
+        sampled=launched.sampled,
+        recent=tuple(rows.ids[-lookback:]) if lookback > 0 else (),
+        follows=launched.token,
+    )
 
 
 def queues_by_owner(sessions: Iterable[ScheduledSession]) -> list[list[ScheduledSession]]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from antiphon.engine.local.streams import used_here
+
 
 class _Block:
     """Adjacent rows that were appended together. `sink` is a Sink, called in the model's thread."""
@@ -86,5 +88,5 @@ def states(rows: Sequence[HiddenRow], like: torch.Tensor) -> torch.Tensor:
     out = [like.new_zeros(0, like.shape[-1])]
     for block, group in itertools.groupby(rows, lambda row: row[0]):
         at = [i for _, i in group]
-        out.append(like.new_zeros(len(at), like.shape[-1]) if block.states is None else block.states[at])
+        out.append(like.new_zeros(len(at), like.shape[-1]) if block.states is None else used_here(block.states)[at])
     return torch.cat(out)
