@@ -1,134 +1,233 @@
-"""token2wav, the released conversion from codes to audio: flow matching and a vocoder.
+"""Codes to audio for all conversations: windows that wait at the same time share a call of each network.
 
-The package and its weights are the released ones. They are optional: without them, MiniCPM-o returns its speech as text
-only. The package (`minicpmo-utils`, with the module `stepaudio2`) needs a GPU and pins an older `transformers`, so it
-is not a dependency of antiphon. docs/models.md explains how to install it along with antiphon.
+The networks run in a thread of their own. On a GPU, windows of equal length are computed together. On a CPU they are
+computed one by one, because a joint call would delay the first of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
-import threading
-import wave
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from antiphon.adapters.minicpmo.token2wav.files import load_weights, read_flow_config, read_weights
+from antiphon.adapters.minicpmo.token2wav.flow import MAX_PROMPT_CODES, Flow, FlowSlots
+from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots, read_hift
+from antiphon.adapters.minicpmo.token2wav.voice import Voice, VoiceReader
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.containers import decode
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import ModelError, Refused
+from antiphon.modeling.gathered import GatheredCalls
 from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.places import current_owner
+from antiphon.shares.threads import FILE_THREADS, in_thread
 
 log = logging.getLogger(__name__)
 
 # Paths in the checkpoint's folder: the weights, and the default voice.
 WEIGHTS = "assets/token2wav"
 DEFAULT_VOICE = "assets/HT_ref_audio.wav"
-# Limit of cached voices. A turn keeps its own voice even if the cache evicts it.
+# Limit of cached voices. A conversation keeps its own voice even if the cache evicts it.
 MAX_VOICES = 16
+# Limit of slots, because each takes up to 860 MB.
+MAX_SLOTS = 64
+# The end of a longer reference is cut. A voice needs a few seconds, and each second takes 65 MB of every slot.
+MAX_REFERENCE_S = MAX_PROMPT_CODES / 25
+# For a conversation that finds no free slot: the time after which its client may try again.
+RETRY_S = 5.0
 
 
-def load(folder: Path, device: torch.device) -> Token2Wav | None:
-    """Load token2wav from a checkpoint's folder onto a device. Takes several seconds.
+def load(folder: Path, device: torch.device, sessions: int, *, num_steps: int, graphs: bool) -> Token2Wav | None:
+    """Load token2wav from a checkpoint's folder onto a device, for `sessions` conversations. Takes several seconds.
 
-    Returns None and logs a warning with the reason if the weights or the package are missing or do not load.
+    `num_steps`: the number of the flow's Euler steps. `graphs`: calls are captured on a GPU. Returns None and logs a
+    warning if the folder has no token2wav. Raises ModelError, which names the file, if a file is missing or damaged.
     """
-    if not (folder / WEIGHTS).is_dir():
+    where = folder / WEIGHTS
+    if not where.is_dir():
         log.warning("%s has no %s: speech is text only", folder, WEIGHTS)
         return None
-    try:
-        with _current(device):
-            released = import_module("stepaudio2").Token2wav(str(folder / WEIGHTS))
-    except (ImportError, OSError, RuntimeError, AssertionError) as error:
-        log.warning("token2wav does not load (%s): speech is text only; see docs/models.md", error)
-        return None
-    voice = folder / DEFAULT_VOICE
-    return Token2Wav(released, voice if voice.is_file() else None, device)
+    flow = Flow(read_flow_config(where / "flow.yaml"))
+    load_weights(flow, read_weights(where / "flow.pt"), where / "flow.pt")
+    slots, captures = min(sessions, MAX_SLOTS), graphs and device.type == "cuda"
+    path, reader = folder / DEFAULT_VOICE, VoiceReader(where, device)
+    default = np.concatenate([*decode(str(path)), np.zeros(0, np.float32)]) if path.is_file() else None
+    made = Token2Wav(
+        FlowSlots(on(flow, device), slots, num_steps=num_steps, captures=captures),
+        HiftSlots(on(read_hift(where), device), slots, captures=captures),
+        reader.read,
+        default,
+    )
+    if captures:
+        made.warm()
+    return made
 
 
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which `device` is the thread's default GPU, which the package uses."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+def on(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """Return the module on the device, in float32, for inference."""
+    return module.to(device, torch.float32).eval().requires_grad_(False)
+
+
+class Token2WavStream:
+    """A conversation's stream, which owns a slot. A turn's first window begins it again in the voice."""
+
+    def __init__(self, token2wav: Token2Wav, slot: int, voice: Voice) -> None:
+        self._token2wav, self.slot, self.voice = token2wav, slot, voice
+        # The number of the current turn, and of the turn that the slot holds; -1: none.
+        self._turn, self.held_turn = 0, -1
+        self.closed = False
+
+    async def decode(self, codes: Sequence[int], *, last: bool) -> Pcm:
+        """See CodeStream of speech_decoder.py. Raises ModelError, after which the turn begins again."""
+        turn = self._turn
+        self._turn += last
+        return await self._token2wav.calls.call(_Window(self, turn, codes, last))
+
+    def end_turn(self) -> None:
+        """Interrupt the turn: the next window begins another one."""
+        self._turn += 1
+
+    def close(self) -> None:
+        """Free the slot. Windows that wait fail. A second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._token2wav.free.append(self.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A window of a stream, of its turn with that number. `last`: it ends the turn."""
+
+    stream: Token2WavStream
+    turn: int
+    codes: Sequence[int]
+    last: bool
 
 
 class Token2Wav:
-    """A CodeVocoder that wraps the released class, which holds the state of one stream.
+    """A CodeVocoder. Its flow and its vocoder have the same number of slots.
 
-    Each call swaps a stream's state in and out under a lock. So one set of weights serves all streams, one call at a
-    time. The released class reads voices from files, so each reference voice is written once to a temporary folder,
-    which is deleted with this object.
+    `thread`: runs both. `together`: windows of equal length are computed together. `free`: the slots without a stream.
     """
 
-    def __init__(self, released: Any, voice: Path | None, device: torch.device) -> None:
-        """`released`: the package's Token2wav, on `device`. `voice`: the default voice's file; None: no default."""
-        self._released, self._voice, self._device = released, voice, device
-        self._lock = threading.Lock()
-        self.folder = tempfile.TemporaryDirectory(prefix="antiphon-voices-")
-        # The state before the first code of a turn, by the file of the voice.
-        self._first_states = FairCache[str, tuple[Any, Any]](MAX_VOICES)
+    def __init__(
+        self, flow: FlowSlots, vocoder: HiftSlots, read: Callable[[Pcm], Voice], default: Pcm | None = None
+    ) -> None:
+        """`read`: reads a voice from a reference, float32 [num_samples], 16 kHz. Raises ModelError or MediaError.
+
+        `default`: the reference of the default voice, which is read at once; None: there is none.
+        """
+        self._flow, self._vocoder, self._read = flow, vocoder, read
+        self.together = flow.device.type != "cpu"
+        self.free = deque(range(flow.spare))
+        self._default = None if default is None else read(_cut(default))
+        self._voices = FairCache[str, Voice](MAX_VOICES)
+        self.thread = ModelThread("token2wav")
+        self.calls = GatheredCalls[_Window, Pcm](self.thread, self._serve)
 
     @property
     def lookahead(self) -> int:
-        """The lookahead in codes, from the flow's configuration."""
-        return int(self._released.flow.pre_lookahead_len)
+        """The lookahead in codes."""
+        return self._flow.flow.encoder.lookahead
 
-    def open(self, reference: Pcm | None) -> Any:
-        """Return a new turn's state. Reading a voice is slow; voices are cached.
+    def warm(self) -> None:
+        """Capture the usual calls for a GPU. Takes seconds."""
+        self._flow.warm()
+        self._vocoder.warm()
 
-        Returns None if there is neither a reference nor a default voice. `decode` then returns no audio.
+    async def open(self, reference: Pcm | None) -> Token2WavStream:
+        """Return a stream in the voice of `reference`, float32 [num_samples], 16 kHz; None: the default voice.
+
+        Waits for a thread that reads the voice, unless it is known. Raises Refused if all slots are taken, and an error
+        that says why if the voice cannot be read.
         """
-        path = self._file(reference)
-        if path is None:
-            return None
-        with self._lock, _current(self._device):
-            first = self._first_states.get(current_owner.get(), path)
-            if first is None:
-                first = _cloned(self._released.set_stream_cache(path))
-                self._first_states.put(current_owner.get(), path, first)
-            return (path, *_cloned(first))
+        try:
+            slot = self.free.popleft()
+        except IndexError:
+            raise Refused(f"all {self._flow.spare} voices of the model are taken", RETRY_S) from None
+        try:
+            voice = self._default if reference is None else await in_thread(self._voice, reference, places=FILE_THREADS)
+            if voice is None:
+                raise ModelError(f"the model has no default voice ({DEFAULT_VOICE}), and a reference is missing")
+        except BaseException:
+            self.free.append(slot)
+            raise
+        return Token2WavStream(self, slot, voice)
 
-    def decode(self, state: Any, codes: Sequence[int], *, last: bool) -> tuple[Pcm, Any]:
-        """Return the audio of the codes, float32 [num_samples], 24 kHz, and the new state.
+    def close(self) -> None:
+        """Stop the thread. Windows that wait fail."""
+        self.thread.close()
 
-        The package rounds the samples to 16 bits. Blocks while another stream decodes. Without a voice (`state` None)
-        the audio is empty.
-        """
-        if state is None:
-            return np.zeros(0, np.float32), None
-        released, path = self._released, state[0]
-        with self._lock, _current(self._device):
-            released.stream_cache, released.hift_cache_dict = state[1:]
-            # The package has no public way to set the voice that the state belongs to.
-            released._stream_prompt = path
-            data = released.stream(list(codes), prompt_wav=path, last_chunk=last)
-            state = (path, released.stream_cache, released.hift_cache_dict)
-        return np.frombuffer(data, "<i2").astype(np.float32) / 32768.0, state
+    def _voice(self, reference: Pcm) -> Voice:
+        pcm, owner = _cut(reference), current_owner.get()
+        key = hashlib.sha256(np.ascontiguousarray(pcm, np.float32).tobytes()).hexdigest()
+        voice = self._voices.get(owner, key)
+        if voice is None:
+            voice = self._read(pcm)
+            self._voices.put(owner, key, voice)
+        return voice
 
-    def _file(self, reference: Pcm | None) -> str | None:
-        if reference is None:
-            return str(self._voice) if self._voice else None
-        pcm = (np.clip(reference, -1, 1) * 32767).astype("<i2").tobytes()
-        path = Path(self.folder.name) / f"{hashlib.sha256(pcm).hexdigest()[:16]}.wav"
-        if not path.is_file():
-            with wave.open(str(path), "wb") as file:
-                file.setnchannels(1)
-                file.setsampwidth(2)
-                file.setframerate(SAMPLE_RATE_HZ)
-                file.writeframes(pcm)
-        return str(path)
+    @torch.inference_mode()
+    def _serve(self, requests: Sequence[_Window]) -> list[Pcm | ModelError]:
+        made: dict[int, Pcm | ModelError] = {}
+        groups: dict[tuple[int, bool, int], list[int]] = {}
+        for number, window in enumerate(requests):
+            try:
+                self._prepare(window)
+            except Exception as error:
+                made[number] = _failed(window.stream, error)
+            else:
+                groups.setdefault((len(window.codes), window.last, 0 if self.together else number), []).append(number)
+        sounds = dict[int, torch.Tensor]()
+        for (_, last, _), members in groups.items():
+            streams = [requests[i].stream for i in members]
+            slots = [stream.slot for stream in streams]
+            try:
+                mel = self._flow.run(slots, [requests[i].codes for i in members], last=last)
+                sounds |= zip(members, self._vocoder.run(slots, mel, last), strict=True)
+            except Exception as error:
+                # The other groups still get their audio.
+                made |= {i: _failed(stream, error) for i, stream in zip(members, streams, strict=True)}
+        return self._read_all(requests, sounds, made)
+
+    def _prepare(self, window: _Window) -> None:
+        """Begin the turn of a window if it is the first one."""
+        stream = window.stream
+        if stream.closed:
+            raise ModelError("the conversation is closed")
+        if stream.held_turn != window.turn:
+            self._flow.begin(stream.slot, stream.voice)
+            self._vocoder.begin(stream.slot)
+            stream.held_turn = window.turn
+
+    def _read_all(
+        self, requests: Sequence[_Window], sounds: dict[int, torch.Tensor], made: dict[int, Pcm | ModelError]
+    ) -> list[Pcm | ModelError]:
+        """Read all audio from the device at once, and return the results of the requests in order."""
+        if sounds:
+            at, audio = 0, torch.cat(list(sounds.values())).float().cpu().numpy()
+            for number, sound in sounds.items():
+                own = audio[at : at + len(sound)]
+                at += len(sound)
+                finite = bool(np.isfinite(own).all())
+                made[number] = own if finite else _failed(requests[number].stream, ValueError("audio is not finite"))
+        return [made[number] for number in range(len(requests))]
 
 
-def _cloned(state: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {k: _cloned(v) for k, v in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_cloned(v) for v in state)
-    return state
+def _failed(stream: Token2WavStream, error: Exception) -> ModelError:
+    """Return the error for a stream's caller. The stream's next window begins its turn again."""
+    stream.held_turn = -1
+    failed = error if isinstance(error, ModelError) else ModelError(f"token2wav: {type(error).__name__}: {error}")
+    failed.__cause__ = error.__cause__ if failed is error else error
+    return failed
+
+
+def _cut(reference: Pcm) -> Pcm:
+    return reference[: round(MAX_REFERENCE_S * SAMPLE_RATE_HZ)]
