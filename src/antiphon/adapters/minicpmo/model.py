@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from antiphon.adapters.minicpmo import token2wav
+from antiphon.adapters.minicpmo import released_token2wav
 from antiphon.adapters.minicpmo.audio_batch import AudioBatch, AudioStream
 from antiphon.adapters.minicpmo.checkpoint import MiniCpmOParts, read
 from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS, UnitChooser, UnitSampling
@@ -92,7 +92,7 @@ class MiniCpmO:
             lambda parts: (parts.decoder,),
         )
         if isinstance(source, Path):
-            vocoder = vocoder or token2wav.load(source, voice_where)
+            vocoder = vocoder or released_token2wav.load(source, voice_where)
         self.vocoder = vocoder
         decoder = Runner(self.parts.decoder, where, compute_dtype, dtype, rotate_half=True)
         words_kv, codes_kv = (int(settings.kv_bytes * share) for share in (WORDS_KV_SHARE, CODES_KV_SHARE))
