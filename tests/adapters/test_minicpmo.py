@@ -21,7 +21,7 @@ import torch
 from antiphon.adapters.minicpmo.audio_batch import AudioPages
 from antiphon.adapters.minicpmo.checkpoint import read
 from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
-from antiphon.adapters.minicpmo.token2wav import Token2Wav
+from antiphon.adapters.minicpmo.released_token2wav import Token2Wav
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
 from antiphon.errors import MediaError, ModelError
