@@ -8,6 +8,7 @@ needed for the tests.
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 import types
@@ -20,7 +21,6 @@ import torch
 import yaml
 
 from tests.adapters import tiny_token2wav as tiny
-from tests.adapters.tiny_minicpmo import GOLDEN
 
 
 def build(config: dict[str, Any], package: str) -> Any:
@@ -64,8 +64,6 @@ def main(package: str) -> None:
     # The rule of what a stream forgets is in a method of the class that needs a GPU.
     names = {"_trim_estimator_cache", "_trim_conformer_cache"}
     source = (Path(package) / "token2wav.py").read_text()
-    import ast
-
     tree = ast.parse(source)
     owner = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Token2wav")
     owner.body = [n for n in owner.body if getattr(n, "name", "") in names or isinstance(n, ast.Assign)]
@@ -103,7 +101,7 @@ def main(package: str) -> None:
     # The rounding errors of the published code itself.
     errors = [np.abs(out[k] - out[k.replace("64", "32")]).max() for k in list(out) if k.startswith("float64")]
     out = {k: v for k, v in out.items() if not k.startswith("float32")} | {"float32_error": np.array(max(errors))}
-    np.savez_compressed(GOLDEN / "token2wav_flow.npz", **out)
+    np.savez_compressed(tiny.GOLDEN, **out)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from antiphon.adapters.minicpmo.token2wav.files import read_flow_config
 from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
 from antiphon.errors import ModelError
 from tests.adapters import tiny_token2wav as tiny
-from tests.adapters.tiny_minicpmo import GOLDEN
 from tests.engine.local.operators import Operators
 
-PUBLISHED = np.load(GOLDEN / "token2wav_flow.npz")
+PUBLISHED = np.load(tiny.GOLDEN)
 
 
 class GivenVoice(NamedTuple):

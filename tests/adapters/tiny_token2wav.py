@@ -1,17 +1,26 @@
 """A token2wav of tiny dimensions, with the files and names of the released one.
 
-The random seed of each weight is the checksum of its name (tiny_minicpmo.py). The published code ran with the same
-weights when the golden numbers were made.
+The random seed of each weight is the checksum of its name. The published code ran with the same weights when the golden
+numbers were made (published_token2wav.py).
 """
 
 from __future__ import annotations
 
+import json
+import zlib
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import yaml
 
-from tests.adapters.tiny_minicpmo import weight
+from antiphon.adapters.minicpmo.token2wav.files import read_flow_config
+from antiphon.adapters.minicpmo.token2wav.flow import Flow
+from tests.adapters import tiny_hift
 
+# The golden frames.
+GOLDEN = Path(__file__).parent / "golden" / "token2wav_flow.npz"
 # The released flow.yaml, with other sizes.
 FLOW = """
 flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
@@ -59,11 +68,32 @@ def flow_yaml(bands: int = 80, codes: int = CHECKPOINT_CODES) -> str:
     return FLOW.format(bands=bands, codes=codes, channels=4 * bands)
 
 
-def fill(module: torch.nn.Module, prefix: str = "") -> None:
-    """Give a module's parameters their tiny values."""
+def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of flow.pt, float32."""
+    drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+    if len(shape) > 1:
+        return torch.from_numpy(drawn / np.sqrt(np.prod(shape[1:]), dtype=np.float32))
+    return torch.from_numpy(0.1 * drawn + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
+
+
+def fill(flow: torch.nn.Module) -> None:
+    """Give a flow's parameters their values."""
     with torch.no_grad():
-        for name, value in module.state_dict().items():
-            value.copy_(torch.from_numpy(weight(prefix + name, tuple(value.shape))))
+        for name, value in flow.state_dict().items():
+            value.copy_(weight(name, tuple(value.shape)))
+
+
+def write(folder: Path) -> Path:
+    """Write the checkpoint's files into an existing folder, and return the folder."""
+    (folder / "flow.yaml").write_text(flow_yaml())
+    flow = Flow(read_flow_config(folder / "flow.yaml"))
+    fill(flow)
+    torch.save(flow.state_dict(), folder / "flow.pt")
+    fields = tiny_hift.CAUSAL_FIELDS | {"f0_predictor": {"cond_channels": tiny_hift.F0_WIDTH}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"hift": fields}))
+    names = json.loads(str(np.load(tiny_hift.GOLDEN)["names"]))["causal"]
+    torch.save(tiny_hift.weights(names), folder / "hift.pt")
+    return folder
 
 
 # The golden run: the streams, each with the number of codes in its voice's prompt, and its windows: their numbers of

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from antiphon.adapters.minicpmo.token2wav.files import load_weights, read_flow_config, read_weights
+from antiphon.adapters.minicpmo.token2wav.files import load_weights, read_flow_config, read_weights, read_yaml
 from antiphon.adapters.minicpmo.token2wav.flow import MAX_PROMPT_CODES, Flow, FlowSlots
-from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots, read_hift
+from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, WindowHift, load_hift
+from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
 from antiphon.adapters.minicpmo.token2wav.voice import Voice, VoiceReader
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode
@@ -54,25 +55,38 @@ def load(folder: Path, device: torch.device, sessions: int, *, num_steps: int, g
     if not where.is_dir():
         log.warning("%s has no %s: speech is text only", folder, WEIGHTS)
         return None
-    flow = Flow(read_flow_config(where / "flow.yaml"))
-    load_weights(flow, read_weights(where / "flow.pt"), where / "flow.pt")
     slots, captures = min(sessions, MAX_SLOTS), graphs and device.type == "cuda"
     path, reader = folder / DEFAULT_VOICE, VoiceReader(where, device)
-    default = np.concatenate([*decode(str(path)), np.zeros(0, np.float32)]) if path.is_file() else None
     made = Token2Wav(
-        FlowSlots(on(flow, device), slots, num_steps=num_steps, captures=captures),
-        HiftSlots(on(read_hift(where), device), slots, captures=captures),
+        FlowSlots(read_flow(where, device), slots, num_steps=num_steps, captures=captures),
+        HiftSlots(read_hift(where, device), slots, captures=captures),
         reader.read,
-        default,
+        np.concatenate([*decode(str(path)), np.zeros(0, np.float32)]) if path.is_file() else None,
     )
     if captures:
         made.warm()
     return made
 
 
-def on(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Return the module on the device, in float32, for inference."""
-    return module.to(device, torch.float32).eval().requires_grad_(False)
+def read_flow(folder: Path, device: torch.device) -> Flow:
+    """Load the flow of a folder onto a device, in float32. Raises ModelError, which names the file."""
+    flow = Flow(read_flow_config(folder / "flow.yaml"))
+    load_weights(flow, read_weights(folder / "flow.pt"), folder / "flow.pt")
+    return flow.to(device, torch.float32).eval().requires_grad_(False)
+
+
+def read_hift(folder: Path, device: torch.device) -> CausalHift | WindowHift:
+    """Load the vocoder of a folder onto a device, in float32. Raises ModelError, which names the file.
+
+    A folder with config.yaml has the causal vocoder (minicpmo-utils 1.0.7), others have the one before it.
+    """
+    config, path = folder / "config.yaml", folder / "hift.pt"
+    causal = config.is_file()
+    fields = read_yaml(config).get("hift", {}) if causal else {}
+    try:
+        return load_hift(read_weights(path), fields, device, causal=causal)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 class Token2WavStream:
