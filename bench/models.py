@@ -201,15 +201,21 @@ def synthesizer(size: str, options: EngineModelOptions, words: Tokenizer | None 
 
 
 class Silent:
-    """Stands in for token2wav: codes are generated, but no audio."""
+    """Stands in for token2wav: codes are generated, but no audio. It is the stream of all conversations."""
 
     lookahead = 3
 
-    def open(self, reference: Any) -> None:
-        return None
+    async def open(self, reference: Any) -> Silent:
+        return self
 
-    def decode(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
-        return np.zeros(960 * len(codes), np.float32), None
+    async def decode(self, codes: Any, *, last: bool) -> Any:
+        return np.zeros(960 * len(codes), np.float32)
+
+    def end_turn(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def native_model(size: str, options: EngineModelOptions) -> MiniCpmO:

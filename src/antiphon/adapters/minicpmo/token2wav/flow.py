@@ -200,7 +200,8 @@ class FlowSlots:
         codes = np.asarray(voice.codes, np.int64)[: self.max_prompt]
         if not len(codes):
             raise ValueError("the voice has no codes")
-        self._check(codes)
+        if codes.min() < 0 or codes.max() >= self.flow.num_codes:
+            raise ValueError(f"a code of the voice is not in 0 to {self.flow.num_codes - 1}")
         own = self._slots[slot] = _Slot(self, len(codes))
         for row in self._rows(slot):
             row.zero_()
@@ -228,29 +229,33 @@ class FlowSlots:
         if len(self._prompts) > MAX_PROMPTS:
             self._prompts.popitem(last=False)
 
+    def check(self, codes: Sequence[int], *, last: bool) -> int:
+        """Return the number of codes of a window that yield frames. Unless `last`, those of the lookahead do not.
+
+        Raises ValueError if there are none, more than WINDOW_CODES codes, or codes that have no embedding.
+        """
+        made = len(codes) - (0 if last else self.flow.encoder.lookahead)
+        if not 0 < made <= len(codes) <= WINDOW_CODES:
+            raise ValueError(f"a window has {len(codes)} codes")
+        if min(codes) < 0 or max(codes) >= self.flow.num_codes:
+            raise ValueError(f"a code is not in 0 to {self.flow.num_codes - 1}: {min(codes)} to {max(codes)}")
+        return made
+
     @torch.inference_mode()
     def run(self, slots: Sequence[int], codes: Sequence[Sequence[int]], *, last: bool) -> torch.Tensor:
         """Return the mel frames of a window of codes of each stream, float32 [streams, bands, frames].
 
-        All windows have the same length, of at most WINDOW_CODES codes. Unless `last`, the codes of the lookahead yield
-        no frames, and must be given again. The result is valid until the next call. Raises ValueError for a code that
-        has no embedding, or a window of another length.
+        All windows have the same length, and pass `check`. Unless `last`, the codes of the lookahead must be given
+        again. The result is valid until the next call.
         """
-        windows = [np.asarray(each, np.int64) for each in codes]
-        made = len(windows[0]) - (0 if last else self.flow.encoder.lookahead)
-        if not 0 < made <= len(windows[0]) <= WINDOW_CODES or len({len(each) for each in windows}) > 1:
-            raise ValueError(f"windows of {sorted({len(each) for each in windows})} codes")
-        self._check(np.concatenate(windows))
+        made = self.check(codes[0], last=last)
         numbers = [
-            self._numbers(slot, self._slots[slot], window, made) for slot, window in zip(slots, windows, strict=True)
+            self._numbers(slot, self._slots[slot], np.asarray(window, np.int64), made)
+            for slot, window in zip(slots, codes, strict=True)
         ]
-        if last or len(windows[0]) != WINDOW_CODES:
-            return FlowCall(self, len(slots), len(windows[0]), last=last).run(numbers)
+        if last or len(codes[0]) != WINDOW_CODES:
+            return FlowCall(self, len(slots), len(codes[0]), last=last).run(numbers)
         return self._call(power_of_two(len(slots))).run(numbers)
-
-    def _check(self, codes: Positions) -> None:
-        if codes.min() < 0 or codes.max() >= self.flow.num_codes:
-            raise ValueError(f"a code is not in 0 to {self.flow.num_codes - 1}: {codes.min()} to {codes.max()}")
 
     def _numbers(self, slot: int, own: _Slot, window: Positions, made: int) -> Positions:
         held, places = own.plan(made)

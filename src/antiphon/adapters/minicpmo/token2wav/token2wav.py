@@ -212,10 +212,11 @@ class Token2Wav:
         return self._read_all(requests, sounds, made)
 
     def _prepare(self, window: _Window) -> None:
-        """Begin the turn of a window if it is the first one."""
+        """Check a window, and begin its turn if it is the first one."""
         stream = window.stream
         if stream.closed:
             raise ModelError("the conversation is closed")
+        self._flow.check(window.codes, last=window.last)
         if stream.held_turn != window.turn:
             self._flow.begin(stream.slot, stream.voice)
             self._vocoder.begin(stream.slot)
