@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from tests.adapters import tiny_hift as tiny
 class AnyModule(ModuleType):
     """Takes the place of a module that the vocoder does not use, or of something in it."""
 
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -44,15 +45,15 @@ UNUSED = (
 )
 
 
-def published(folder: str, module: str) -> Any:
-    """Import a module of the package in a folder, in place of that of another folder."""
+def published(folder: str, module: str, unused: Sequence[str] = UNUSED) -> Any:
+    """Import a module of the package in a folder, in place of that of another folder, without unused modules."""
     for name in [n for n in sys.modules if n.split(".")[0] == "stepaudio2"]:
         del sys.modules[name]
     # Its own __init__ imports the language model.
     package = ModuleType("stepaudio2")
     package.__path__ = [f"{folder}/stepaudio2"]
     sys.modules["stepaudio2"] = package
-    sys.modules.update({unused: AnyModule(unused) for unused in UNUSED})
+    sys.modules.update({name: AnyModule(name) for name in unused})
     __import__(module)
     return sys.modules[module]
 
@@ -128,7 +129,8 @@ def overlapping(folder: str) -> tuple[dict[str, Any], list[tuple[str, list[int]]
         )
         made[f"overlapping{stream}"], begin = [], 0
         for part, last in windows(stream):
-            own.flow = SimpleNamespace(inference_chunk=lambda part=part, **_: (part.double(), own.stream_cache))
+            made_frames = part.double(), own.stream_cache
+            own.flow = SimpleNamespace(inference_chunk=lambda made=made_frames, **_: made)
             audio = token2wav.Token2wav.stream(own, [0], "voice", last_chunk=last, return_waveform=True)
             made[f"overlapping{stream}"].append(torch.from_numpy(audio)[0])
             begin += part.shape[2] if begin else part.shape[2] - 8

@@ -106,7 +106,7 @@ class Source(nn.Module):
         """
         config, count = self._config, f0.shape[1]
         voiced = (f0 > config.nsf_voiced_threshold)[..., None]
-        tone = self.l_linear(torch.where(voiced[..., None], sines * config.nsf_alpha, 0.0)).squeeze(-1)
+        tone: torch.Tensor = self.l_linear(torch.where(voiced[..., None], sines * config.nsf_alpha, 0.0)).squeeze(-1)
         places = (begin[:, None] + torch.arange(count, device=f0.device)).remainder(len(self.noise))
         noise = self.noise.index_select(0, places.flatten()).view(len(f0), count, -1)
         noise = torch.where(voiced, noise * config.nsf_sigma, noise * (config.nsf_alpha / 3))
@@ -179,7 +179,7 @@ class Hift(nn.Module):
         The first two and the last two hops are outside the sound. `begins`, `ends`: no other spectra come before or
         after these.
         """
-        windows = (spectra.transpose(1, 2) @ self._to_sound).unflatten(2, (_OVERLAP, HOP_SAMPLES))
+        windows = (spectra.transpose(1, 2) @ self._to_sound).view(len(spectra), -1, _OVERLAP, HOP_SAMPLES)
         parts = [pad(windows[:, :, i], (0, 0, i, _OVERLAP - 1 - i)) for i in range(_OVERLAP)]
         hops = sum(parts[1:], parts[0])
         if begins:
@@ -200,7 +200,7 @@ class Hift(nn.Module):
             blocks = [block(x, past) for block in self.resblocks[i * kinds : (i + 1) * kinds]]
             x = sum(blocks[1:], blocks[0]) / kinds
         x = self.conv_post(leaky_relu(x), past)
-        magnitude, phase = x.split(FFT_SAMPLES // 2 + 1, 1)
+        magnitude, phase = x.chunk(2, 1)
         magnitude, phase = magnitude.exp().clamp(max=1e2), phase.sin()
         return torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), 1)
 
@@ -316,6 +316,9 @@ def noise_table(*, causal: bool, harmonics: int) -> torch.Tensor:
     return torch.rand(size, generator=random) if causal else torch.randn(size, generator=random)
 
 
+_NORMED = ".parametrizations.weight.original"
+
+
 def without_weight_norm(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights of a released file under this module's names: weight norm is applied, in float64."""
     plain = {name.removeprefix("generator."): weight for name, weight in weights.items()}
@@ -326,9 +329,6 @@ def without_weight_norm(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.
                 v, g = plain.pop(layer + direction).double(), plain.pop(name).double()
                 plain[f"{layer}.weight"] = v * (g / v.flatten(1).norm(dim=1).view(g.shape))
     return plain
-
-
-_NORMED = ".parametrizations.weight.original"
 
 
 def load_hift(

@@ -115,7 +115,7 @@ class Past:
 class Conv(nn.Conv1d):
     """A convolution. With a past, it sees only the past. Without one, it is padded as its constructor says."""
 
-    def forward(self, x: torch.Tensor, past: Past | None = None) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: torch.Tensor, past: Past | None = None) -> torch.Tensor:
         """Return [streams, channels, frames]."""
         reach = (self.kernel_size[0] - 1) * self.dilation[0]
         return super().forward(past.extend(x, reach) if past is not None and reach else x)
@@ -156,7 +156,7 @@ class SourceDownsample(nn.Conv1d):
         else:
             super().__init__(width, out, 2 * factor, factor, padding=0 if causal else factor // 2)
 
-    def forward(self, x: torch.Tensor, past: Past | None = None) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: torch.Tensor, past: Past | None = None) -> torch.Tensor:
         """Return [streams, out, spectra / factor]."""
         factor = self.stride[0]
         return super().forward(past.extend(x, factor, factor - 1) if past is not None and factor > 1 else x)
