@@ -93,7 +93,44 @@ def write(folder: Path) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump({"hift": fields}))
     names = json.loads(str(np.load(tiny_hift.GOLDEN)["names"]))["causal"]
     torch.save(tiny_hift.weights(names), folder / "hift.pt")
+    _write_networks(folder)
     return folder
+
+
+def _write_networks(folder: Path) -> None:
+    """Write the networks that read a voice.
+
+    A code is from the loudness of its mel frames, and the speaker's vector from that of each band.
+    """
+    # Only a few tests need the package.
+    from onnx import TensorProto, helper, numpy_helper, save_model
+
+    node, info = helper.make_node, helper.make_tensor_value_info
+    save = {"opset_imports": [helper.make_opsetid("", 17)], "ir_version": 9}
+    constants = {"band": np.array([1]), "scale": np.float32(40), "low": np.int32(0), "high": np.int32(97)}
+    nodes = [
+        node("ReduceMean", ["feats"], ["bands"], axes=[1], keepdims=1),
+        node("AveragePool", ["bands"], ["pooled"], kernel_shape=[4], strides=[4], ceil_mode=1),
+        node("Squeeze", ["pooled", "band"], ["flat"]),
+        node("Abs", ["flat"], ["loud"]),
+        node("Mul", ["loud", "scale"], ["scaled"]),
+        node("Cast", ["scaled"], ["whole"], to=TensorProto.INT32),
+        # The length is an input that only pads.
+        node("Min", ["whole", "high"], ["most"]),
+        node("Min", ["most", "feats_length"], ["codes"]),
+    ]
+    given = [info("feats", TensorProto.FLOAT, [1, 128, "t"]), info("feats_length", TensorProto.INT32, [1])]
+    held = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "tiny", given, [info("codes", TensorProto.INT32, [1, "k"])], held)
+    save_model(helper.make_model(graph, **save), folder / "speech_tokenizer_v2_25hz.onnx")
+    nodes = [
+        node("ReduceMean", ["input"], ["bands"], axes=[1], keepdims=0),
+        node("Concat", ["bands", "bands", "part"], ["vector"], axis=1),
+    ]
+    part = numpy_helper.from_array(np.ones((1, 32), np.float32), "part")
+    given = [info("input", TensorProto.FLOAT, [1, "t", 80])]
+    graph = helper.make_graph(nodes, "tiny", given, [info("vector", TensorProto.FLOAT, [1, 192])], [part])
+    save_model(helper.make_model(graph, **save), folder / "campplus.onnx")
 
 
 # The golden run: the streams, each with the number of codes in its voice's prompt, and its windows: their numbers of

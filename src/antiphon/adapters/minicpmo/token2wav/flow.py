@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import nn
@@ -19,10 +17,8 @@ from antiphon.adapters.minicpmo.token2wav.dit import MelDecoder
 from antiphon.adapters.minicpmo.token2wav.encoder import FRAMES_A_CODE, CodeEncoder
 from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
 from antiphon.adapters.minicpmo.token2wav.history import Held, Places, Positions
+from antiphon.adapters.minicpmo.token2wav.voice import MAX_REFERENCE_S, Voice
 from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
-
-if TYPE_CHECKING:
-    from antiphon.adapters.minicpmo.token2wav.voice import Voice
 
 # The number of Euler steps of the makers.
 NUM_STEPS = 10
@@ -30,8 +26,8 @@ NUM_STEPS = 10
 KEPT_FRAMES = 100
 # Codes of a window that a graph is captured for, with its lookahead; and the limit of a window.
 WINDOW_CODES = 28
-# The limit of a prompt, in codes of 40 ms. A slot's memory grows with it: 10 s take 860 MB.
-MAX_PROMPT_CODES = 250
+# The limit of a prompt, in codes of 40 ms.
+MAX_PROMPT_CODES = int(25 * MAX_REFERENCE_S)
 # Limit of voices whose prompts are kept on the device. The prompt of another voice is computed again for each turn.
 MAX_PROMPTS = 4
 # The noise is drawn from this seed, so that the same codes give the same audio in every process. The makers draw it

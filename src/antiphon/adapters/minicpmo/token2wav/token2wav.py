@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from antiphon.adapters.minicpmo.token2wav.files import load_weights, read_flow_config, read_weights, read_yaml
-from antiphon.adapters.minicpmo.token2wav.flow import MAX_PROMPT_CODES, Flow, FlowSlots
+from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
 from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, WindowHift, load_hift
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
 from antiphon.adapters.minicpmo.token2wav.voice import Voice, VoiceReader
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio import Pcm
 from antiphon.audio.containers import decode
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError, Refused
@@ -39,8 +39,6 @@ DEFAULT_VOICE = "assets/HT_ref_audio.wav"
 MAX_VOICES = 16
 # Limit of slots, because each takes up to 860 MB.
 MAX_SLOTS = 64
-# The end of a longer reference is cut. A voice needs a few seconds, and each second takes 65 MB of every slot.
-MAX_REFERENCE_S = MAX_PROMPT_CODES / 25
 # For a conversation that finds no free slot: the time after which its client may try again.
 RETRY_S = 5.0
 
@@ -56,7 +54,7 @@ def load(folder: Path, device: torch.device, sessions: int, *, num_steps: int, g
         log.warning("%s has no %s: speech is text only", folder, WEIGHTS)
         return None
     slots, captures = min(sessions, MAX_SLOTS), graphs and device.type == "cuda"
-    path, reader = folder / DEFAULT_VOICE, VoiceReader(where, device)
+    path, reader = folder / DEFAULT_VOICE, VoiceReader(where)
     made = Token2Wav(
         FlowSlots(read_flow(where, device), slots, num_steps=num_steps, captures=captures),
         HiftSlots(read_hift(where, device), slots, captures=captures),
@@ -141,7 +139,7 @@ class Token2Wav:
         self._flow, self._vocoder, self._read = flow, vocoder, read
         self.together = flow.device.type != "cpu"
         self.free = deque(range(flow.spare))
-        self._default = None if default is None else read(_cut(default))
+        self._default = None if default is None else read(default)
         self._voices = FairCache[str, Voice](MAX_VOICES)
         self.thread = ModelThread("token2wav")
         self.calls = GatheredCalls[_Window, Pcm](self.thread, self._serve)
@@ -180,11 +178,10 @@ class Token2Wav:
         self.thread.close()
 
     def _voice(self, reference: Pcm) -> Voice:
-        pcm, owner = _cut(reference), current_owner.get()
-        key = hashlib.sha256(np.ascontiguousarray(pcm, np.float32).tobytes()).hexdigest()
+        owner, key = current_owner.get(), hashlib.sha256(np.ascontiguousarray(reference, np.float32)).hexdigest()
         voice = self._voices.get(owner, key)
         if voice is None:
-            voice = self._read(pcm)
+            voice = self._read(reference)
             self._voices.put(owner, key, voice)
         return voice
 
@@ -243,6 +240,3 @@ def _failed(stream: Token2WavStream, error: Exception) -> ModelError:
     failed.__cause__ = error.__cause__ if failed is error else error
     return failed
 
-
-def _cut(reference: Pcm) -> Pcm:
-    return reference[: round(MAX_REFERENCE_S * SAMPLE_RATE_HZ)]
