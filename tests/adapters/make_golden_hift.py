@@ -1,7 +1,8 @@
-"""Makes golden/minicpmo_hift.npz with the published code: `python tests/adapters/make_golden_hift.py NEWEST OLDER`.
+"""Makes golden/minicpmo_hift.npz with the published code.
 
-NEWEST and OLDER are the folders that contain the module `stepaudio2` of the packages minicpmo-utils 1.0.7 and
-stepaudio2-minicpmo 0.1.1, unpacked. The script needs torch and scipy. It uses none of antiphon.
+`PYTHONPATH=. python tests/adapters/make_golden_hift.py NEWEST OLDER`. NEWEST and OLDER are the folders that contain the
+module `stepaudio2` of the packages minicpmo-utils 1.0.7 and stepaudio2-minicpmo 0.1.1, unpacked. The script needs torch
+and scipy. It uses none of antiphon.
 """
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.adapters import tiny_hift as tiny
 
 
@@ -109,8 +108,7 @@ def overlapping(folder: str) -> tuple[dict[str, Any], list[tuple[str, list[int]]
     layers.torch = Torch(randn_like=noise)
     token2wav.torch = Torch(tensor=lambda *args, device=None, **rest: torch.tensor(*args, **rest))
     for stream in range(len(tiny.STREAMS)):
-        if tiny.STREAMS[stream][-1] == 0:
-            # The older package has no windows without codes.
+        if not tiny.is_overlapping(stream):
             continue
         own = SimpleNamespace(
             cache=(None, None, None, torch.zeros(1, 4, 80), None),

@@ -58,8 +58,9 @@ class Voice:
 def checked(pcm: Pcm) -> Pcm:
     """Return the part of a voice that is read, in [-1, 1]. Raises ModelError for audio that is no voice."""
     if len(pcm) < MIN_REFERENCE_S * SAMPLE_RATE_HZ:
-        seconds = len(pcm) / SAMPLE_RATE_HZ
-        raise ModelError(f"the reference voice has {seconds:.2f} s of audio, and needs {MIN_REFERENCE_S} s")
+        raise ModelError(
+            f"the reference voice has {len(pcm)} samples of audio, and needs {MIN_REFERENCE_S} s at {SAMPLE_RATE_HZ} Hz"
+        )
     pcm = pcm[: int(MAX_REFERENCE_S * SAMPLE_RATE_HZ)]
     if not np.isfinite(pcm).all():
         raise ModelError("the reference voice has samples that are not finite")
