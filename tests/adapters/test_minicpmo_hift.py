@@ -177,11 +177,11 @@ def test_a_call_can_be_captured(golden: dict[str, Any], kind: str) -> None:
     mel = torch.from_numpy(np.random.RandomState(0).standard_normal((2, 80, WINDOW_FRAMES)))
     for slot in range(2):
         slots.begin(slot)
-    slots._calls[2] = call
+    slots.calls[2] = call
     for members in ([0, 1], [1, 0], [0, 1]):
         slots.run(members, mel, False)
     # A graph reads and writes the tensors that it was captured with.
-    assert slots._calls[2] is call
+    assert slots.calls[2] is call
     assert slots.table is table
     assert slots.exact is exact
     assert table.isfinite().all()

@@ -81,7 +81,7 @@ def golden() -> dict[str, Any]:
 
 
 def test_features_equal_the_published_ones(reader: VoiceReader, golden: dict[str, Any]) -> None:
-    log_mel = reader._log_mel.clip(tiny.sound())
+    log_mel = reader.log_mel.clip(tiny.sound())
     np.testing.assert_allclose(log_mel, golden["log_mel"], rtol=0, atol=2e-5)
     np.testing.assert_allclose(filter_banks(tiny.sound()), golden["banks"], rtol=0, atol=2e-3)
     np.testing.assert_allclose(mel_frames(tiny.sound()), golden["mel_24khz"], rtol=0, atol=2e-4)
@@ -133,7 +133,7 @@ def test_silence_and_clipped_audio_are_voices(reader: VoiceReader) -> None:
 def test_audio_that_is_no_voice_is_refused_before_it_is_computed(
     reader: VoiceReader, monkeypatch: pytest.MonkeyPatch, pcm: Any, reason: str
 ) -> None:
-    monkeypatch.setattr(reader, "_log_mel", None)
+    monkeypatch.setattr(reader, "log_mel", None)
     with pytest.raises(ModelError, match=reason):
         reader.read(pcm)
 
