@@ -35,9 +35,12 @@ def fields(kind: str) -> dict[str, Any]:
     return own | {"f0_predictor": {"in_channels": 80, "cond_channels": tiny.F0_WIDTH, "num_class": 1}}
 
 
-def loaded(golden: dict[str, Any], kind: str, dtype: torch.dtype = torch.float64) -> CausalHift | WindowHift:
-    """Return the tiny vocoder of a kind, with the golden table of noise."""
+def loaded(
+    golden: dict[str, Any], kind: str, dtype: torch.dtype = torch.float64, loud: float = 0.0
+) -> CausalHift | WindowHift:
+    """Return the tiny vocoder of a kind, with the golden table of noise. `loud`: added to the log magnitudes."""
     weights = tiny.weights(json.loads(str(golden["names"]))[kind])
+    weights["conv_post.bias"][:9] += loud
     hift = load_hift(weights, fields(kind), torch.device("cpu"), causal=kind == "causal", dtype=dtype)
     hift.m_source.set_noise(tiny.noise(causal=kind == "causal"))
     return hift
@@ -113,10 +116,15 @@ def usual(kind: str) -> list[int]:
 def check(streams: Streams, golden: dict[str, Any], kind: str, atol: float) -> None:
     """Compare all audio of the streams with the golden audio."""
     for stream, parts in streams.made.items():
-        assert [len(part) for part in parts] == golden[f"{kind}{stream}_samples"].tolist()
-        # The published code clips later.
-        expected = torch.from_numpy(golden[f"{kind}{stream}"]).clamp(-1, 1)
-        torch.testing.assert_close(torch.cat(parts)[:: tiny.STEP].double(), expected, rtol=0, atol=atol)
+        compare(parts, golden, f"{kind}{stream}", atol)
+
+
+def compare(parts: Sequence[torch.Tensor], golden: dict[str, Any], name: str, atol: float) -> None:
+    """Compare the audio of a stream's windows with golden audio."""
+    assert [len(part) for part in parts] == golden[f"{name}_samples"].tolist()
+    # The published code clips later.
+    expected = torch.from_numpy(golden[name]).clamp(-1, 1)
+    torch.testing.assert_close(torch.cat(list(parts))[:: tiny.STEP].double(), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("seed", [4, 5])
@@ -144,6 +152,16 @@ def test_audio_in_float32_is_close_to_the_published_one(golden: dict[str, Any], 
         for _ in tiny.STREAMS[stream]:
             streams.run([stream])
     check(streams, golden, kind, 2e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loud_audio_is_limited_as_published(golden: dict[str, Any], kind: str) -> None:
+    streams = Streams(HiftSlots(loaded(golden, kind, loud=tiny.LOUD), 1))
+    streams.begin(tiny.LOUD_STREAM, 0)
+    for _ in tiny.STREAMS[tiny.LOUD_STREAM]:
+        streams.run([tiny.LOUD_STREAM])
+    compare(streams.made[tiny.LOUD_STREAM], golden, f"{kind}_loud", 1e-6)
+    assert 0.99 <= torch.cat(streams.made[tiny.LOUD_STREAM]).abs().max() <= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

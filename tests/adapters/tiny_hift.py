@@ -52,6 +52,8 @@ STREAMS: tuple[tuple[int, ...], ...] = (
 # Golden audio has every such sample, because the files must stay small. The number is prime to the frame's length.
 STEP = 31
 NOISE_FRAMES = 120
+# Added to the logarithms of all magnitudes, so that both limits are reached. With it, this stream is vocoded again.
+LOUD, LOUD_STREAM = 5.5, 3
 
 
 def weight(name: str, shape: Sequence[int]) -> torch.Tensor:
