@@ -1,7 +1,8 @@
-"""Makes golden/minicpmo_hift.npz with the published code: `python tests/adapters/make_golden_hift.py NEWEST OLDER`.
+"""Makes golden/minicpmo_hift.npz with the published code.
 
-NEWEST and OLDER are the folders that contain the module `stepaudio2` of the packages minicpmo-utils 1.0.7 and
-stepaudio2-minicpmo 0.1.1, unpacked. The script needs torch and scipy. It uses none of antiphon.
+`PYTHONPATH=. python tests/adapters/make_golden_hift.py NEWEST OLDER`. NEWEST and OLDER are the folders that contain the
+module `stepaudio2` of the packages minicpmo-utils 1.0.7 and stepaudio2-minicpmo 0.1.1, unpacked. The script needs torch
+and scipy. It uses none of antiphon.
 """
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.adapters import tiny_hift as tiny
 
 
@@ -80,14 +79,16 @@ def causal(folder: str) -> tuple[dict[str, Any], list[tuple[str, list[int]]]]:
     model, names = loaded(token2wav.CausalHiFTGenerator(**tiny.CAUSAL_FIELDS, f0_predictor=predictor))
     table = tiny.noise(causal=True)[None]
     model.m_source.l_sin_gen.sine_waves = table
-    made = {}
-    for stream in range(len(tiny.STREAMS)):
+    made: dict[str, Any] = {}
+    for stream in (*range(len(tiny.STREAMS)), tiny.LOUD_STREAM):
+        name = f"causal{stream}"
+        if name in made:
+            name = "causal_loud"
+            model.conv_post.bias.data[:9] += tiny.LOUD
         vocoder = token2wav.BoundedVocoder(model)
         vocoder.cache["first_chunk"] = torch.ones(1, dtype=torch.long)
         own = SimpleNamespace(hift_cache_dict=vocoder.cache, bounded_vocoder=vocoder, source_cache_len=8 * 480)
-        made[f"causal{stream}"] = [
-            token2wav.Token2wav._stream_vocode(own, part.double(), last)[0] for part, last in windows(stream)
-        ]
+        made[name] = [token2wav.Token2wav._stream_vocode(own, part.double(), last)[0] for part, last in windows(stream)]
     return made, names
 
 
@@ -97,7 +98,8 @@ def overlapping(folder: str) -> tuple[dict[str, Any], list[tuple[str, list[int]]
     hifigan = sys.modules["stepaudio2.flashcosyvoice.modules.hifigan"]
     predictor = hifigan.ConvRNNF0Predictor(cond_channels=tiny.F0_WIDTH)
     model, names = loaded(token2wav.HiFTGenerator(**tiny.FIELDS, f0_predictor=predictor))
-    table, made = tiny.noise(causal=False)[None], {}
+    table = tiny.noise(causal=False)[None]
+    made: dict[str, Any] = {}
     layers = sys.modules["stepaudio2.flashcosyvoice.modules.hifigan_components.layers"]
     begin = 0
 
@@ -108,10 +110,11 @@ def overlapping(folder: str) -> tuple[dict[str, Any], list[tuple[str, list[int]]
 
     layers.torch = Torch(randn_like=noise)
     token2wav.torch = Torch(tensor=lambda *args, device=None, **rest: torch.tensor(*args, **rest))
-    for stream in range(len(tiny.STREAMS)):
-        if tiny.STREAMS[stream][-1] == 0:
-            # The older package has no windows without codes.
-            continue
+    for stream in (*filter(tiny.is_overlapping, range(len(tiny.STREAMS))), tiny.LOUD_STREAM):
+        name = f"overlapping{stream}"
+        if name in made:
+            name = "overlapping_loud"
+            model.conv_post.bias.data[:9] += tiny.LOUD
         own = SimpleNamespace(
             cache=(None, None, None, torch.zeros(1, 4, 80), None),
             stream_cache={k: torch.zeros(1, 1, 1, 1, 1, 1) for k in ("estimator_att_cache", "conformer_att_cache")},
@@ -127,12 +130,12 @@ def overlapping(folder: str) -> tuple[dict[str, Any], list[tuple[str, list[int]]
                 "speech": torch.zeros(1, 0, dtype=torch.float64),
             },
         )
-        made[f"overlapping{stream}"], begin = [], 0
+        made[name], begin = [], 0
         for part, last in windows(stream):
             made_frames = part.double(), own.stream_cache
             own.flow = SimpleNamespace(inference_chunk=lambda made=made_frames, **_: made)
             audio = token2wav.Token2wav.stream(own, [0], "voice", last_chunk=last, return_waveform=True)
-            made[f"overlapping{stream}"].append(torch.from_numpy(audio)[0])
+            made[name].append(torch.from_numpy(audio)[0])
             begin += part.shape[2] if begin else part.shape[2] - 8
     return made, names
 

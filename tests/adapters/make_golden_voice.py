@@ -1,18 +1,17 @@
-"""Makes golden/minicpmo_voice.npz with the published code: `python tests/adapters/make_golden_voice.py NEWEST SITE`.
+"""Makes golden/minicpmo_voice.npz with the published code.
 
-NEWEST is the folder that contains the module `stepaudio2` of the package minicpmo-utils 1.0.7, unpacked. SITE is a
-folder into which librosa, s3tokenizer and torchaudio were installed (`pip install --target`). The script needs torch
+`PYTHONPATH=.:SITE python tests/adapters/make_golden_voice.py NEWEST`. NEWEST is the folder that contains the module
+`stepaudio2` of the package minicpmo-utils 1.0.7, unpacked. SITE is a folder into which librosa, s3tokenizer and
+torchaudio were installed (`pip install --target`); torchaudio's compiled part is not needed. The script needs torch
 beside them. It uses none of antiphon.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2]), sys.argv[2]]
 import numpy as np
 import torch
 import torchaudio

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-
-from antiphon.audio import Pcm
+import numpy.typing as npt
 
 GOLDEN = Path(__file__).parent / "golden" / "minicpmo_voice.npz"
 # A length that no hop divides.
 SAMPLES = 11_777
 
 
-def sound(samples: int = SAMPLES) -> Pcm:
+def sound(samples: int = SAMPLES) -> npt.NDArray[np.float32]:
     """Return tones in soft noise whose loudness changes, float32 [samples]."""
     random = np.random.RandomState(7)
     at = np.arange(samples) / 16_000

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import pi, prod
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,10 +26,10 @@ from antiphon.adapters.minicpmo.token2wav.hift_layers import (
     FFT_SAMPLES,
     HOP_SAMPLES,
     SAMPLE_RATE_HZ,
-    CausalUpsample,
     Conv,
     HiftConfig,
     Past,
+    RepeatUpsample,
     ResBlock,
     SourceDownsample,
     SpectraConfig,
@@ -143,7 +142,7 @@ class Hift(nn.Module):
         for i, (factor, kernel) in enumerate(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True)):
             width, out = base // 2**i, base // 2 ** (i + 1)
             self.ups.append(
-                CausalUpsample(width, out, kernel, factor)
+                RepeatUpsample(width, out, kernel, factor)
                 if causal
                 else Upsample(width, out, kernel, factor, padding=(kernel - factor) // 2)
             )
@@ -333,7 +332,7 @@ def without_weight_norm(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.
 
 def load_hift(
     weights: Mapping[str, torch.Tensor],
-    fields: Mapping[str, Any],
+    fields: object,
     device: torch.device,
     *,
     causal: bool,
@@ -343,7 +342,7 @@ def load_hift(
 
     Args:
         weights: The state dict of hift.pt.
-        fields: The fields of `hift` in config.yaml; empty if there is no such file.
+        fields: The mapping `hift` in config.yaml; {} if there is no such file.
         device: The device to compute on.
         causal: Whether the checkpoint has a config.yaml.
         dtype: The type to compute in. The predictor of a CausalHift's F0 computes in float64.

@@ -126,7 +126,7 @@ def conv(width: int, out: int, kernel: int, *, dilation: int = 1, causal: bool) 
     return Conv(width, out, kernel, dilation=dilation, padding=0 if causal else (kernel - 1) * dilation // 2)
 
 
-class CausalUpsample(Conv):
+class RepeatUpsample(Conv):
     """Repeats each frame, and then sees only the past."""
 
     def __init__(self, width: int, out: int, kernel: int, factor: int) -> None:
@@ -162,7 +162,7 @@ class SourceDownsample(nn.Conv1d):
         return super().forward(past.extend(x, factor, factor - 1) if past is not None and factor > 1 else x)
 
 
-class Snake(nn.Module):
+class SineSquare(nn.Module):
     """The activation x + sin²(alpha x) / alpha, with an alpha for each channel."""
 
     def __init__(self, width: int) -> None:
@@ -182,8 +182,8 @@ class ResBlock(nn.Module):
         super().__init__()
         self.convs1 = nn.ModuleList(conv(width, width, kernel, dilation=d, causal=causal) for d in dilations)
         self.convs2 = nn.ModuleList(conv(width, width, kernel, causal=causal) for _ in dilations)
-        self.activations1 = nn.ModuleList(Snake(width) for _ in dilations)
-        self.activations2 = nn.ModuleList(Snake(width) for _ in dilations)
+        self.activations1 = nn.ModuleList(SineSquare(width) for _ in dilations)
+        self.activations2 = nn.ModuleList(SineSquare(width) for _ in dilations)
 
     def forward(self, x: torch.Tensor, past: Past | None) -> torch.Tensor:
         """Return [streams, width, frames]."""

@@ -58,13 +58,14 @@ class HiftSlots:
     """A vocoder whose streams have slots. Slots are numbered by the caller.
 
     `table`, [num_slots + 1, size], and `exact`, float64: the rows of the slots. The row `spare` fills up a call with
-    too few streams. Free rows may hold any values. `captures`: usual calls are captured on a GPU. Not thread-safe.
+    too few streams. Free rows may hold any values. `calls`: the usual calls, by their number of streams. `captures`:
+    they are captured on a GPU. Not thread-safe.
     """
 
     def __init__(self, hift: CausalHift | WindowHift, num_slots: int, *, captures: bool = True) -> None:
         self.hift, self.spare = hift, num_slots
         self._streams: dict[int, _Stream] = {}
-        self._calls: dict[int, HiftCall] = {}
+        self.calls: dict[int, HiftCall] = {}
         weight = hift.conv_pre.weight
         self._graphs = Graphs("windows of the vocoder", enabled=captures and weight.is_cuda)
         with torch.no_grad():
@@ -160,8 +161,8 @@ class HiftSlots:
         return audio
 
     def _call(self, count: int) -> HiftCall:
-        call = self._calls.get(count)
+        call = self.calls.get(count)
         if call is None:
-            call = self._calls[count] = HiftCall(self, count)
+            call = self.calls[count] = HiftCall(self, count)
             call.capture(self._graphs, call.mel.device)
         return call

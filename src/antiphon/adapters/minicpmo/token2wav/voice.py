@@ -43,7 +43,7 @@ _BANK_FLOOR = float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True, eq=False)
-class Voice:
+class PromptVoice:
     """A reference voice, on the CPU.
 
     `codes`: int64 [k]. `embedding`: the speaker's vector, float32 [192]. `mel`: log-mel frames of 20 ms, float32
@@ -58,8 +58,9 @@ class Voice:
 def checked(pcm: Pcm) -> Pcm:
     """Return the part of a voice that is read, in [-1, 1]. Raises ModelError for audio that is no voice."""
     if len(pcm) < MIN_REFERENCE_S * SAMPLE_RATE_HZ:
-        seconds = len(pcm) / SAMPLE_RATE_HZ
-        raise ModelError(f"the reference voice has {seconds:.2f} s of audio, and needs {MIN_REFERENCE_S} s")
+        raise ModelError(
+            f"the reference voice has {len(pcm)} samples of audio, and needs {MIN_REFERENCE_S} s at {SAMPLE_RATE_HZ} Hz"
+        )
     pcm = pcm[: int(MAX_REFERENCE_S * SAMPLE_RATE_HZ)]
     if not np.isfinite(pcm).all():
         raise ModelError("the reference voice has samples that are not finite")
@@ -120,29 +121,32 @@ _MEL_FILTERS = _slaney(_MEL_WINDOW // 2 + 1, _MEL_BANDS, _MEL_RATE_HZ)
 
 
 class VoiceReader:
-    """Reads voices with the networks of a checkpoint. Threads may share it."""
+    """Reads voices with the networks of a checkpoint. Threads may share it.
+
+    `log_mel`: the transform of the tokenizer's input.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Load both networks from `assets/token2wav`. Takes seconds. Raises ModelError if one does not load."""
         self._tokenizer = _network(folder / TOKENIZER, TOKENIZER_THREADS, 2)
         self._speaker = _network(folder / SPEAKER, 1, 1)
-        self._log_mel = LogMel(_slaney(201, _CODE_BANDS, SAMPLE_RATE_HZ), torch.device("cpu"))
+        self.log_mel = LogMel(_slaney(201, _CODE_BANDS, SAMPLE_RATE_HZ), torch.device("cpu"))
 
-    def read(self, pcm: Pcm) -> Voice:
+    def read(self, pcm: Pcm) -> PromptVoice:
         """Return the voice of reference audio, float32 [num_samples], 16 kHz. Takes up to seconds.
 
         Audio after MAX_REFERENCE_S is not read. Raises ModelError if the audio is shorter than MIN_REFERENCE_S or has
         samples that are not finite, before anything is computed, or if a network fails.
         """
         pcm = checked(pcm)
-        log_mel = self._log_mel.clip(pcm)[None].numpy()
+        log_mel = self.log_mel.clip(pcm)[None].numpy()
         codes = _run(self._tokenizer, log_mel, np.array([log_mel.shape[2]], np.int32)).reshape(-1)
         embedding = _run(self._speaker, filter_banks(pcm)[None]).reshape(-1)
         resampler = Resampler(SAMPLE_RATE_HZ, _MEL_RATE_HZ)
         mel = mel_frames(np.concatenate((resampler.feed(pcm), resampler.flush())))
         # The last frame is repeated until each code has its frames.
         places = torch.arange(CODE_FRAMES * len(codes)).clamp(max=len(mel) - 1)
-        return Voice(torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(np.array(embedding)), mel[places])
+        return PromptVoice(torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(np.array(embedding)), mel[places])
 
 
 def _network(path: Path, threads: int, num_inputs: int) -> onnxruntime.InferenceSession:
