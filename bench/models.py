@@ -49,7 +49,7 @@ from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, noise_table
 from antiphon.adapters.minicpmo.token2wav.hift_layers import HiftConfig
 from antiphon.adapters.minicpmo.token2wav.token2wav import Token2Wav, read_flow, read_hift
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
-from antiphon.adapters.minicpmo.token2wav.voice import Voice
+from antiphon.adapters.minicpmo.token2wav.voice import PromptVoice
 from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
 from antiphon.adapters.qwen3_asr.checkpoint import END as ASR_END
 from antiphon.adapters.qwen3_asr.checkpoint import Qwen3AsrParts
@@ -240,7 +240,7 @@ def token2wav(size: str, device: torch.device, num_slots: int) -> Token2Wav:
             filled(module, device, torch.float32)
         hift.f0_predictor.double()
         hift.m_source.set_noise(noise_table(causal=True, harmonics=HiftConfig().nb_harmonics + 1))
-    voice = Voice(torch.arange(VOICE_CODES), torch.ones(192), torch.zeros(2 * VOICE_CODES, 80))
+    voice = PromptVoice(torch.arange(VOICE_CODES), torch.ones(192), torch.zeros(2 * VOICE_CODES, 80))
     captures = device.type == "cuda"
     made = Token2Wav(
         FlowSlots(flow, num_slots, max_prompt=VOICE_CODES, captures=captures),

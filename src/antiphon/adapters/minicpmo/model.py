@@ -120,7 +120,7 @@ class MiniCpmO:
         """Open a session in both engines, and append the system prompt with the reference voice.
 
         Waits for the audio encoder if there is a reference voice. The prompt itself is computed with the first unit.
-        Raises Refused if either engine or the vocoder is full, ModelError, and MediaError if the reference is no voice.
+        Raises Refused if either engine or the vocoder is full, and ModelError, also for a voice that cannot be read.
         """
         asked = asdict(options.sampling) | {"listen_first": options.listen_only_units}
         params = UnitSampling(**{name: value for name, value in asked.items() if value is not None})

@@ -163,8 +163,8 @@ class CodeVocoder(Protocol):
     async def open(self, reference: Pcm | None) -> SoundStream:
         """Return a conversation's stream in the voice of `reference`, float32 [num_samples], 16 kHz; None: the default.
 
-        Raises Refused if there is no room for another conversation, and ModelError or MediaError if the reference
-        cannot be used.
+        Raises Refused if there is no room for another conversation, and ModelError if the reference cannot be
+        used.
         """
         ...
 

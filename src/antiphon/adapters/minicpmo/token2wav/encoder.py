@@ -174,8 +174,9 @@ class CodeEncoder(nn.Module):
         width = self.after_norm.weight.shape[0]
         for layers, most in ((self.encoders, codes), (self.up_encoders, frames)):
             vectors = _sinusoids(torch.arange(1 - most, most), width).to(self.after_norm.weight)
-            for layer in layers:
-                layer.self_attn.prepare(vectors, most - 1)
+            for module in layers.modules():
+                if isinstance(module, _Attention):
+                    module.prepare(vectors, most - 1)
 
     def forward(
         self, x: torch.Tensor, tables: EncoderTables, codes: Places, frames: Places, held: torch.Tensor, *, last: bool

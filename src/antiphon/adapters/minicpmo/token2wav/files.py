@@ -116,28 +116,13 @@ def read_flow_config(path: Path) -> FlowConfig:
     return config
 
 
-class _Data(yaml.SafeLoader):
-    """Reads every tag as the plain value that it is attached to, so that a file cannot name code to run."""
-
-
-def _plain(loader: _Data, _tag: str, node: yaml.Node) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return loader.construct_mapping(node, deep=True)
-    if isinstance(node, yaml.SequenceNode):
-        return loader.construct_sequence(node, deep=True)
-    return loader.construct_scalar(node)
-
-
-_Data.add_multi_constructor("!", _plain)
-
-
 def read_yaml(path: Path) -> Mapping[str, Any]:
-    """Read a configuration. A value `<name>` becomes the value of the top-level key `name`.
+    """Read a configuration as data. A value `<name>` becomes the value of the top-level key `name`.
 
-    Raises ModelError, which names the file, if it is missing or is not a mapping.
+    Tags, which name code, are ignored. Raises ModelError, which names the file, if it is missing or is not a mapping.
     """
     try:
-        given = yaml.load(path.read_text(), _Data)
+        given = _plain(yaml.compose(path.read_text(), yaml.SafeLoader))
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -145,6 +130,17 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     if not isinstance(given, dict):
         raise ModelError(f"{path}: not a mapping")
     return {name: _resolved(value, given) for name, value in given.items()}
+
+
+def _plain(node: Any) -> Any:
+    """Return the value of a node of YAML, whatever its tag."""
+    if isinstance(node, yaml.MappingNode):
+        return {_plain(key): _plain(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(each) for each in node.value]
+    if isinstance(node, yaml.ScalarNode) and node.tag.rpartition(":")[2] in ("int", "float", "bool", "null"):
+        return yaml.safe_load(node.value)
+    return node.value if isinstance(node, yaml.ScalarNode) else None
 
 
 def _resolved(value: Any, names: Mapping[str, Any]) -> Any:

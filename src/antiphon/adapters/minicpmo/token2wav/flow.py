@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from antiphon.adapters.minicpmo.token2wav.dit import MelDecoder
 from antiphon.adapters.minicpmo.token2wav.encoder import FRAMES_A_CODE, CodeEncoder
 from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
 from antiphon.adapters.minicpmo.token2wav.history import Held, Places, Positions
-from antiphon.adapters.minicpmo.token2wav.voice import MAX_REFERENCE_S, Voice
+from antiphon.adapters.minicpmo.token2wav.voice import MAX_REFERENCE_S, PromptVoice
 from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
 
 # The number of Euler steps of the makers.
@@ -105,7 +106,7 @@ class FlowCall(CapturedPass[torch.Tensor]):
         self._slots, self._last, self._given = slots, last, given
         made = codes if last else codes - slots.flow.encoder.lookahead
         each = (made, 2 * made, 2 * made, slots.code_positions, slots.frame_positions, slots.frame_positions)
-        self._sizes = (1, 1, 1, 1, codes, *each)
+        self._sizes = [1, 1, 1, 1, codes, *each]
         self.numbers = torch.zeros(count, sum(self._sizes), dtype=torch.long, device=slots.device)
         # A stream that fills up the call holds nothing but its new frames, in the spare row.
         self._fill = np.concatenate([[slots.spare], *_Slot(slots, 0).plan(made)[1]])
@@ -122,8 +123,8 @@ class FlowCall(CapturedPass[torch.Tensor]):
     def compute(self) -> torch.Tensor:
         """Compute the windows in `numbers`, and return float32 [count, bands, frames]."""
         flow, slots = self._slots.flow, self._slots
-        slot, *held, codes, new_codes, new_frames, new_decoded, at_codes, at_frames, at_decoded = self.numbers.split(
-            self._sizes, 1
+        slot, *held, codes, new_codes, new_frames, new_decoded, at_codes, at_frames, at_decoded = torch.split(
+            self.numbers, self._sizes, 1
         )
         rows = slot[:, 0]
         encoded = flow.encoder(
@@ -171,7 +172,7 @@ class FlowSlots:
             drawn = torch.Generator().manual_seed(NOISE_SEED)
             self.noise = torch.randn(self.frame_positions, flow.decoder.bands, generator=drawn).to(like)
         self._slots: dict[int, _Slot] = {}
-        self._prompts: OrderedDict[int, tuple[Voice, list[torch.Tensor]]] = OrderedDict()
+        self._prompts: OrderedDict[int, tuple[PromptVoice, list[torch.Tensor]]] = OrderedDict()
         self._calls: dict[int, FlowCall] = {}
         self._graphs = Graphs("calls of the flow", enabled=captures)
 
@@ -187,7 +188,7 @@ class FlowSlots:
             self._call(count)
 
     @torch.inference_mode()
-    def begin(self, slot: int, voice: Voice) -> None:
+    def begin(self, slot: int, voice: PromptVoice) -> None:
         """Begin a stream in the voice. The first stream of a voice takes the time of ten seconds of audio.
 
         A prompt of more than `max_prompt` codes is cut. Raises ValueError if the voice has no codes, or codes that have
@@ -212,7 +213,7 @@ class FlowSlots:
         for row, kept in zip(self._kept_rows(slot, len(codes)), known[1], strict=True):
             row.copy_(kept)
 
-    def _read_prompt(self, slot: int, own: _Slot, voice: Voice, codes: Positions) -> None:
+    def _read_prompt(self, slot: int, own: _Slot, voice: PromptVoice, codes: Positions) -> None:
         frames = 2 * len(codes)
         given = torch.as_tensor(voice.mel)[:frames].to(self.noise)[None]
         # The makers repeat the first codes as the lookahead of the prompt.

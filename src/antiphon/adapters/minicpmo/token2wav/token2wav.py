@@ -20,11 +20,11 @@ from antiphon.adapters.minicpmo.token2wav.files import load_weights, read_flow_c
 from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
 from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, WindowHift, load_hift
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
-from antiphon.adapters.minicpmo.token2wav.voice import Voice, VoiceReader
+from antiphon.adapters.minicpmo.token2wav.voice import PromptVoice, VoiceReader
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode
 from antiphon.engine.model_thread import ModelThread
-from antiphon.errors import ModelError, Refused
+from antiphon.errors import MediaError, ModelError, Refused
 from antiphon.modeling.gathered import GatheredCalls
 from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.places import current_owner
@@ -54,16 +54,24 @@ def load(folder: Path, device: torch.device, sessions: int, *, num_steps: int, g
         log.warning("%s has no %s: speech is text only", folder, WEIGHTS)
         return None
     slots, captures = min(sessions, MAX_SLOTS), graphs and device.type == "cuda"
-    path, reader = folder / DEFAULT_VOICE, VoiceReader(where)
     made = Token2Wav(
         FlowSlots(read_flow(where, device), slots, num_steps=num_steps, captures=captures),
         HiftSlots(read_hift(where, device), slots, captures=captures),
-        reader.read,
-        np.concatenate([*decode(str(path)), np.zeros(0, np.float32)]) if path.is_file() else None,
+        VoiceReader(where).read,
+        _default(folder / DEFAULT_VOICE),
     )
     if captures:
         made.warm()
     return made
+
+
+def _default(path: Path) -> Pcm | None:
+    if not path.is_file():
+        return None
+    try:
+        return np.concatenate([*decode(str(path)), np.zeros(0, np.float32)])
+    except MediaError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def read_flow(folder: Path, device: torch.device) -> Flow:
@@ -90,7 +98,7 @@ def read_hift(folder: Path, device: torch.device) -> CausalHift | WindowHift:
 class Token2WavStream:
     """A conversation's stream, which owns a slot. A turn's first window begins it again in the voice."""
 
-    def __init__(self, token2wav: Token2Wav, slot: int, voice: Voice) -> None:
+    def __init__(self, token2wav: Token2Wav, slot: int, voice: PromptVoice) -> None:
         self._token2wav, self.slot, self.voice = token2wav, slot, voice
         # The number of the current turn, and of the turn that the slot holds; -1: none.
         self._turn, self.held_turn = 0, -1
@@ -130,9 +138,9 @@ class Token2Wav:
     """
 
     def __init__(
-        self, flow: FlowSlots, vocoder: HiftSlots, read: Callable[[Pcm], Voice], default: Pcm | None = None
+        self, flow: FlowSlots, vocoder: HiftSlots, read: Callable[[Pcm], PromptVoice], default: Pcm | None = None
     ) -> None:
-        """`read`: reads a voice from a reference, float32 [num_samples], 16 kHz. Raises ModelError or MediaError.
+        """`read`: reads a voice from a reference, float32 [num_samples], 16 kHz. Raises ModelError.
 
         `default`: the reference of the default voice, which is read at once; None: there is none.
         """
@@ -140,7 +148,7 @@ class Token2Wav:
         self.together = flow.device.type != "cpu"
         self.free = deque(range(flow.spare))
         self._default = None if default is None else read(default)
-        self._voices = FairCache[str, Voice](MAX_VOICES)
+        self._voices = FairCache[str, PromptVoice](MAX_VOICES)
         self.thread = ModelThread("token2wav")
         self.calls = GatheredCalls[_Window, Pcm](self.thread, self._serve)
 
@@ -177,8 +185,8 @@ class Token2Wav:
         """Stop the thread. Windows that wait fail."""
         self.thread.close()
 
-    def _voice(self, reference: Pcm) -> Voice:
-        owner, key = current_owner.get(), hashlib.sha256(np.ascontiguousarray(reference, np.float32)).hexdigest()
+    def _voice(self, reference: Pcm) -> PromptVoice:
+        owner, key = current_owner.get(), hashlib.sha256(np.asarray(reference, np.float32).tobytes()).hexdigest()
         voice = self._voices.get(owner, key)
         if voice is None:
             voice = self._read(reference)
@@ -239,4 +247,3 @@ def _failed(stream: Token2WavStream, error: Exception) -> ModelError:
     failed = error if isinstance(error, ModelError) else ModelError(f"token2wav: {type(error).__name__}: {error}")
     failed.__cause__ = error.__cause__ if failed is error else error
     return failed
-
