@@ -154,6 +154,26 @@ def test_audio_in_float32_is_close_to_the_published_one(golden: dict[str, Any], 
     check(streams, golden, kind, 2e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_that_is_not_finite_harms_no_other(golden: dict[str, Any], kind: str) -> None:
+    slots = HiftSlots(loaded(golden, kind), 3)
+    made: list[torch.Tensor] = []
+    for slot in range(3):
+        slots.begin(slot)
+    for i, part in enumerate(tiny.mel(1).double()[None].split(list(tiny.STREAMS[1]), 2)):
+        first, own, third = slots.run([0, 1, 2], torch.cat((part * torch.nan, part, part.abs() * torch.inf)), i == 2)
+        made.append(own)
+        assert not first.isfinite().all()
+        assert not third.isfinite().all()
+    compare(made, golden, f"{kind}1", 1e-8)
+    # The next streams of their slots do not read what they left.
+    streams = Streams(slots)
+    streams.begin(3, 0)
+    for _ in tiny.STREAMS[3]:
+        streams.run([3])
+    check(streams, golden, kind, 1e-8)
+
+
 def test_phases_do_not_drift_in_float32(golden: dict[str, Any]) -> None:
     slots = HiftSlots(loaded(golden, "causal", torch.float32), 1)
     slots.begin(0)
