@@ -226,7 +226,7 @@ class CausalHift(Hift):
         ahead, starts = self.config.conv_pre_look_right, past.before is None
         delay = _F0_AHEAD + ahead
         mel = mel if starts else torch.cat((past.read(mel.shape[1], delay), mel), 2)
-        past.keep(mel[..., mel.shape[2] - delay :] if mel.shape[2] >= delay else mel)
+        past.keep(mel[..., max(0, mel.shape[2] - delay) :])
         # F0 runs `ahead` frames ahead of the generator.
         known = mel if starts else mel[..., ahead:]
         f0 = self.f0_predictor(pad(known, (0, _F0_AHEAD)).double() if last else known.double(), exact).to(mel.dtype)

@@ -90,9 +90,10 @@ class HiftSlots:
     def run(self, slots: Sequence[int], mel: torch.Tensor, last: bool) -> list[torch.Tensor]:
         """Return the audio of the next frames of n streams, each float32 [samples] in [-1, 1], 24 kHz.
 
-        A stream's audio begins with silence for the vocoder's delay, so that each window returns as much audio as it
-        has frames. Frames wait without audio until a stream has more than DELAY_FRAMES. The last window returns the
-        rest, eight frames more than it has. A stream whose only window is the last one has no silence.
+        The audio lags DELAY_FRAMES behind the frames. A CausalHift's stream begins with silence of that length, so its
+        windows return as much audio as they have frames, as the released code does. A WindowHift's first window returns
+        less instead. Frames wait without audio until a stream has more than DELAY_FRAMES. The last window returns the
+        rest, which is longer by the delay. A stream whose only window is the last one has no silence.
 
         Args:
             slots: The slots of the streams, which have begun.
