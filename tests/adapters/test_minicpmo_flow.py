@@ -47,7 +47,7 @@ def slots(flow: Flow, count: int, dtype: torch.dtype = torch.float64) -> FlowSlo
     made.noise = tiny.noise().to(dtype)
     # What no stream has written must not matter.
     for row in range(count + 1):
-        for each in made._rows(row):
+        for each in made.rows(row):
             each.fill_(torch.nan)
     return made
 

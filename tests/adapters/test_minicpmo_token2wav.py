@@ -92,13 +92,13 @@ async def spoken(stream: Any, windows: list[tuple[list[int], bool]]) -> Any:
 
 
 def test_windows_that_wait_together_have_the_audio_that_they_have_alone(vocoder: Token2Wav) -> None:
-    calls, run = list[int](), vocoder._flow.run
+    calls, run = list[int](), vocoder.flow.run
 
     def counted(slots: Any, codes: Any, *, last: bool) -> Any:
         calls.append(len(slots))
         return run(slots, codes, last=last)
 
-    vocoder._flow.run = counted  # type: ignore[method-assign]
+    vocoder.flow.run = counted  # type: ignore[method-assign]
 
     async def main() -> None:
         alone = []
@@ -153,13 +153,13 @@ def test_when_a_voice_cannot_be_read_then_its_slot_is_free(vocoder: Token2Wav) -
     def read(pcm: Any) -> Any:
         raise ModelError("no voice")
 
-    vocoder._read = read
+    vocoder.read = read
 
     async def main() -> None:
         for _ in range(4):
             with pytest.raises(ModelError, match="no voice"):
                 await vocoder.open(reference(7))
-        vocoder._default = None
+        vocoder.default = None
         for _ in range(4):
             with pytest.raises(ModelError, match="the model has no default voice"):
                 await vocoder.open(None)
@@ -188,7 +188,7 @@ def test_when_a_stream_fails_then_the_others_get_their_audio_and_it_can_speak_ag
 
 
 def test_when_a_key_brings_many_voices_then_they_are_forgotten_and_another_keys_is_not(vocoder: Token2Wav) -> None:
-    read: Any = vocoder._read
+    read: Any = vocoder.read
     known = len(read.references)
 
     def speak(key: str, number: int) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from antiphon.adapters.minicpmo.token2wav.files import DecoderConfig, DitConfig
-from antiphon.adapters.minicpmo.token2wav.history import Places, continued, extended
+from antiphon.adapters.minicpmo.token2wav.history import FramePlaces, continued, extended
 
 # Frames of its input that each convolution keeps.
 KEPT_FRAMES = 2
@@ -37,7 +37,7 @@ class _Attention(nn.Module):
         self.q_norm, self.k_norm = nn.LayerNorm(config.head_dim), nn.LayerNorm(config.head_dim)
         self.proj = nn.Linear(inner, config.hidden_size)
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor, places: Places, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, table: torch.Tensor, places: FramePlaces, mask: torch.Tensor) -> torch.Tensor:
         count, frames, _ = x.shape
         heads = (count, -1, self._heads, self._width)
         query, key = self.q_norm(self.to_q(x).view(heads)), self.k_norm(self.to_k(x).view(heads))
@@ -87,7 +87,7 @@ class _Block(nn.Module):
         vectors: torch.Tensor,
         attention: torch.Tensor,
         convolutions: torch.Tensor,
-        places: Places,
+        places: FramePlaces,
         mask: torch.Tensor,
     ) -> torch.Tensor:
         """`vectors`, [9, width]: the shift, scale and weight of attention, MLP and convolutions."""
@@ -183,7 +183,7 @@ class MelDecoder(nn.Module):
         speakers: torch.Tensor,
         given: torch.Tensor | None,
         tables: DitTables,
-        places: Places,
+        places: FramePlaces,
     ) -> torch.Tensor:
         """Return mel frames, [streams, frames, bands].
 
@@ -213,7 +213,7 @@ class MelDecoder(nn.Module):
         fixed: torch.Tensor,
         step: int,
         tables: DitTables,
-        guided: Places,
+        guided: FramePlaces,
         mask: torch.Tensor,
     ) -> torch.Tensor:
         """Return the velocities with the conditions and without them, [streams, 2, frames, bands]."""

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from antiphon.adapters.minicpmo.token2wav.files import EncoderConfig
-from antiphon.adapters.minicpmo.token2wav.history import Places, continued, extended
+from antiphon.adapters.minicpmo.token2wav.history import FramePlaces, continued, extended
 
 # Frames for each code.
 FRAMES_A_CODE = 2
@@ -73,14 +73,14 @@ class _Scores(NamedTuple):
     """What all layers over the same frames share in one call."""
 
     # Where the frames are.
-    places: Places
-    # See Places.mask.
+    places: FramePlaces
+    # See FramePlaces.mask.
     mask: torch.Tensor
     # For each new frame and each position: the index of their distance, [streams, 1, frames, positions].
     distances: torch.Tensor
 
     @classmethod
-    def of(cls, places: Places, held: torch.Tensor, dtype: torch.dtype) -> _Scores:
+    def of(cls, places: FramePlaces, held: torch.Tensor, dtype: torch.dtype) -> _Scores:
         """`held`: the number of frames that each stream holds already, int64 [streams]."""
         frames, positions = places.new.shape[1], places.numbers.shape[1]
         numbers = held[:, None] + torch.arange(frames, device=held.device)
@@ -179,7 +179,14 @@ class CodeEncoder(nn.Module):
                     module.prepare(vectors, most - 1)
 
     def forward(
-        self, x: torch.Tensor, tables: EncoderTables, codes: Places, frames: Places, held: torch.Tensor, *, last: bool
+        self,
+        x: torch.Tensor,
+        tables: EncoderTables,
+        codes: FramePlaces,
+        frames: FramePlaces,
+        held: torch.Tensor,
+        *,
+        last: bool,
     ) -> torch.Tensor:
         """Return the conditions of the windows `x`, [streams, codes, input width], as [streams, frames, width].
 

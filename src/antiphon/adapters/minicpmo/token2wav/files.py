@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -33,16 +32,19 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     pre_lookahead_len: int = 3
     # True if the projection of keys has a bias.
     key_bias: bool = True
-    # Frames for each code; twice, as the makers write it.
+    # Frames for each code, in the convolution over frames.
     up_stride: int = 2
+    # Frames for each code, before that convolution.
     up_scale_factor: float = 2
     # True if norms are before attention and MLP.
     normalize_before: bool = True
     # The activation of the MLPs.
     activation_type: str = "swish"
-    # The kinds of input layer, positions and attention.
+    # The kind of the input layer.
     input_layer: str = "linear"
+    # The kind of positions.
     pos_enc_layer_type: str = "rel_pos_espnet"
+    # The kind of attention.
     selfattention_layer_type: str = "rel_selfattn"
 
 
@@ -75,8 +77,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
 class FlowConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The `flow` of flow.yaml."""
 
-    # The networks.
+    # The network that turns codes into conditions.
     encoder: EncoderConfig
+    # The network that turns noise into mel frames.
     decoder: DecoderConfig
     # Width of a code's embedding.
     input_size: int = 512
@@ -102,9 +105,8 @@ ASSUMED = {
 
 def read_flow_config(path: Path) -> FlowConfig:
     """Read flow.yaml. Raises ModelError, which names the file and the field, if it is missing or of another kind."""
-    given = read_yaml(path)
     try:
-        config = msgspec.convert(given.get("flow"), FlowConfig)
+        config = msgspec.convert(read_part(path, "flow"), FlowConfig)
     except msgspec.ValidationError as error:
         raise ModelError(f"{path}: {error}") from None
     encoder, dit = config.encoder, config.decoder.estimator
@@ -116,10 +118,11 @@ def read_flow_config(path: Path) -> FlowConfig:
     return config
 
 
-def read_yaml(path: Path) -> Mapping[str, Any]:
-    """Read a configuration as data. A value `<name>` becomes the value of the top-level key `name`.
+def read_part(path: Path, name: str) -> object:
+    """Return the value of a top-level key of a configuration, as data; None: it has no such key.
 
-    Tags, which name code, are ignored. Raises ModelError, which names the file, if it is missing or is not a mapping.
+    Tags, which name code, are ignored. A value `<key>` becomes that of the top-level key. Raises ModelError, which
+    names the file, if it is missing or is not a mapping.
     """
     try:
         given = _plain(yaml.compose(path.read_text(), yaml.SafeLoader))
@@ -129,28 +132,28 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
         raise ModelError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(given, dict):
         raise ModelError(f"{path}: not a mapping")
-    return {name: _resolved(value, given) for name, value in given.items()}
+
+    def resolved(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: resolved(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [resolved(each) for each in value]
+        found = re.fullmatch(r"<(\w+)>", value) if isinstance(value, str) else None
+        return given.get(found[1], value) if found else value
+
+    return resolved(given.get(name))
 
 
-def _plain(node: Any) -> Any:
+def _plain(node: object) -> object:
     """Return the value of a node of YAML, whatever its tag."""
     if isinstance(node, yaml.MappingNode):
         return {_plain(key): _plain(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(each) for each in node.value]
-    if isinstance(node, yaml.ScalarNode) and node.tag.rpartition(":")[2] in ("int", "float", "bool", "null"):
-        return yaml.safe_load(node.value)
-    return node.value if isinstance(node, yaml.ScalarNode) else None
-
-
-def _resolved(value: Any, names: Mapping[str, Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: _resolved(each, names) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_resolved(each, names) for each in value]
-    if isinstance(value, str) and (found := re.fullmatch(r"<(\w+)>", value)):
-        return names.get(found[1], value)
-    return value
+    if not isinstance(node, yaml.ScalarNode):
+        return None
+    number = node.tag.rpartition(":")[2] in ("int", "float", "bool", "null")
+    return yaml.safe_load(node.value) if number else node.value
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from antiphon.adapters.minicpmo.token2wav.dit import MelDecoder
 from antiphon.adapters.minicpmo.token2wav.encoder import FRAMES_A_CODE, CodeEncoder
 from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
-from antiphon.adapters.minicpmo.token2wav.history import Held, Places, Positions
+from antiphon.adapters.minicpmo.token2wav.history import FramePlaces, Held, Positions
 from antiphon.adapters.minicpmo.token2wav.voice import MAX_REFERENCE_S, PromptVoice
 from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
 
@@ -31,8 +31,8 @@ WINDOW_CODES = 28
 MAX_PROMPT_CODES = int(25 * MAX_REFERENCE_S)
 # Limit of voices whose prompts are kept on the device. The prompt of another voice is computed again for each turn.
 MAX_PROMPTS = 4
-# The noise is drawn from this seed, so that the same codes give the same audio in every process. The makers draw it
-# anew in every process.
+# The noise is drawn from this seed, so that the same codes give the same audio in every process. The makers draw
+# other noise in every process.
 NOISE_SEED = 0
 
 
@@ -130,14 +130,14 @@ class FlowCall(CapturedPass[torch.Tensor]):
         encoded = flow.encoder(
             flow.input_embedding(codes),
             slots.encoded,
-            Places(rows, new_codes, at_codes),
-            Places(rows, new_frames, at_frames),
+            FramePlaces(rows, new_codes, at_codes),
+            FramePlaces(rows, new_frames, at_frames),
             torch.cat(held[:2], 1),
             last=self._last,
         )
         noise = slots.noise[held[2] + torch.arange(new_decoded.shape[1], device=slots.device)]
         conditions, speakers = flow.encoder_proj(encoded), slots.speakers.index_select(0, rows)
-        places = Places(rows, new_decoded, at_decoded)
+        places = FramePlaces(rows, new_decoded, at_decoded)
         mel: torch.Tensor = flow.decoder(noise, conditions, speakers, self._given, slots.decoded, places)
         return mel.transpose(1, 2)
 
@@ -179,7 +179,7 @@ class FlowSlots:
     @property
     def slot_bytes(self) -> int:
         """The bytes of one row of all tables."""
-        return sum(row.nbytes for row in self._rows(self.spare))
+        return sum(row.nbytes for row in self.rows(self.spare))
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -200,7 +200,7 @@ class FlowSlots:
         if codes.min() < 0 or codes.max() >= self.flow.num_codes:
             raise ValueError(f"a code of the voice is not in 0 to {self.flow.num_codes - 1}")
         own = self._slots[slot] = _Slot(self, len(codes))
-        for row in self._rows(slot):
+        for row in self.rows(slot):
             row.zero_()
         speaker = F.normalize(torch.as_tensor(voice.embedding).to(self.noise).view(1, -1), dim=1)
         self.speakers[slot] = self.flow.spk_embed_affine_layer(speaker)[0]
@@ -265,7 +265,7 @@ class FlowSlots:
             call.capture(self._graphs, self.device)
         return call
 
-    def _rows(self, slot: int) -> Iterator[torch.Tensor]:
+    def rows(self, slot: int) -> Iterator[torch.Tensor]:
         """Yield the views of all tables at a slot."""
         guided = slice(2 * slot, 2 * slot + 2)
         encoded, decoded = self.encoded, self.decoded
@@ -275,7 +275,7 @@ class FlowSlots:
 
     def _kept_rows(self, slot: int, codes: int) -> Iterator[torch.Tensor]:
         """Yield what a prompt of `codes` codes fills of the tables at a slot, without the speaker."""
-        _, ahead, up, of_codes, of_frames, convolutions, attention = self._rows(slot)
+        _, ahead, up, of_codes, of_frames, convolutions, attention = self.rows(slot)
         yield from (ahead, up, of_codes[:, :codes], of_frames[:, : 2 * codes])
         yield from (convolutions, attention[:, :, :, : 2 * codes])
 

@@ -48,7 +48,7 @@ class Held:
         return numbers
 
 
-class Places(NamedTuple):
+class FramePlaces(NamedTuple):
     """Where the streams of one call have their frames in a table. All tensors are int64, on the device."""
 
     # The slot of each stream, [streams].
@@ -66,13 +66,13 @@ class Places(NamedTuple):
         none = torch.zeros_like(self.numbers, dtype=dtype).masked_fill(self.numbers < 0, -torch.inf)
         return none[:, None, None]
 
-    def guided(self) -> Places:
+    def guided(self) -> FramePlaces:
         """Return the places in a table with two rows for each slot: with the conditions, and without them."""
         slots = (self.slots[:, None] * 2 + torch.arange(2, device=self.slots.device)).flatten()
-        return Places(slots, self.new.repeat_interleave(2, 0), self.numbers.repeat_interleave(2, 0))
+        return FramePlaces(slots, self.new.repeat_interleave(2, 0), self.numbers.repeat_interleave(2, 0))
 
 
-def extended(table: torch.Tensor, places: Places, new: torch.Tensor) -> torch.Tensor:
+def extended(table: torch.Tensor, places: FramePlaces, new: torch.Tensor) -> torch.Tensor:
     """Write the new frames [streams, frames, width] into a table [slots, capacity, width].
 
     Returns all positions of these streams, [streams, capacity, width].

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from antiphon.adapters.minicpmo.token2wav.files import load_weights, read_flow_config, read_weights, read_yaml
+from antiphon.adapters.minicpmo.token2wav.files import load_weights, read_flow_config, read_part, read_weights
 from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
 from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, WindowHift, load_hift
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
@@ -88,7 +88,7 @@ def read_hift(folder: Path, device: torch.device) -> CausalHift | WindowHift:
     """
     config, path = folder / "config.yaml", folder / "hift.pt"
     causal = config.is_file()
-    fields = read_yaml(config).get("hift", {}) if causal else {}
+    fields = read_part(config, "hift") if causal else {}
     try:
         return load_hift(read_weights(path), fields, device, causal=causal)
     except ModelError as error:
@@ -134,20 +134,19 @@ class _Window:
 class Token2Wav:
     """A CodeVocoder. Its flow and its vocoder have the same number of slots.
 
-    `thread`: runs both. `together`: windows of equal length are computed together. `free`: the slots without a stream.
+    `thread`: runs both. `read`: reads a voice from a reference, float32 [num_samples], 16 kHz, or raises ModelError.
+    `together`: windows of equal length are computed together. `free`: the slots without a stream. `default`: the
+    default voice; None: there is none.
     """
 
     def __init__(
         self, flow: FlowSlots, vocoder: HiftSlots, read: Callable[[Pcm], PromptVoice], default: Pcm | None = None
     ) -> None:
-        """`read`: reads a voice from a reference, float32 [num_samples], 16 kHz. Raises ModelError.
-
-        `default`: the reference of the default voice, which is read at once; None: there is none.
-        """
-        self._flow, self._vocoder, self._read = flow, vocoder, read
+        """`default`: the reference of the default voice, which is read at once."""
+        self.flow, self.vocoder, self.read = flow, vocoder, read
         self.together = flow.device.type != "cpu"
         self.free = deque(range(flow.spare))
-        self._default = None if default is None else read(default)
+        self.default = None if default is None else read(default)
         self._voices = FairCache[str, PromptVoice](MAX_VOICES)
         self.thread = ModelThread("token2wav")
         self.calls = GatheredCalls[_Window, Pcm](self.thread, self._serve)
@@ -155,12 +154,12 @@ class Token2Wav:
     @property
     def lookahead(self) -> int:
         """The lookahead in codes."""
-        return self._flow.flow.encoder.lookahead
+        return self.flow.flow.encoder.lookahead
 
     def warm(self) -> None:
         """Capture the usual calls for a GPU. Takes seconds."""
-        self._flow.warm()
-        self._vocoder.warm()
+        self.flow.warm()
+        self.vocoder.warm()
 
     async def open(self, reference: Pcm | None) -> Token2WavStream:
         """Return a stream in the voice of `reference`, float32 [num_samples], 16 kHz; None: the default voice.
@@ -171,9 +170,9 @@ class Token2Wav:
         try:
             slot = self.free.popleft()
         except IndexError:
-            raise Refused(f"all {self._flow.spare} voices of the model are taken", RETRY_S) from None
+            raise Refused(f"all {self.flow.spare} voices of the model are taken", RETRY_S) from None
         try:
-            voice = self._default if reference is None else await in_thread(self._voice, reference, places=FILE_THREADS)
+            voice = self.default if reference is None else await in_thread(self._voice, reference, places=FILE_THREADS)
             if voice is None:
                 raise ModelError(f"the model has no default voice ({DEFAULT_VOICE}), and a reference is missing")
         except BaseException:
@@ -189,7 +188,7 @@ class Token2Wav:
         owner, key = current_owner.get(), hashlib.sha256(np.asarray(reference, np.float32).tobytes()).hexdigest()
         voice = self._voices.get(owner, key)
         if voice is None:
-            voice = self._read(reference)
+            voice = self.read(reference)
             self._voices.put(owner, key, voice)
         return voice
 
@@ -209,8 +208,8 @@ class Token2Wav:
             streams = [requests[i].stream for i in members]
             slots = [stream.slot for stream in streams]
             try:
-                mel = self._flow.run(slots, [requests[i].codes for i in members], last=last)
-                sounds |= zip(members, self._vocoder.run(slots, mel, last), strict=True)
+                mel = self.flow.run(slots, [requests[i].codes for i in members], last=last)
+                sounds |= zip(members, self.vocoder.run(slots, mel, last), strict=True)
             except Exception as error:
                 # The other groups still get their audio.
                 made |= {i: _failed(stream, error) for i, stream in zip(members, streams, strict=True)}
@@ -221,10 +220,10 @@ class Token2Wav:
         stream = window.stream
         if stream.closed:
             raise ModelError("the conversation is closed")
-        self._flow.check(window.codes, last=window.last)
+        self.flow.check(window.codes, last=window.last)
         if stream.held_turn != window.turn:
-            self._flow.begin(stream.slot, stream.voice)
-            self._vocoder.begin(stream.slot)
+            self.flow.begin(stream.slot, stream.voice)
+            self.vocoder.begin(stream.slot)
             stream.held_turn = window.turn
 
     def _read_all(
