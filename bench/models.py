@@ -45,7 +45,7 @@ from antiphon.adapters.minicpmo.checkpoint import build as build_minicpmo
 from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
 from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
-from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, noise_table
+from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, load_hift
 from antiphon.adapters.minicpmo.token2wav.hift_layers import HiftConfig
 from antiphon.adapters.minicpmo.token2wav.token2wav import Token2Wav, read_flow, read_hift
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
@@ -235,11 +235,10 @@ def token2wav(size: str, device: torch.device, num_slots: int) -> Token2Wav:
             flow, hift = read_flow(folder, device), read_hift(folder, device)
     else:
         flow = Flow(msgspec.convert(SHAPES["MiniCPM-o-4.5-flow"], FlowConfig))
-        hift = CausalHift(HiftConfig())
-        for module in (flow, hift):
+        empty = CausalHift(HiftConfig())
+        for module in (flow, empty):
             filled(module, device, torch.float32)
-        hift.f0_predictor.double()
-        hift.m_source.set_noise(noise_table(causal=True, harmonics=HiftConfig().nb_harmonics + 1))
+        hift = load_hift(empty.state_dict(), {}, device, causal=True)
     voice = PromptVoice(torch.arange(VOICE_CODES), torch.ones(192), torch.zeros(2 * VOICE_CODES, 80))
     captures = device.type == "cuda"
     made = Token2Wav(
