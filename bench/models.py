@@ -240,14 +240,13 @@ def token2wav(size: str, device: torch.device, num_slots: int) -> Token2Wav:
             filled(module, device, torch.float32)
         hift = load_hift(empty.state_dict(), {}, device, causal=True)
     voice = PromptVoice(torch.arange(VOICE_CODES), torch.ones(192), torch.zeros(2 * VOICE_CODES, 80))
-    captures = device.type == "cuda"
     made = Token2Wav(
-        FlowSlots(flow, num_slots, max_prompt=VOICE_CODES, captures=captures),
-        HiftSlots(hift, num_slots, captures=captures),
+        FlowSlots(flow, num_slots, max_prompt=VOICE_CODES),
+        HiftSlots(hift, num_slots),
         lambda _: voice,
         np.zeros(1, np.float32),
     )
-    if captures:
+    if device.type == "cuda":
         made.warm()
     return made
 

@@ -5,6 +5,7 @@ The golden numbers are from minicpmo-utils 1.0.7, which computes one stream at a
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from antiphon.adapters.minicpmo.token2wav.files import read_flow_config
-from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
+from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowCall, FlowSlots
 from antiphon.errors import ModelError
 from tests.adapters import tiny_token2wav as tiny
 from tests.engine.local.operators import Operators
@@ -116,6 +117,13 @@ def test_a_call_has_the_same_operators_for_any_number_of_streams(flow: Flow) -> 
         counted.append(operators.names)
     assert any("mish" in name for name in counted[0])
     assert counted[0] == counted[1]
+
+
+@torch.inference_mode()
+def test_a_call_reads_nothing_from_the_device(flow: Flow) -> None:
+    # Tensors of the meta device have no values that could be read.
+    made = FlowSlots(copy.deepcopy(flow).to("meta"), 2, num_steps=1, max_prompt=70)
+    assert FlowCall(made, 2, 28).compute().shape == (2, tiny.BANDS, 50)
 
 
 def test_when_a_voice_is_known_then_its_prompt_is_copied(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:

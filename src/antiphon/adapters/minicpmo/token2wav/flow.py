@@ -146,7 +146,7 @@ class FlowSlots:
     """The flow's streams, each with a slot. Used only in the thread of token2wav.
 
     Each slot holds a prompt of at most `max_prompt` codes. The row `spare`, the last one, fills up a call with too few
-    streams. `captures`: calls with windows of WINDOW_CODES codes are captured. `noise`: [frames, bands], from
+    streams. `captures`: calls with windows of WINDOW_CODES codes are captured on a GPU. `noise`: [frames, bands], from
     NOISE_SEED. `slot_bytes`: the memory of a slot.
     """
 
@@ -174,7 +174,7 @@ class FlowSlots:
         self._slots: dict[int, _Slot] = {}
         self._prompts: OrderedDict[int, tuple[PromptVoice, list[torch.Tensor]]] = OrderedDict()
         self._calls: dict[int, FlowCall] = {}
-        self._graphs = Graphs("calls of the flow", enabled=captures)
+        self._graphs = Graphs("calls of the flow", enabled=captures and self.device.type == "cuda")
 
     @property
     def slot_bytes(self) -> int:

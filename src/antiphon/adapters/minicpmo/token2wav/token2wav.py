@@ -53,14 +53,14 @@ def load(folder: Path, device: torch.device, sessions: int, *, num_steps: int, g
     if not where.is_dir():
         log.warning("%s has no %s: speech is text only", folder, WEIGHTS)
         return None
-    slots, captures = min(sessions, MAX_SLOTS), graphs and device.type == "cuda"
+    slots = min(sessions, MAX_SLOTS)
     made = Token2Wav(
-        FlowSlots(read_flow(where, device), slots, num_steps=num_steps, captures=captures),
-        HiftSlots(read_hift(where, device), slots, captures=captures),
+        FlowSlots(read_flow(where, device), slots, num_steps=num_steps, captures=graphs),
+        HiftSlots(read_hift(where, device), slots, captures=graphs),
         VoiceReader(where).read,
         _default(folder / DEFAULT_VOICE),
     )
-    if captures:
+    if graphs and device.type == "cuda":
         made.warm()
     return made
 
