@@ -187,6 +187,25 @@ def test_when_a_stream_fails_then_the_others_get_their_audio_and_it_can_speak_ag
     asyncio.run(main())
 
 
+def test_when_a_call_fails_then_the_next_window_begins_with_the_prompt(vocoder: Token2Wav) -> None:
+    run = vocoder.vocoder.run
+
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    async def main() -> None:
+        stream = await vocoder.open(None)
+        whole = await spoken(stream, turn(0))
+        await stream.decode(turn(1)[0][0], last=False)
+        vocoder.vocoder.run = failing  # type: ignore[method-assign]
+        with pytest.raises(ModelError, match="RuntimeError: out of memory"):
+            await stream.decode(turn(1)[1][0], last=False)
+        vocoder.vocoder.run = run  # type: ignore[method-assign]
+        np.testing.assert_array_equal(await spoken(stream, turn(0)), whole)
+
+    asyncio.run(main())
+
+
 def test_when_a_key_brings_many_voices_then_they_are_forgotten_and_another_keys_is_not(vocoder: Token2Wav) -> None:
     read: Any = vocoder.read
     known = len(read.references)

@@ -190,18 +190,18 @@ class CodeEncoder(nn.Module):
     ) -> torch.Tensor:
         """Return the conditions of the windows `x`, [streams, codes, input width], as [streams, frames, width].
 
-        `held`, int64 [streams, 2]: the number of codes and of frames that each stream holds. `last`: each window ends
+        `held`, int64 [streams]: the number of codes that each stream holds. `last`: each window ends
         its stream, so its last codes yield frames, too.
         """
         x = self.embed(x)
         if last:
             x = F.pad(x, (0, 0, 0, self.lookahead))
         x = self.pre_lookahead_layer(x, tables.ahead, codes.slots)
-        scores = _Scores.of(codes, held[:, 0], x.dtype)
+        scores = _Scores.of(codes, held, x.dtype)
         for layer, table in zip(self.encoders, tables.codes, strict=True):
             x = layer(x, table, scores)
         x = self.up_embed(self.up_layer(x, tables.up, frames.slots))
-        scores = _Scores.of(frames, held[:, 1], x.dtype)
+        scores = _Scores.of(frames, FRAMES_A_CODE * held, x.dtype)
         for layer, table in zip(self.up_encoders, tables.frames, strict=True):
             x = layer(x, table, scores)
         return self.after_norm(x)  # type: ignore[no-any-return]

@@ -61,19 +61,17 @@ class _Slot:
         # What the decoder holds, the newest window first.
         self.decoded = Held(slots.frame_positions)
 
-    def plan(self, count: int) -> tuple[list[int], list[Positions]]:
-        """Return the numbers of codes, frames and decoded frames that are held, and the positions of a window.
+    def plan(self, count: int) -> list[Positions]:
+        """Return the positions of a window of `count` codes that yield frames. The slot then holds them.
 
-        For each of the three: the positions of the new ones, then the numbers at all positions (Held.numbers). The slot
-        then holds the new ones. `count`: the number of codes that yield frames.
+        For codes, frames and decoded frames: the positions of the new ones; then the numbers at all positions
+        (Held.numbers).
         """
-        held, new, numbers = list[int](), list[Positions](), list[Positions]()
-        for each, many in ((self.codes, count), (self.frames, 2 * count), (self.decoded, 2 * count)):
-            held.append(len(each))
-            new.append(each.free(many))
-            numbers.append(each.numbers(new[-1]))
+        frames = FRAMES_A_CODE * count
+        new = [self.codes.free(count), self.frames.free(frames), self.decoded.free(frames)]
+        numbers = [held.numbers(own) for held, own in zip((self.codes, self.frames, self.decoded), new, strict=True)]
         self._forget(*new)
-        return held, [*new, *numbers]
+        return [*new, *numbers]
 
     def _forget(self, codes: Positions, frames: Positions, decoded: Positions) -> None:
         prompt, kept = FRAMES_A_CODE * self.prompt_codes, KEPT_FRAMES // FRAMES_A_CODE
@@ -95,8 +93,8 @@ def _ends(positions: Positions, first: int, last: int) -> Positions:
 class FlowCall(CapturedPass[torch.Tensor]):
     """A call for `count` streams with `codes` codes each: its tensors and, if captured, its graph.
 
-    `numbers`, int64 [count, width]: for each stream its slot, the numbers of codes, frames and decoded frames that it
-    holds, the codes, and the positions of _Slot.plan. `last`: the windows end their streams. `given`: the frames of a
+    `numbers`, int64 [count, width]: for each stream its slot, the number of codes that it holds, the codes of the
+    window, and the positions of _Slot.plan. `last`: the windows end their streams. `given`: the frames of a
     voice's prompt, [1, frames, bands]; None in all other windows.
     """
 
@@ -106,12 +104,10 @@ class FlowCall(CapturedPass[torch.Tensor]):
         self._slots, self._last, self._given = slots, last, given
         made = codes if last else codes - slots.flow.encoder.lookahead
         each = (made, 2 * made, 2 * made, slots.code_positions, slots.frame_positions, slots.frame_positions)
-        self._sizes = [1, 1, 1, 1, codes, *each]
+        self._sizes = [1, 1, codes, *each]
         self.numbers = torch.zeros(count, sum(self._sizes), dtype=torch.long, device=slots.device)
         # A stream that fills up the call holds nothing but its new frames, in the spare row.
-        self._fill = np.concatenate([[slots.spare], *_Slot(slots, 0).plan(made)[1]])
-        zeros = np.zeros(3 + codes, np.int64)
-        self._fill = np.concatenate([self._fill[:1], zeros, self._fill[1:]])
+        self._fill = np.concatenate([[slots.spare, 0], np.zeros(codes, np.int64), *_Slot(slots, 0).plan(made)])
         self.numbers.copy_(torch.from_numpy(np.tile(self._fill, (count, 1))))
 
     def run(self, numbers: Sequence[Positions]) -> torch.Tensor:
@@ -123,7 +119,7 @@ class FlowCall(CapturedPass[torch.Tensor]):
     def compute(self) -> torch.Tensor:
         """Compute the windows in `numbers`, and return float32 [count, bands, frames]."""
         flow, slots = self._slots.flow, self._slots
-        slot, *held, codes, new_codes, new_frames, new_decoded, at_codes, at_frames, at_decoded = torch.split(
+        slot, held, codes, new_codes, new_frames, new_decoded, at_codes, at_frames, at_decoded = torch.split(
             self.numbers, self._sizes, 1
         )
         rows = slot[:, 0]
@@ -132,10 +128,11 @@ class FlowCall(CapturedPass[torch.Tensor]):
             slots.encoded,
             FramePlaces(rows, new_codes, at_codes),
             FramePlaces(rows, new_frames, at_frames),
-            torch.cat(held[:2], 1),
+            held[:, 0],
             last=self._last,
         )
-        noise = slots.noise[held[2] + torch.arange(new_decoded.shape[1], device=slots.device)]
+        # The stream holds as many decoded frames as frames.
+        noise = slots.noise[FRAMES_A_CODE * held + torch.arange(new_decoded.shape[1], device=slots.device)]
         conditions, speakers = flow.encoder_proj(encoded), slots.speakers.index_select(0, rows)
         places = FramePlaces(rows, new_decoded, at_decoded)
         mel: torch.Tensor = flow.decoder(noise, conditions, speakers, self._given, slots.decoded, places)
@@ -255,8 +252,8 @@ class FlowSlots:
         return self._call(power_of_two(len(slots))).run(numbers)
 
     def _numbers(self, slot: int, own: _Slot, window: Positions, made: int) -> Positions:
-        held, places = own.plan(made)
-        return np.concatenate([[slot, *held], window, *places])
+        held = len(own.codes)
+        return np.concatenate([[slot, held], window, *own.plan(made)])
 
     def _call(self, count: int) -> FlowCall:
         call = self._calls.get(count)
