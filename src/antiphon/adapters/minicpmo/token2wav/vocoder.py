@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from antiphon.adapters.minicpmo.token2wav.hift import DELAY_FRAMES, FRAME_SAMPLES, CausalHift, WindowHift
@@ -44,7 +45,7 @@ class HiftCall(CapturedPass[torch.Tensor]):
     def run(self, numbers: Sequence[tuple[int, int]], mel: torch.Tensor) -> torch.Tensor:
         """Return the audio [n, samples] of n streams, in a tensor that is valid until the next run."""
         padded = [*numbers, *[(self._slots.spare, 0)] * (len(self.numbers) - len(numbers))]
-        self.numbers.copy_(torch.tensor(padded), non_blocking=True)
+        self.numbers.copy_(torch.from_numpy(np.array(padded)), non_blocking=True)
         self.mel[: len(mel)].copy_(mel)
         return self.result()[: len(mel)]
 
