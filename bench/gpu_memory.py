@@ -35,6 +35,8 @@ class ReleasedModel:
     rows: tuple[int, ...]
     # Number of weights of the vocoder, in float32.
     float32_parameters: int = 0
+    # Bytes of one session's slot in the vocoder.
+    slot_bytes: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -48,8 +50,8 @@ class ReleasedModel:
 
     @property
     def session_bytes(self) -> int:
-        """Return the bytes of KV of one session of the second table."""
-        return sum(count * size for count, size in zip(self.rows, self.row_bytes, strict=True))
+        """Return the bytes of one session of the second table: its KV, and its slot in the vocoder."""
+        return self.slot_bytes + sum(count * size for count, size in zip(self.rows, self.row_bytes, strict=True))
 
 
 # Parameters are counted on modules that are built from the released config.json. Shared embedding tables count once.
@@ -76,6 +78,9 @@ MODELS = (
         ((36, 8, 128), (20, 12, 64), (24, 16, 64)),
         "a full window, a turn of a minute, 30 s heard",
         (8_000, 1_500, 1_500),
+        # token2wav: the flow and the vocoder.
+        155_802_352 + 20_765_597,
+        881_275_200 + 626_808,
     ),
     ReleasedModel("Qwen2.5-VL 7B", 8_292_166_656, ((28, 4, 128),), "40 frames of 768 rows", (30_720,)),
     ReleasedModel("SmolVLM 256M", 256_484_928, ((30, 3, 64),), "100 frames of 64 rows", (6_400,)),

@@ -43,6 +43,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.adapters.minicpmo.audio_batch import AudioPages, AudioPass
+from antiphon.adapters.minicpmo.token2wav.flow import FlowCall
+from antiphon.adapters.minicpmo.token2wav.vocoder import HiftCall
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, Unit, Urgency, VoiceOptions, Window
 from antiphon.engine.api import EngineSettings, Sampling
@@ -132,6 +134,8 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
         (VocoderCall, "compute"),
         (AudioPass, "compute"),
         (WindowPass, "compute"),
+        (FlowCall, "compute"),
+        (HiftCall, "compute"),
     ]
     before = [getattr(owner, name) for owner, name in captured]
     for owner, name in captured:
@@ -231,7 +235,8 @@ async def tts_frame_ms(count: int) -> list[float]:
 
 async def minicpmo(count: int, *, speaks: bool = True) -> dict[str, float]:
     """Count the operators of a unit in which MiniCPM-o speaks, or only listens."""
-    with closing(models.native_model("tiny", AS_ON_A_GPU)) as model:
+    with closing(models.native_model("tiny", AS_ON_A_GPU, speakers=count)) as model:
+        model.vocoder.together = True
         model.hearing.pages = AudioPages(model.parts.audio_encoder, count, captures=False)
         listen, sampling = 0 if speaks else 1000, [NativeSampling(seed=n) for n in range(count)]
         opened = [
@@ -249,7 +254,7 @@ async def minicpmo(count: int, *, speaks: bool = True) -> dict[str, float]:
                 await together(count, lambda number, unit=unit: hold(number, unit))
 
         await run(2)
-        return await operators([model.engine.thread, model.code_engine.thread], run, 3)
+        return await operators([engine.thread for engine in model.engines], run, 3)
 
 
 async def asr(count: int) -> dict[str, float]:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 from accelerate import init_empty_weights
-from tests.adapters import tiny_minicpmo, tiny_qwen3_asr, tiny_qwen3_omni, tiny_qwen3_tts, tiny_vlm
+from tests.adapters import tiny_minicpmo, tiny_qwen3_asr, tiny_qwen3_omni, tiny_qwen3_tts, tiny_token2wav, tiny_vlm
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -43,6 +43,13 @@ from transformers import (
 from antiphon.adapters.minicpmo.checkpoint import DEFAULT_VISION, OTHER_PARTS, MiniCpmOConfig
 from antiphon.adapters.minicpmo.checkpoint import build as build_minicpmo
 from antiphon.adapters.minicpmo.model import MiniCpmO
+from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
+from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
+from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, load_hift
+from antiphon.adapters.minicpmo.token2wav.hift_layers import HiftConfig
+from antiphon.adapters.minicpmo.token2wav.token2wav import Token2Wav, read_flow, read_hift
+from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
+from antiphon.adapters.minicpmo.token2wav.voice import PromptVoice
 from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
 from antiphon.adapters.qwen3_asr.checkpoint import END as ASR_END
 from antiphon.adapters.qwen3_asr.checkpoint import Qwen3AsrParts
@@ -72,6 +79,8 @@ FOLDER_IN_MEMORY, FOLDER_BYTES = Path("/dev/shm"), 10 << 30
 # Audio that resembles speech (float32 [16000 * seconds]), units of one second, and a native model's instructions.
 sound, unit, NATIVE_PROMPT = tiny_qwen3_asr.sound, tiny_minicpmo.sound, tiny_minicpmo.PROMPT
 OMNI_VOICE = "ethan"
+# The length of MiniCPM-o's voices in codes: 5 s.
+VOICE_CODES = 125
 SMOL, QWEN, TINY_SMOL, TINY_QWEN = "SmolVLM2-2.2B", "Qwen2.5-VL-3B", "SmolVLM tiny", "Qwen2.5-VL tiny"
 # The values of the released preprocessor_config.json.
 PICTURES = {
@@ -201,19 +210,52 @@ def synthesizer(size: str, options: EngineModelOptions, words: Tokenizer | None 
 
 
 class Silent:
-    """Stands in for token2wav: codes are generated, but no audio."""
+    """Stands in for token2wav: codes are generated, but no audio. It is the stream of all conversations."""
 
     lookahead = 3
 
-    def open(self, reference: Any) -> None:
-        return None
+    async def open(self, reference: Any) -> Silent:
+        return self
 
-    def decode(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
-        return np.zeros(960 * len(codes), np.float32), None
+    async def decode(self, codes: Any, *, last: bool) -> Any:
+        return np.zeros(960 * len(codes), np.float32)
+
+    def end_turn(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
-def native_model(size: str, options: EngineModelOptions) -> MiniCpmO:
-    """Return MiniCPM-o without token2wav, "tiny" or "4.5": it generates the codes of speech, but no audio."""
+def token2wav(size: str, device: torch.device, num_slots: int) -> Token2Wav:
+    """Return token2wav, "tiny" or "4.5", whose voices have no more than 5 s. All of them are the same voice."""
+    if size == "tiny":
+        with tempfile.TemporaryDirectory() as name:
+            folder = tiny_token2wav.write(Path(name))
+            flow, hift = read_flow(folder, device), read_hift(folder, device)
+    else:
+        flow = Flow(msgspec.convert(SHAPES["MiniCPM-o-4.5-flow"], FlowConfig))
+        empty = CausalHift(HiftConfig())
+        for module in (flow, empty):
+            filled(module, device, torch.float32)
+        hift = load_hift(empty.state_dict(), {}, device, causal=True)
+    voice = PromptVoice(torch.arange(VOICE_CODES), torch.ones(192), torch.zeros(2 * VOICE_CODES, 80))
+    made = Token2Wav(
+        FlowSlots(flow, num_slots, max_prompt=VOICE_CODES),
+        HiftSlots(hift, num_slots),
+        lambda _: voice,
+        np.zeros(1, np.float32),
+    )
+    if device.type == "cuda":
+        made.warm()
+    return made
+
+
+def native_model(size: str, options: EngineModelOptions, *, speakers: int = 0) -> MiniCpmO:
+    """Return MiniCPM-o, "tiny" or "4.5", with sound for `speakers` sessions.
+
+    With 0, it generates the codes of speech for any number of sessions, but no audio.
+    """
     where, dtype = kind(options)
     config = dict(tiny_minicpmo.CONFIG)
     if size != "tiny":
@@ -225,7 +267,8 @@ def native_model(size: str, options: EngineModelOptions) -> MiniCpmO:
     parts = build_minicpmo(msgspec.convert(config, MiniCpmOConfig), language, words)
     for module in (parts.decoder, parts.audio_encoder, parts.vision_encoder, parts.text_conditions, parts.code_decoder):
         filled(module, where, dtype)
-    return MiniCpmO(parts, f"minicpm-o-{size}", options, vocoder=Silent())
+    vocoder = token2wav(size, where, speakers) if speakers else Silent()
+    return MiniCpmO(parts, f"minicpm-o-{size}", options, vocoder=vocoder)
 
 
 def omni_config(ids: dict[str, int]) -> Any:

@@ -3,8 +3,8 @@
     antiphon bench native [--sections hours,answers,worker] [--units N] [--clients N] [--seconds N]
 
 `hours` runs one session of the tiny random model at full speed, while its window drops the oldest units. It checks that
-late steps take no longer than early ones, and that memory stays constant. In `answers` and `worker`, the model speaks a
-tone for each of its codes (tests/adapters/stand_in). A unit then takes almost no time, so only the server is measured.
+late steps take no longer than early ones, and that memory stays constant. In `answers` and `worker`, the model speaks
+with a tiny token2wav of two steps. A unit then takes little time, so mostly the server is measured.
 `answers` has push-to-talk clients, AT_ONCE at a time, which send nothing after their commit. `worker` has the player of
 the MiniCPM-o demo, which schedules its audio. `bench/gpu.sh --only minicpmo` measures a unit with the released
 dimensions on a GPU.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import tempfile
 import time
 from base64 import b64decode, b64encode
@@ -22,7 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 import websockets
@@ -79,10 +77,9 @@ async def hours(count: int) -> dict[str, Any]:
 @contextmanager
 def speaking() -> Iterator[Server]:
     """Run a server with the tiny model, which always speaks."""
-    path = os.pathsep.join(filter(None, (str(tiny.STAND_IN), os.environ.get("PYTHONPATH"))))
-    with patch.dict(os.environ, {"PYTHONPATH": path}), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         model = str(tiny.write(Path(folder), voice=True))
-        with server("--conversation-model", model, "--weights", "fp32") as srv:
+        with server("--conversation-model", model, "--weights", "fp32", "--flow-steps", "2") as srv:
             yield srv
 
 

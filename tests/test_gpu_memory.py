@@ -6,11 +6,19 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+from accelerate import init_empty_weights
 from bench import gpu_memory
 from bench.gpu_memory import ReleasedModel
+from bench.models import SHAPES
 
+from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
+from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
+from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, load_hift
+from antiphon.adapters.minicpmo.token2wav.hift_layers import HiftConfig
+from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
@@ -39,3 +47,13 @@ def test_a_row_has_the_bytes_that_the_engine_counts() -> None:
     # The engine rounds its budget to whole pages of 64 rows.
     assert asyncio.run(total(10 * page_bytes)) == 10 * page_bytes
     assert asyncio.run(total(11 * page_bytes - 1)) == 10 * page_bytes
+
+
+def test_token2wav_has_the_bytes_of_its_released_sizes() -> None:
+    with init_empty_weights():
+        flow = Flow(msgspec.convert(SHAPES["MiniCPM-o-4.5-flow"], FlowConfig)).requires_grad_(False)
+    hift = load_hift(CausalHift(HiftConfig()).state_dict(), {}, torch.device("cpu"), causal=True)
+    slots, vocoder = FlowSlots(flow, 1, captures=False), HiftSlots(hift, 1, captures=False)
+    model = next(m for m in gpu_memory.MODELS if m.name == "MiniCPM-o 4.5")
+    assert model.slot_bytes == slots.slot_bytes + vocoder.table[0].nbytes + vocoder.exact[0].nbytes
+    assert model.float32_parameters == sum(p.numel() for part in (flow, hift) for p in part.parameters())

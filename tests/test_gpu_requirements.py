@@ -32,6 +32,7 @@ IMAGE = {
     "pillow",
     "pip",
     "prometheus-client",
+    "pyyaml",
     "rich",
     "safetensors",
     "tokenizers",

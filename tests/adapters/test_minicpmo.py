@@ -21,16 +21,13 @@ import torch
 from antiphon.adapters.minicpmo.audio_batch import AudioPages
 from antiphon.adapters.minicpmo.checkpoint import read
 from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
-from antiphon.adapters.minicpmo.token2wav import Token2Wav
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
 from antiphon.errors import MediaError, ModelError
 from antiphon.events.duplex import NativeSampling
 from antiphon.loading.loaded import LoadedModels
 from antiphon.pipelines.native_conversation import NativeConversationModel
-from antiphon.shares.places import current_owner
 from tests.adapters import tiny_minicpmo as tiny
-from tests.adapters.stand_in.stepaudio2 import Token2wav
 from tests.modeling.shared_passes import SharedPasses
 
 GOLDEN = json.loads((tiny.GOLDEN / "minicpmo.json").read_text())
@@ -108,19 +105,25 @@ def test_when_the_voice_has_a_device_of_its_own_then_only_its_parts_are_there(fo
 
 
 class Recorder:
-    """A CodeVocoder that replaces token2wav, which is missing. It records its calls, and returns ten samples a code."""
+    """A CodeVocoder that records its calls, and returns ten samples a code. It is its only stream."""
 
     lookahead = 3
 
     def __init__(self) -> None:
         self.windows: list[list[Any]] = []
 
-    def open(self, reference: Any) -> None:
-        return None
+    async def open(self, reference: Any) -> Recorder:
+        return self
 
-    def decode(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
+    async def decode(self, codes: Any, *, last: bool) -> Any:
         self.windows.append([list(codes), last])
-        return np.zeros(10 * (len(codes) - (0 if last else self.lookahead)), np.float32), None
+        return np.zeros(10 * (len(codes) - (0 if last else self.lookahead)), np.float32)
+
+    def end_turn(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def converse(model: MiniCpmO, options: NativeOptions, check: Callable[[int, MiniCpmOStream, Any], None]) -> None:
@@ -231,33 +234,3 @@ def test_when_models_are_warmed_then_a_native_partner_listens_and_speaks(folder:
     asyncio.run(loaded.warm())
     assert recorder.windows
     model.close()
-
-
-def test_when_a_key_brings_many_voices_then_they_are_forgotten_and_another_keys_is_not() -> None:
-    class Released(Token2wav):
-        def __init__(self) -> None:
-            super().__init__("")
-            self.read = list[str]()
-
-        def set_stream_cache(self, prompt_wav: str) -> tuple[Any, dict[str, Any]]:
-            self.read.append(prompt_wav)
-            return super().set_stream_cache(prompt_wav)
-
-    released = Released()
-    vocoder = Token2Wav(released, None, torch.device("cpu"))
-
-    def speak(key: str, voice: int) -> None:
-        token = current_owner.set(key)
-        vocoder.open(np.full(160, voice / 1000, np.float32))
-        current_owner.reset(token)
-
-    speak("b", 0)
-    for voice in range(100):
-        speak("a", voice)
-    assert len(released.read) == 101
-    speak("b", 0)
-    speak("a", 99)
-    assert len(released.read) == 101
-    speak("a", 1)
-    assert len(released.read) == 102
-    vocoder.folder.cleanup()

@@ -18,9 +18,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from antiphon.audio.wav import wav_header
+from tests.adapters import tiny_token2wav
 
-# The folder of a module that replaces token2wav. It must be on the PYTHONPATH of a server.
-STAND_IN = Path(__file__).parent / "stand_in"
 GOLDEN = Path(__file__).parent / "golden"
 SPECIAL = [
     "<|endoftext|>",
@@ -146,10 +145,11 @@ CONFIG = {
 def write(folder: Path, *, voice: bool = False) -> Path:
     """Write the checkpoint into an existing folder, and return the folder.
 
-    With `voice`, the model speaks if the server finds the module in stand_in/.
+    With `voice`, the checkpoint has token2wav, and the model's speech is audio.
     """
     if voice:
         (folder / "assets" / "token2wav").mkdir(parents=True)
+        tiny_token2wav.write(folder / "assets" / "token2wav")
         data = (sound(0) * 32767).astype("<i2").tobytes()
         (folder / "assets" / "HT_ref_audio.wav").write_bytes(wav_header(16_000, len(data)) + data)
     (folder / "config.json").write_text(json.dumps(CONFIG))

@@ -80,14 +80,11 @@ def command(name: str) -> list[str | Path]:
 
 def started(*flags: str | Path) -> tuple[subprocess.Popen[str], str]:
     """Start a server with the default models, or those of `flags`; return it and its URL once it is ready."""
-    paths = [str(tiny_minicpmo.STAND_IN), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, "-m", "antiphon", "serve", "--port", "0", *flags],
         stdout=subprocess.PIPE,
         text=True,
-        env={"ANTIPHON_PROFILE": "default"}
-        | os.environ
-        | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env={"ANTIPHON_PROFILE": "default"} | os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
     )
     assert process.stdout
     return process, next(found[1] for line in process.stdout if (found := re.search(r"ready at (\S+)", line)))

@@ -92,6 +92,8 @@ class EngineModelOptions:
     # Seconds for which a partial transcript or a unit of a native conversation may wait for those of other sessions, to
     # share passes with them. None: the model's own value on a GPU, 0 on a CPU.
     gather_s: float | None = None
+    # The number of steps in which a native model's vocoder turns noise into sound. Fewer are faster, and sound worse.
+    flow_steps: int = 10
     # The servers that compute a language model. Its folder then needs a configuration and a tokenizer, but no weights.
     # None: the model is computed in this process.
     servers: EngineServers | None = None

@@ -314,6 +314,7 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         talker_device=places.of("talker", like=role)[0],
         prefill=engine.video_prefill,
         gather_s=None if engine.gather_ms < 0 else engine.gather_ms / 1000,
+        flow_steps=engine.flow_steps,
         servers=engine_servers(settings) if role == "language" else None,
     )
 

@@ -335,6 +335,12 @@ class EngineOptions:
         "partials and 50 for units on a GPU, 0 on a CPU.",
         low=-1,
     )
+    flow_steps: int = option(
+        10,
+        "Steps in which MiniCPM-o's voice turns noise into sound. Fewer take less time on the GPU, and sound worse.",
+        low=1,
+        high=50,
+    )
     grammar_s: float = option(
         2.0,
         "Processor time for compiling the JSON schemas of one message or request, in seconds. They are compiled in a "

@@ -3,7 +3,7 @@
 It is built from `transformers` parts under the parameter names of the released checkpoint. `checkpoint.py` reads the
 checkpoint, `audio_encoder.py` and `vision_encoder.py` compute embeddings, and `sampling.py` chooses tokens.
 `log_mel.py` transforms the sound, and `audio_batch.py` encodes that of all conversations together. `speech_decoder.py`
-turns tokens into codes, and `token2wav.py` turns codes into audio. `model.py` has the model and its conversations.
+turns tokens into codes, and `token2wav/` turns codes into audio. `model.py` has the model and its conversations.
 """
 
 from antiphon.adapters.spec import Spec

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from antiphon.adapters.minicpmo import token2wav
 from antiphon.adapters.minicpmo.audio_batch import AudioBatch, AudioStream
 from antiphon.adapters.minicpmo.checkpoint import MiniCpmOParts, read
 from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS, UnitChooser, UnitSampling
 from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, CodeStream, CodeVocoder, SpeechDecoder
+from antiphon.adapters.minicpmo.token2wav import token2wav
 from antiphon.adapters.minicpmo.vision_encoder import ImagePatches
 from antiphon.adapters.parts import load_parts
 from antiphon.adapters.spec import EngineModelOptions
@@ -91,9 +91,6 @@ class MiniCpmO:
             lambda folder, dtype: read(folder, where, dtype, voice_where),
             lambda parts: (parts.decoder,),
         )
-        if isinstance(source, Path):
-            vocoder = vocoder or token2wav.load(source, voice_where)
-        self.vocoder = vocoder
         decoder = Runner(self.parts.decoder, where, compute_dtype, dtype, rotate_half=True)
         words_kv, codes_kv = (int(settings.kv_bytes * share) for share in (WORDS_KV_SHARE, CODES_KV_SHARE))
         self.engine = LocalEngine(decoder, replace(settings, kv_bytes=words_kv), observe=observe)
@@ -107,6 +104,10 @@ class MiniCpmO:
         self.hearing = AudioBatch(
             self.engine.thread, self.parts.audio_encoder, sessions, graphs="encoder" in settings.graphs
         )
+        if isinstance(source, Path) and not vocoder:
+            graphs = "vocoder" in settings.graphs
+            vocoder = token2wav.load(source, voice_where, sessions, num_steps=options.flow_steps, graphs=graphs)
+        self.vocoder = vocoder
         self.units = options.tick(UNIT_TICK_S)
         self.profile = _profile(model_id, self.parts, self.engine.context_rows, window, speaks=bool(vocoder))
         self._plain = plain_tokenizer(self.parts.tokenizer)
@@ -119,22 +120,17 @@ class MiniCpmO:
         """Open a session in both engines, and append the system prompt with the reference voice.
 
         Waits for the audio encoder if there is a reference voice. The prompt itself is computed with the first unit.
-        Raises Refused if either engine is full, and ModelError.
+        Raises Refused if either engine or the vocoder is full, and ModelError, also for a voice that cannot be read.
         """
         asked = asdict(options.sampling) | {"listen_first": options.listen_only_units}
         params = UnitSampling(**{name: value for name, value in asked.items() if value is not None})
         session = await self.engine.open(RESERVE_ROWS)
         try:
-            codes = CodeStream(
-                await self.code_engine.open(CODE_RESERVE_ROWS),
-                self._conditions,
-                params,
-                self.parts.code_end,
-            )
+            speech = await self._open_speech(options, params)
         except BaseException:
             session.close()
             raise
-        stream = MiniCpmOStream(self, session, SpeechDecoder(codes, self.vocoder, options.voice_reference), params)
+        stream = MiniCpmOStream(self, session, speech, params)
         try:
             await stream.begin(options)
         except BaseException:
@@ -142,15 +138,27 @@ class MiniCpmO:
             raise
         return stream
 
+    async def _open_speech(self, options: NativeOptions, params: UnitSampling) -> SpeechDecoder:
+        codes = await self.code_engine.open(CODE_RESERVE_ROWS)
+        stream = CodeStream(codes, self._conditions, params, self.parts.code_end)
+        if not self.vocoder:
+            return SpeechDecoder(stream)
+        try:
+            sound = await self.vocoder.open(options.voice_reference)
+        except BaseException:
+            codes.close()
+            raise
+        return SpeechDecoder(stream, sound, self.vocoder.lookahead)
+
     @property
-    def engines(self) -> tuple[LocalEngine, ...]:
-        """The engines of the language model and of the code decoder, whose threads the server monitors."""
-        return (self.engine, self.code_engine)
+    def engines(self) -> tuple[LocalEngine | CodeVocoder, ...]:
+        """Both engines and the vocoder, whose threads the server monitors."""
+        return (self.engine, self.code_engine, *([self.vocoder] if self.vocoder else []))
 
     def close(self) -> None:
-        """Stop the threads of both engines. Open conversations fail."""
-        self.engine.close()
-        self.code_engine.close()
+        """Stop the threads of both engines and of the vocoder. Open conversations fail."""
+        for each in self.engines:
+            each.close()
 
 
 def _profile(

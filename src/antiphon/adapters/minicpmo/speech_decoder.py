@@ -7,9 +7,8 @@ holds one turn, and the turns of all conversations share the engine's steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from antiphon.engine.api import Sampling, Session
 from antiphon.engine.local.device_sampling import RandomNumbers
 from antiphon.engine.local.streams import used_here
 from antiphon.modeling.gathered import GatheredCalls
-from antiphon.shares.threads import in_thread
 
 # Codes of one unit.
 UNIT_CODES = 25
@@ -135,27 +133,44 @@ class CodeStream:
         self._session.close()
 
 
-class CodeVocoder(Protocol):
-    """Turns codes into audio with token2wav. Conversations share the weights. Methods block, so call them in threads.
+class SoundStream(Protocol):
+    """Turns the codes of one conversation into audio, turn by turn."""
 
-    The state of a stream is passed to each call, which returns the next state. A state must not be used twice.
-    """
+    async def decode(self, codes: Sequence[int], *, last: bool) -> Pcm:
+        """Return the audio of these codes, float32 [num_samples], 24 kHz.
+
+        The codes of the lookahead yield no audio yet and must be passed again in the next call. With `last`, which ends
+        the turn, all codes yield audio. Calls must not overlap. Waits for the vocoder's thread. Raises ModelError.
+        """
+        ...
+
+    def end_turn(self) -> None:
+        """Interrupt the turn: the next codes begin another one."""
+        ...
+
+    def close(self) -> None:
+        """Free what the vocoder holds for the conversation."""
+        ...
+
+
+class CodeVocoder(Protocol):
+    """Turns codes into audio, for all conversations."""
 
     @property
     def lookahead(self) -> int:
         """The lookahead: the number of codes at the end of the input that yield no audio yet."""
         ...
 
-    def open(self, reference: Pcm | None) -> Any:
-        """Return a new turn's state in the voice of `reference`, float32 [num_samples], 16 kHz; None: the default."""
+    async def open(self, reference: Pcm | None) -> SoundStream:
+        """Return a conversation's stream in the voice of `reference`, float32 [num_samples], 16 kHz; None: the default.
+
+        Raises Refused if there is no room for another conversation, and ModelError if the reference cannot be
+        used.
+        """
         ...
 
-    def decode(self, state: Any, codes: Sequence[int], *, last: bool) -> tuple[Pcm, Any]:
-        """Return the audio of these codes, float32 [num_samples], 24 kHz, and the new state.
-
-        The codes of the lookahead yield no audio yet and must be passed again in the next call. With `last`, which ends
-        the turn, all codes yield audio.
-        """
+    def close(self) -> None:
+        """Stop the vocoder's thread. Open streams fail."""
         ...
 
 
@@ -186,45 +201,36 @@ class CodeBuffer:
 
 
 class SpeechDecoder:
-    """One conversation's voice: turns words into codes, and codes into audio. Without a vocoder it computes nothing.
+    """One conversation's voice: turns words into codes, and codes into audio. Without `sound` it computes nothing.
 
-    Owns `codes`. `reference`: the voice to speak with, float32 [num_samples], 16 kHz; None: the vocoder's default.
+    Owns `codes` and `sound`. `lookahead`: see CodeVocoder.
     """
 
-    def __init__(self, codes: CodeStream, vocoder: CodeVocoder | None, reference: Pcm | None) -> None:
-        self._codes, self._vocoder, self._reference = codes, vocoder, reference
-        self._reset()
-
-    def _reset(self) -> None:
-        self._state: Any = None
-        if self._vocoder:
-            self._buffer = CodeBuffer(self._vocoder.lookahead)
-            self._fresh = True
+    def __init__(self, codes: CodeStream, sound: SoundStream | None = None, lookahead: int = 0) -> None:
+        self._codes, self._sound, self._lookahead = codes, sound, lookahead
+        self._buffer = CodeBuffer(lookahead)
 
     async def speak(self, words: Sequence[int], hidden: Sequence[torch.Tensor], *, last: bool) -> Pcm:
-        """Return the audio of a unit's words, float32 [num_samples], 24 kHz: about a second, empty without a vocoder.
+        """Return the audio of a unit's words, float32 [num_samples], 24 kHz: about a second, empty without `sound`.
 
         The audio lags behind the words by the vocoder's lookahead. `last` returns the rest and ends the turn. `hidden`:
-        see CodeStream.codes. Waits for the engine and a thread. Raises ModelError and EngineError.
+        see CodeStream.codes. Waits for the engine and the vocoder. Raises ModelError and EngineError.
         """
-        if not self._vocoder:
+        if not self._sound:
             return np.zeros(0, np.float32)
-        if self._fresh:
-            self._state, self._fresh = await in_thread(self._vocoder.open, self._reference), False
         codes = await self._codes.codes(words, hidden, last=last)
-        made = []
-        for window, ends in self._buffer.feed(codes, last=last):
-            pcm, self._state = await in_thread(partial(self._vocoder.decode, self._state, window, last=ends))
-            made.append(pcm)
-        if last:
-            self._reset()
+        made = [await self._sound.decode(window, last=ends) for window, ends in self._buffer.feed(codes, last=last)]
         return np.concatenate(made) if made else np.zeros(0, np.float32)
 
     def end_turn(self) -> None:
         """Interrupt the turn: codes without audio are dropped, and the next words begin another turn."""
         self._codes.end_turn()
-        self._reset()
+        self._buffer = CodeBuffer(self._lookahead)
+        if self._sound:
+            self._sound.end_turn()
 
     def close(self) -> None:
-        """Close the code stream and free its KV. The shared vocoder stays open."""
+        """Close both streams and free what they hold. The shared vocoder stays open."""
         self._codes.close()
+        if self._sound:
+            self._sound.close()

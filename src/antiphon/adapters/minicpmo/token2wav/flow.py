@@ -1,0 +1,286 @@
+"""The flow: windows of codes to mel frames, for many streams at once.
+
+Each stream has a slot, which is a row of every table. A slot holds the prompt of its voice, and the newest frames of
+the stream. What a stream forgets, and when, is as in the makers' code.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from antiphon.adapters.minicpmo.token2wav.dit import MelDecoder
+from antiphon.adapters.minicpmo.token2wav.encoder import FRAMES_A_CODE, CodeEncoder
+from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
+from antiphon.adapters.minicpmo.token2wav.history import FramePlaces, Held, Positions
+from antiphon.adapters.minicpmo.token2wav.voice import MAX_REFERENCE_S, PromptVoice
+from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
+
+# The number of Euler steps of the makers.
+NUM_STEPS = 10
+# Frames that a stream keeps besides as many frames as its voice's prompt has.
+KEPT_FRAMES = 100
+# Codes of a window that a graph is captured for, with its lookahead; and the limit of a window.
+WINDOW_CODES = 28
+# The limit of a prompt, in codes of 40 ms.
+MAX_PROMPT_CODES = int(25 * MAX_REFERENCE_S)
+# Limit of voices whose prompts are kept on the device. The prompt of another voice is computed again for each turn.
+MAX_PROMPTS = 4
+# The noise is drawn from this seed, so that the same codes give the same audio in every process. The makers draw
+# other noise in every process.
+NOISE_SEED = 0
+
+
+class Flow(nn.Module):
+    """The networks. Parameters have their names in the checkpoint.
+
+    `num_codes`: the number of codes that have an embedding.
+    """
+
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__()
+        self.num_codes = config.vocab_size
+        self.input_embedding = nn.Embedding(config.vocab_size, config.input_size)
+        self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.output_size)
+        self.encoder = CodeEncoder(config.encoder)
+        self.encoder_proj = nn.Linear(config.encoder.output_size, config.output_size)
+        self.decoder = MelDecoder(config.decoder)
+
+
+class _Slot:
+    """What the host knows of a slot. `prompt_codes`: the length of the voice's prompt."""
+
+    def __init__(self, slots: FlowSlots, prompt_codes: int) -> None:
+        self.prompt_codes = prompt_codes
+        self.codes, self.frames = Held(slots.code_positions), Held(slots.frame_positions)
+        # What the decoder holds, the newest window first.
+        self.decoded = Held(slots.frame_positions)
+
+    def plan(self, count: int) -> list[Positions]:
+        """Return the positions of a window of `count` codes that yield frames. The slot then holds them.
+
+        For codes, frames and decoded frames: the positions of the new ones; then the numbers at all positions
+        (Held.numbers).
+        """
+        frames = FRAMES_A_CODE * count
+        new = [self.codes.free(count), self.frames.free(frames), self.decoded.free(frames)]
+        numbers = [held.numbers(own) for held, own in zip((self.codes, self.frames, self.decoded), new, strict=True)]
+        self._forget(*new)
+        return [*new, *numbers]
+
+    def _forget(self, codes: Positions, frames: Positions, decoded: Positions) -> None:
+        prompt, kept = FRAMES_A_CODE * self.prompt_codes, KEPT_FRAMES // FRAMES_A_CODE
+        self.codes.positions = np.concatenate([self.codes.positions, codes])
+        self.frames.positions = np.concatenate([self.frames.positions, frames])
+        # The makers' decoder puts new frames first, and then keeps the first and the last ones. So the frames that it
+        # forgets are in the middle: at first those of the prompt.
+        self.decoded.positions = np.concatenate([decoded, self.decoded.positions])
+        if len(self.frames) > prompt + KEPT_FRAMES:
+            self.codes.positions = _ends(self.codes.positions, self.prompt_codes, kept)
+            self.frames.positions = _ends(self.frames.positions, prompt, KEPT_FRAMES)
+            self.decoded.positions = _ends(self.decoded.positions, prompt, KEPT_FRAMES)
+
+
+def _ends(positions: Positions, first: int, last: int) -> Positions:
+    return np.concatenate([positions[:first], positions[len(positions) - last :]])
+
+
+class FlowCall(CapturedPass[torch.Tensor]):
+    """A call for `count` streams with `codes` codes each: its tensors and, if captured, its graph.
+
+    `numbers`, int64 [count, width]: for each stream its slot, the number of codes that it holds, the codes of the
+    window, and the positions of _Slot.plan. `last`: the windows end their streams. `given`: the frames of a
+    voice's prompt, [1, frames, bands]; None in all other windows.
+    """
+
+    def __init__(
+        self, slots: FlowSlots, count: int, codes: int, *, last: bool = False, given: torch.Tensor | None = None
+    ) -> None:
+        self._slots, self._last, self._given = slots, last, given
+        made = codes if last else codes - slots.flow.encoder.lookahead
+        each = (made, 2 * made, 2 * made, slots.code_positions, slots.frame_positions, slots.frame_positions)
+        self._sizes = [1, 1, codes, *each]
+        self.numbers = torch.zeros(count, sum(self._sizes), dtype=torch.long, device=slots.device)
+        # A stream that fills up the call holds nothing but its new frames, in the spare row.
+        self._fill = np.concatenate([[slots.spare, 0], np.zeros(codes, np.int64), *_Slot(slots, 0).plan(made)])
+        self.numbers.copy_(torch.from_numpy(np.tile(self._fill, (count, 1))))
+
+    def run(self, numbers: Sequence[Positions]) -> torch.Tensor:
+        """Return the mel frames [n, bands, frames] of n streams, in a tensor that is valid until the next run."""
+        rows = np.stack([*numbers, *[self._fill] * (len(self.numbers) - len(numbers))])
+        self.numbers.copy_(torch.from_numpy(rows), non_blocking=True)
+        return self.result()[: len(numbers)]
+
+    def compute(self) -> torch.Tensor:
+        """Compute the windows in `numbers`, and return float32 [count, bands, frames]."""
+        flow, slots = self._slots.flow, self._slots
+        slot, held, codes, new_codes, new_frames, new_decoded, at_codes, at_frames, at_decoded = torch.split(
+            self.numbers, self._sizes, 1
+        )
+        rows = slot[:, 0]
+        encoded = flow.encoder(
+            flow.input_embedding(codes),
+            slots.encoded,
+            FramePlaces(rows, new_codes, at_codes),
+            FramePlaces(rows, new_frames, at_frames),
+            held[:, 0],
+            last=self._last,
+        )
+        # The stream holds as many decoded frames as frames.
+        noise = slots.noise[FRAMES_A_CODE * held + torch.arange(new_decoded.shape[1], device=slots.device)]
+        conditions, speakers = flow.encoder_proj(encoded), slots.speakers.index_select(0, rows)
+        places = FramePlaces(rows, new_decoded, at_decoded)
+        mel: torch.Tensor = flow.decoder(noise, conditions, speakers, self._given, slots.decoded, places)
+        return mel.transpose(1, 2)
+
+
+class FlowSlots:
+    """The flow's streams, each with a slot. Used only in the thread of token2wav.
+
+    Each slot holds a prompt of at most `max_prompt` codes. The row `spare`, the last one, fills up a call with too few
+    streams. `captures`: calls with windows of WINDOW_CODES codes are captured on a GPU. `noise`: [frames, bands], from
+    NOISE_SEED. `slot_bytes`: the memory of a slot.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        num_slots: int,
+        *,
+        num_steps: int = NUM_STEPS,
+        max_prompt: int = MAX_PROMPT_CODES,
+        captures: bool = True,
+    ) -> None:
+        self.flow, self.spare, self.max_prompt = flow, num_slots, max_prompt
+        self.device = flow.encoder_proj.weight.device
+        self.code_positions, self.frame_positions = positions(max_prompt)
+        with torch.inference_mode():
+            flow.encoder.prepare(self.code_positions, self.frame_positions)
+            flow.decoder.prepare(num_steps)
+            self.encoded = flow.encoder.tables(num_slots, self.code_positions, self.frame_positions)
+            self.decoded = flow.decoder.tables(num_slots, self.frame_positions)
+            like = flow.encoder_proj.weight
+            self.speakers = like.new_zeros(num_slots + 1, flow.decoder.bands)
+            drawn = torch.Generator().manual_seed(NOISE_SEED)
+            self.noise = torch.randn(self.frame_positions, flow.decoder.bands, generator=drawn).to(like)
+        self._slots: dict[int, _Slot] = {}
+        self._prompts: OrderedDict[int, tuple[PromptVoice, list[torch.Tensor]]] = OrderedDict()
+        self._calls: dict[int, FlowCall] = {}
+        self._graphs = Graphs("calls of the flow", enabled=captures and self.device.type == "cuda")
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of one row of all tables."""
+        return sum(row.nbytes for row in self.rows(self.spare))
+
+    @torch.inference_mode()
+    def warm(self) -> None:
+        """Capture the calls of up to WARMED_SESSIONS streams. Takes seconds."""
+        for count in warmed_sizes(self.spare):
+            self._call(count)
+
+    @torch.inference_mode()
+    def begin(self, slot: int, voice: PromptVoice) -> None:
+        """Begin a stream in the voice. The first stream of a voice takes the time of ten seconds of audio.
+
+        A prompt of more than `max_prompt` codes is cut. Raises ValueError if the voice has no codes, or codes that have
+        no embedding.
+        """
+        codes = np.asarray(voice.codes, np.int64)[: self.max_prompt]
+        if not len(codes):
+            raise ValueError("the voice has no codes")
+        if codes.min() < 0 or codes.max() >= self.flow.num_codes:
+            raise ValueError(f"a code of the voice is not in 0 to {self.flow.num_codes - 1}")
+        own = self._slots[slot] = _Slot(self, len(codes))
+        for row in self.rows(slot):
+            row.zero_()
+        speaker = F.normalize(torch.as_tensor(voice.embedding).to(self.noise).view(1, -1), dim=1)
+        self.speakers[slot] = self.flow.spk_embed_affine_layer(speaker)[0]
+        known = self._prompts.get(id(voice))
+        if known is None:
+            self._read_prompt(slot, own, voice, codes)
+            return
+        self._prompts.move_to_end(id(voice))
+        own.plan(len(codes))
+        for row, kept in zip(self._kept_rows(slot, len(codes)), known[1], strict=True):
+            row.copy_(kept)
+
+    def _read_prompt(self, slot: int, own: _Slot, voice: PromptVoice, codes: Positions) -> None:
+        frames = 2 * len(codes)
+        given = torch.as_tensor(voice.mel)[:frames].to(self.noise)[None]
+        # The makers repeat the first codes as the lookahead of the prompt.
+        ahead = codes[np.arange(self.flow.encoder.lookahead) % len(codes)]
+        window = np.concatenate([codes, ahead])
+        call = FlowCall(self, 1, len(window), given=given)
+        call.run([self._numbers(slot, own, window, len(codes))])
+        kept = [row.clone() for row in self._kept_rows(slot, len(codes))]
+        self._prompts[id(voice)] = (voice, kept)
+        if len(self._prompts) > MAX_PROMPTS:
+            self._prompts.popitem(last=False)
+
+    def check(self, codes: Sequence[int], *, last: bool) -> int:
+        """Return the number of codes of a window that yield frames. Unless `last`, those of the lookahead do not.
+
+        Raises ValueError if there are none, more than WINDOW_CODES codes, or codes that have no embedding.
+        """
+        made = len(codes) - (0 if last else self.flow.encoder.lookahead)
+        if not 0 < made <= len(codes) <= WINDOW_CODES:
+            raise ValueError(f"a window has {len(codes)} codes")
+        if min(codes) < 0 or max(codes) >= self.flow.num_codes:
+            raise ValueError(f"a code is not in 0 to {self.flow.num_codes - 1}: {min(codes)} to {max(codes)}")
+        return made
+
+    @torch.inference_mode()
+    def run(self, slots: Sequence[int], codes: Sequence[Sequence[int]], *, last: bool) -> torch.Tensor:
+        """Return the mel frames of a window of codes of each stream, float32 [streams, bands, frames].
+
+        All windows have the same length, and pass `check`. Unless `last`, the codes of the lookahead must be given
+        again. The result is valid until the next call.
+        """
+        made = self.check(codes[0], last=last)
+        numbers = [
+            self._numbers(slot, self._slots[slot], np.asarray(window, np.int64), made)
+            for slot, window in zip(slots, codes, strict=True)
+        ]
+        if last or len(codes[0]) != WINDOW_CODES:
+            return FlowCall(self, len(slots), len(codes[0]), last=last).run(numbers)
+        return self._call(power_of_two(len(slots))).run(numbers)
+
+    def _numbers(self, slot: int, own: _Slot, window: Positions, made: int) -> Positions:
+        held = len(own.codes)
+        return np.concatenate([[slot, held], window, *own.plan(made)])
+
+    def _call(self, count: int) -> FlowCall:
+        call = self._calls.get(count)
+        if call is None:
+            call = self._calls[count] = FlowCall(self, count, WINDOW_CODES)
+            call.capture(self._graphs, self.device)
+        return call
+
+    def rows(self, slot: int) -> Iterator[torch.Tensor]:
+        """Yield the views of all tables at a slot."""
+        guided = slice(2 * slot, 2 * slot + 2)
+        encoded, decoded = self.encoded, self.decoded
+        yield from (self.speakers[slot], encoded.ahead[slot], encoded.up[slot])
+        yield from (encoded.codes[:, slot], encoded.frames[:, slot])
+        yield from (decoded.convolutions[:, :, guided], decoded.attention[:, :, guided])
+
+    def _kept_rows(self, slot: int, codes: int) -> Iterator[torch.Tensor]:
+        """Yield what a prompt of `codes` codes fills of the tables at a slot, without the speaker."""
+        _, ahead, up, of_codes, of_frames, convolutions, attention = self.rows(slot)
+        yield from (ahead, up, of_codes[:, :codes], of_frames[:, : 2 * codes])
+        yield from (convolutions, attention[:, :, :, : 2 * codes])
+
+
+def positions(max_prompt: int) -> tuple[int, int]:
+    """Return the numbers of positions of a slot, for codes and for frames, if a prompt has `max_prompt` codes.
+
+    Both are multiples of 8, which attention kernels of a GPU prefer.
+    """
+    codes = max_prompt + KEPT_FRAMES // FRAMES_A_CODE + WINDOW_CODES
+    return tuple(-(-each // 8) * 8 for each in (codes, 2 * codes))  # type: ignore[return-value]

@@ -1,0 +1,173 @@
+"""The flow of token2wav over slots, against the published code on tiny random weights (tiny_token2wav.py).
+
+The golden numbers are from minicpmo-utils 1.0.7, which computes one stream at a time (published_token2wav.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from antiphon.adapters.minicpmo.token2wav.files import read_flow_config
+from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowCall, FlowSlots
+from antiphon.errors import ModelError
+from tests.adapters import tiny_token2wav as tiny
+from tests.engine.local.operators import Operators
+
+PUBLISHED = np.load(tiny.GOLDEN)
+
+
+class GivenVoice(NamedTuple):
+    codes: torch.Tensor
+    embedding: torch.Tensor
+    mel: torch.Tensor
+
+
+VOICES = {length: GivenVoice(*tiny.voice(length)) for length, _ in tiny.STREAMS}
+
+
+@pytest.fixture(scope="module")
+def flow(tmp_path_factory: pytest.TempPathFactory) -> Flow:
+    path = tmp_path_factory.mktemp("flow") / "flow.yaml"
+    path.write_text(tiny.flow_yaml(tiny.BANDS, tiny.GOLDEN_CODES))
+    made = Flow(read_flow_config(path)).eval().requires_grad_(False)
+    assert sorted(made.state_dict()) == PUBLISHED["names"].tolist()
+    tiny.fill(made)
+    return made
+
+
+@torch.inference_mode()
+def slots(flow: Flow, count: int, dtype: torch.dtype = torch.float64) -> FlowSlots:
+    made = FlowSlots(flow.to(dtype), count, num_steps=tiny.STEPS, max_prompt=70, captures=False)
+    made.noise = tiny.noise().to(dtype)
+    # What no stream has written must not matter.
+    for row in range(count + 1):
+        for each in made.rows(row):
+            each.fill_(torch.nan)
+    return made
+
+
+def run(made: FlowSlots, slot: int, stream: int, at: int) -> np.ndarray:
+    window, last = tiny.windows(stream)[at]
+    return made.run([slot], [window], last=last)[0].numpy()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 2.0)])
+def test_frames_are_the_published_ones(flow: Flow, dtype: torch.dtype, tolerance: float) -> None:
+    if dtype == torch.float32:
+        # In multiples of the published code's own errors.
+        tolerance *= float(PUBLISHED["float32_error"])
+    made = slots(flow, 1, dtype)
+    for stream, (length, sizes) in enumerate(tiny.STREAMS):
+        made.begin(0, VOICES[length])
+        for at in range(len(sizes)):
+            found = run(made, 0, stream, at)
+            np.testing.assert_allclose(found, PUBLISHED[f"float64.{stream}.{at}"], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_when_streams_join_and_leave_then_each_has_the_published_frames(flow: Flow, seed: int) -> None:
+    chance, made, checked = random.Random(seed), slots(flow, 3), 0
+    # By slot: a stream, and the number of its next window.
+    open_streams: dict[int, tuple[int, int]] = {}
+    while checked < 40:
+        free = [slot for slot in range(3) if slot not in open_streams]
+        if free and (not open_streams or chance.random() < 0.6):
+            slot, stream = chance.choice(free), chance.randrange(len(tiny.STREAMS))
+            made.begin(slot, VOICES[tiny.STREAMS[stream][0]])
+            open_streams[slot] = (stream, 0)
+            continue
+        if chance.random() < 0.1:
+            # Its client interrupts it.
+            del open_streams[chance.choice(list(open_streams))]
+            continue
+        kinds: dict[tuple[int, bool], list[int]] = {}
+        for slot in chance.sample(list(open_streams), chance.randint(1, len(open_streams))):
+            stream, at = open_streams[slot]
+            window, last = tiny.windows(stream)[at]
+            kinds.setdefault((len(window), last), []).append(slot)
+        for (_, last), members in kinds.items():
+            given = [tiny.windows(open_streams[slot][0])[open_streams[slot][1]][0] for slot in members]
+            found = made.run(members, given, last=last).numpy()
+            for slot, frames in zip(members, found, strict=True):
+                stream, at = open_streams[slot]
+                golden = PUBLISHED[f"float64.{stream}.{at}"]
+                np.testing.assert_allclose(frames, golden, rtol=0, atol=1e-8)
+                checked += 1
+                if last:
+                    del open_streams[slot]
+                else:
+                    open_streams[slot] = (stream, at + 1)
+
+
+def test_a_call_has_the_same_operators_for_any_number_of_streams(flow: Flow) -> None:
+    counted = []
+    for count in (1, 4):
+        made = slots(flow, 4)
+        for slot in range(count):
+            made.begin(slot, VOICES[20])
+        with Operators() as operators:
+            made.run(range(count), [[1] * 28] * count, last=False)
+        counted.append(operators.names)
+    assert any("mish" in name for name in counted[0])
+    assert counted[0] == counted[1]
+
+
+@torch.inference_mode()
+def test_a_call_reads_nothing_from_the_device(flow: Flow) -> None:
+    # Tensors of the meta device have no values that could be read.
+    made = FlowSlots(copy.deepcopy(flow).to("meta"), 2, num_steps=1, max_prompt=70)
+    assert FlowCall(made, 2, 28).compute().shape == (2, tiny.BANDS, 50)
+
+
+def test_when_a_voice_is_known_then_its_prompt_is_copied(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.adapters.minicpmo.token2wav.flow.MAX_PROMPTS", 1)
+    made, found = slots(flow, 1), []
+    for length in (20, 20, 33, 20):
+        with Operators() as operators:
+            made.begin(0, VOICES[length])
+        found.append(any("mish" in name for name in operators.names))
+    assert found == [True, False, True, True]
+    np.testing.assert_allclose(run(made, 0, 0, 0), PUBLISHED["float64.0.0"], rtol=0, atol=1e-8)
+
+
+def test_a_prompt_is_cut_to_the_limit(flow: Flow) -> None:
+    codes, embedding, mel = VOICES[70]
+    found = []
+    for voice in (VOICES[70], GivenVoice(codes[:30], embedding, mel[:60])):
+        made = FlowSlots(flow.to(torch.float64), 1, num_steps=1, max_prompt=30, captures=False)
+        made.begin(0, voice)
+        found.append(run(made, 0, 0, 0))
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("window", "last"), [([1, 2, 3], False), ([], True), ([1] * 29, False), ([5, 100], True), ([-1, 5], True)]
+)
+def test_when_a_window_has_no_frames_or_unknown_codes_then_it_is_refused(
+    flow: Flow, window: list[int], last: bool
+) -> None:
+    with pytest.raises(ValueError, match=r"a window has|a code "):
+        slots(flow, 1).check(window, last=last)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("flow: [", "flow.yaml: .*"),
+        ("- 1", "flow.yaml: not a mapping"),
+        ("flow: !new:os.system {input_size: 3}", "flow.yaml: Object missing required field `encoder`"),
+        (tiny.flow_yaml().replace("in_channels: 320", "in_channels: 3"), "channels do not belong to 80 mel bands"),
+        (tiny.flow_yaml().replace("'swish'", "'relu'"), "activation_type is 'relu', not 'swish'"),
+    ],
+)
+def test_when_a_configuration_is_of_another_kind_then_the_error_says_so(tmp_path: Path, given: str, says: str) -> None:
+    (tmp_path / "flow.yaml").write_text(given)
+    with pytest.raises(ModelError, match=says):
+        read_flow_config(tmp_path / "flow.yaml")
