@@ -71,7 +71,7 @@ def searched(seed: int, edge: float, growth: float) -> tuple[int, int]:
         lost, wanted = False, max(trial.turns, trial.sessions)
         while len(delays) < wanted and not lost:
             delays.append(2.0 if drawn.random() < part else 0.5)
-            lost = is_lost(delays, 1.0, wanted, HOPELESS if trial.is_edge else 1)
+            lost = is_lost(delays, GOAL, wanted, HOPELESS if trial.is_edge else 1)
         search.tell(trial, len(delays), sum(d > 1 for d in delays), ended_early=lost)
     return search.held, trials
 
@@ -126,7 +126,7 @@ def test_a_step_ends_early_only_where_it_cannot_be_met() -> None:
     for _ in range(200):
         delays = [drawn.choice([0.5, 0.5, 0.5, 0.5, 2.0]) for _ in range(60)]
         for count in range(1, 61):
-            if is_lost(delays[:count], 1.0, 60):
+            if is_lost(delays[:count], GOAL, 60):
                 rest = [0.0] * (60 - count)
                 assert (percentile(delays[:count] + rest, 95) or 0) > 1.0
                 break
@@ -195,7 +195,7 @@ def test_without_another_folder_the_recordings_of_the_checkout_are_taken() -> No
 
 
 def test_kinds_are_named() -> None:
-    assert kinds_of("") == KINDS
+    assert kinds_of("") == ()
     assert kinds_of("speech, captions") == ("captions", "speech")
     with pytest.raises(SettingsError, match="there is no dancing; there are captions"):
         kinds_of("dancing")

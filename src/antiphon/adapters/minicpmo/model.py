@@ -24,7 +24,7 @@ from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, CodeStream
 from antiphon.adapters.minicpmo.vision_encoder import ImagePatches
 from antiphon.adapters.parts import load_parts
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
+from antiphon.contracts import ListenStep, NativeLoad, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.engine.api import Sampling, Session, Token
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.kv.cache import pages_of
@@ -146,6 +146,12 @@ class MiniCpmO:
     def engines(self) -> tuple[LocalEngine, ...]:
         """The engines of the language model and of the code decoder, whose threads the server monitors."""
         return (self.engine, self.code_engine)
+
+    def load(self) -> NativeLoad:
+        """Return the open conversations, and how many more both engines can promise their rows to. Does not wait."""
+        words, codes = (engine.scheduler.cache for engine in self.engines)
+        room = min(words.room(RESERVE_ROWS), codes.room(CODE_RESERVE_ROWS))
+        return NativeLoad(len(words.leases), room)
 
     def close(self) -> None:
         """Stop the threads of both engines. Open conversations fail."""
