@@ -1,12 +1,14 @@
 """A tiny MiniCPM-o whose sound tells which session, turn and code it belongs to, alone and on a server of its own.
 
-    python -m tests.adapters.marked_minicpmo FOLDER [flags of antiphon serve]
+    python -m tests.adapters.marked_minicpmo serve [flags of antiphon serve]
 
-FOLDER has the checkpoint of `tiny_minicpmo.write`. The server has scripted models for everything else.
+ANTIPHON_TEST_MODEL is the folder with the checkpoint of `tiny_minicpmo.write`. The server has scripted models for
+everything else.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from base64 import b64encode
 from collections import Counter
@@ -104,8 +106,7 @@ def served(folder: Path) -> LoadedModels:
 
 
 if __name__ == "__main__":
-    folder, *flags = sys.argv[1:]
-    run.load = lambda *_: served(Path(folder))  # type: ignore[assignment]
+    run.load = lambda *_: served(Path(os.environ["ANTIPHON_TEST_MODEL"]))  # type: ignore[assignment]
     # Model files are not checked, so they need not exist.
     preparation.require = lambda *_: None
-    sys.exit(main(["serve", "--no-pull", "--profile", "light", *flags]))
+    sys.exit(main([*sys.argv[1:], "--no-pull", "--profile", "light"]))
