@@ -100,9 +100,9 @@ def marked(folder: Path, window: tuple[int, int] = (1600, 1200), options: Engine
     return MiniCpmO(folder, "minicpmo-tiny", chosen, window=window, vocoder=MarkedVocoder())
 
 
-def served(folder: Path) -> LoadedModels:
+def served(folder: Path, options: EngineModelOptions | None = None) -> LoadedModels:
     """Return the models of a server: the tiny model for conversations, and scripted ones."""
-    return scripted_models(NativeConversationModel(marked(folder)))
+    return scripted_models(NativeConversationModel(marked(folder, options=options)))
 
 
 if __name__ == "__main__":

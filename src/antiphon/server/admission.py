@@ -87,7 +87,7 @@ class Admission:
         memory limit.
         """
         self.refuse_if_draining()
-        self._refuse_without_kv(kind)
+        self.refuse_without_kv(kind)
         with self._memory.opened(caller.key) as account:
             account.check(0)
         with self._place(self._by_key, caller, "sessions"):
@@ -112,7 +112,7 @@ class Admission:
         if self.draining:
             raise Refused("the server is shutting down", 5.0)
 
-    def _refuse_without_kv(self, kind: Kind) -> None:
+    def refuse_without_kv(self, kind: Kind) -> None:
         """Raise Refused if a native model has no room for another conversation.
 
         Sessions that were admitted and have not opened their conversation yet count as conversations.
@@ -124,10 +124,7 @@ class Admission:
                 raise Refused(reason, self.headroom.next_end_s(time.monotonic()))
 
     def refuse_early(self, caller: Caller, kind: Kind) -> None:
-        """Raise Refused if a new session of this kind would not be admitted now, by headroom or for lack of KV. Takes
-        no place.
-        """
-        self._refuse_without_kv(kind)
+        """Raise Refused if headroom would not admit a new session of this kind now. Takes no place."""
         if self.asks_headroom:
             self.headroom.check(kind, self.by_kind, time.monotonic(), client=caller.client)
 

@@ -130,12 +130,16 @@ async def serve_by_first_frame(
     frame (unless `autostart=0`). While waiting for the frame, the WebSocket holds a place that is counted apart from
     sessions.
 
-    Raises Refused before the upgrade if the server has no room for a session and no session to resume. After the
-    upgrade, errors are sent as frames.
+    Raises Refused before the upgrade if the server has no room for a session and no session to resume, and if a native
+    model has no KV for another conversation while all sessions have their clients. After the upgrade, errors are sent
+    as frames.
     """
     query, resumes = websocket.query_params, names_session(websocket)
-    if dialect is not None and opening is not None and not resumes and not state.sessions.may_resume:
-        state.admission.refuse_early(caller, kind_of(state, dialect, opening))
+    if dialect is not None and opening is not None and not resumes:
+        if not state.sessions.awaits_client:
+            state.admission.refuse_without_kv(kind_of(state, dialect, opening))
+        if not state.sessions.may_resume:
+            state.admission.refuse_early(caller, kind_of(state, dialect, opening))
     await accept(websocket, dialect)
     transport = WebSocketTransport(websocket)
     if resumes and await is_unknown(state, caller, query["resume"]):

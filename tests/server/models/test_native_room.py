@@ -1,0 +1,84 @@
+"""A native model without room for another conversation: clients are refused before the upgrade."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import InvalidStatus
+
+from antiphon.adapters.spec import EngineModelOptions
+from antiphon.engine.api import EngineSettings
+from antiphon.server.state import ServerState
+from tests.adapters import marked_minicpmo, tiny_minicpmo
+from tests.server.live.test_resume import dial
+from tests.server.models.test_native_sound import Caller
+from tests.server.scripted import serving
+
+# Room for two conversations in each engine.
+KV_BYTES, ROOM = 9_000_000, 2
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServerState]]:
+    options = EngineModelOptions(EngineSettings(kv_bytes=KV_BYTES), weights="fp32", threads=1)
+    models = marked_minicpmo.served(tiny_minicpmo.write(tmp_path_factory.mktemp("minicpmo")), options)
+    with serving(models=models) as (url, state, _):
+        yield url, state
+    models.close()
+
+
+async def knock(url: str) -> ClientConnection | int:
+    """Return the socket if it was admitted, or the status that refused it."""
+    try:
+        return await dial(url)
+    except InvalidStatus as refused:
+        return refused.response.status_code if int(refused.response.headers["Retry-After"]) > 0 else 0
+
+
+def test_when_the_kv_has_no_room_then_a_burst_is_refused_before_the_upgrade(small: tuple[str, ServerState]) -> None:
+    url, state = small
+
+    async def main() -> None:
+        assert state.native is not None
+        assert state.native.load().room == ROOM
+        # These sessions open their conversations only when they are configured.
+        found = await asyncio.gather(*(knock(f"{url}/v1/realtime?model=default") for _ in range(3 * ROOM)))
+        inside = [one for one in found if isinstance(one, ClientConnection)]
+        assert len(inside) == ROOM
+        assert [one for one in found if not isinstance(one, ClientConnection)] == [503] * 2 * ROOM
+        assert state.admission.by_kind == {"native": ROOM}
+        await asyncio.gather(*(socket.close() for socket in inside))
+        while state.admission.num_sessions:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_when_conversations_fill_the_kv_then_a_full_duplex_client_is_refused_before_the_upgrade(
+    small: tuple[str, ServerState],
+) -> None:
+    url, state = small
+
+    async def main() -> None:
+        callers = [Caller(number) for number in range(ROOM)]
+        for caller in callers:
+            await caller.open(url)
+            await caller.say(0)
+        await asyncio.gather(*(caller.hear(1) for caller in callers))
+        assert state.native is not None
+        assert (state.native.load().conversations, state.native.load().room) == (ROOM, 0)
+        assert [await knock(f"{url}{path}") for path in ("/v1/duplex", "/v1/realtime?model=x")] == [503, 503]
+        # Captions take no KV of the model.
+        captions = await dial(f"{url}/v1/realtime?intent=transcription")
+        await captions.close()
+        # A client that comes back takes its own place.
+        await callers[0].come_back(url)
+        for caller in callers:
+            await caller.say(1)
+            await caller.hear(2)
+            await caller.socket.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
