@@ -25,7 +25,7 @@ FINALS_S = 2.0
 YOUNG_S, MOST_YOUNG, MOST_YOUNG_GPU, YOUNG_PART = 5.0, 8, 64, 0.25
 # Without a certificate, sessions of a native model are admitted while the expected time of a unit is below the limit of
 # `units`. Before the first unit is measured, they are at most MOST_UNMEASURED.
-MOST_UNMEASURED = 2
+MOST_UNMEASURED = 1
 # A client that begins a session within RETURN_S of the end of its last one takes its old place.
 RETURN_S = 10.0
 # The rate of sessions that ended within DEPARTURES_S predicts when the next one ends; MAX_RETRY_S if none ended.

@@ -51,7 +51,7 @@ def test_when_the_kv_has_no_room_then_a_burst_is_refused_before_the_upgrade(smal
         assert [one for one in found if not isinstance(one, ClientConnection)] == [503] * 2 * ROOM
         assert state.admission.by_kind == {"native": ROOM}
         await asyncio.gather(*(socket.close() for socket in inside))
-        while state.admission.num_sessions:
+        while state.admission.num_sessions:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(main(), 60))

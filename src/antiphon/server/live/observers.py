@@ -89,7 +89,9 @@ class SessionObservers:
         """Observe a unit of a native model: for the metrics, for admission, and for the session's last log line."""
         self._measure("unit", unit.delay_s)
         self._state.metrics.unit(unit)
-        self._state.admission.headroom.units.add(self._wire.id, unit.delay_s / unit.unit_s, time.monotonic())
+        if self._units:
+            # The first unit also computes the prompt.
+            self._state.admission.headroom.units.add(self._wire.id, unit.delay_s / unit.unit_s, time.monotonic())
         self._units.update(unit.counts)
 
     @property
