@@ -58,8 +58,9 @@ class Step(msgspec.Struct, frozen=True):
     p95_s: float | None
     # Whether the delays are within the objective.
     met: bool
-    # Units of native sessions that were counted, and those of them whose result came too late.
+    # Units of native sessions that were counted.
     units: int = 0
+    # Those of them whose result came too late.
     missed: int = 0
 
 

@@ -74,8 +74,9 @@ class Turn(msgspec.Struct, frozen=True):
     first_words_s: float | None = None
     # Same as `delay_s`, but to the first sound of the answer that is not silence.
     audible_s: float | None = None
-    # Units of a native session in this turn, and those of them whose result came too late.
+    # Units of a native session in this turn.
     units: int = 0
+    # Those of them whose result came too late.
     missed: int = 0
 
 

@@ -67,25 +67,25 @@ class UnitTimer:
 
     def __init__(self) -> None:
         self._results = UnitResults()
-        self._sent_s = deque[float]()
+        self._unanswered_s = deque[float]()
         self._num_done = 0
         self.delays = deque[float]()
 
     def sent(self, at_s: float) -> None:
         """Record that the last audio of the next unit was sent."""
-        self._sent_s.append(at_s)
+        self._unanswered_s.append(at_s)
 
     def see(self, event: Event, at_s: float) -> None:
         """Record an event that came at `at_s`. Results beyond the units that were sent are of silence."""
         count = self._results.see(event)
         while self._num_done < count:
             self._num_done += 1
-            if self._sent_s:
-                self.delays.append(at_s - self._sent_s.popleft())
+            if self._unanswered_s:
+                self.delays.append(at_s - self._unanswered_s.popleft())
 
     def waiting_s(self, now_s: float) -> float:
         """Return how long the oldest unit without a result has waited; 0 if none waits."""
-        return now_s - self._sent_s[0] if self._sent_s else 0.0
+        return now_s - self._unanswered_s[0] if self._unanswered_s else 0.0
 
 
 async def hold_native(
