@@ -133,7 +133,9 @@ async def _run(options: CertifyOptions, kinds: Sequence[Kind], data: Path, befor
     except OSError as error:
         raise SettingsError(f"--out: {options.out}: {error.strerror}") from None
     for kind, one in found.kinds.items():
-        print(f"{kind}: {one.sessions} sessions within {one.objective.p95_s:g} s, {one.objective.delay}")
+        held = next((step for step in one.curve if step.sessions == one.sessions), None)
+        units = f", {held.missed} of {held.units} units missed" if held and held.units else ""
+        print(f"{kind}: {one.sessions} sessions within {one.objective.p95_s:g} s, {one.objective.delay}{units}")
     if found.mixtures:
         print(f"mixed up to a load of {found.mixed:g}")
     print(f"written: {options.out}, {options.out.with_suffix('.html')}")
