@@ -126,10 +126,12 @@ def test_the_board_has_what_is_held_and_why_nobody_is_let_in() -> None:
 
 def test_late_units_of_a_native_model_are_on_the_board() -> None:
     metrics = Metrics()
-    assert "units:" not in str(shown(reading(metrics), reading(metrics)))
+    now = reading(metrics)
+    assert "units:" not in str(shown(now, now))
     for delay_s in (0.2, 1.5, 0.4):
         metrics.unit(UnitDone(1.0, delay_s))
-    assert shown(reading(metrics), reading(metrics))[2][-4:] == ["units:", "3,", "late:", "1"]
+    now = reading(metrics)
+    assert shown(now, now)[2][-4:] == ["units:", "3,", "late:", "1"]
 
 
 def test_a_language_model_that_is_away_is_in_the_first_line() -> None:
