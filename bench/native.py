@@ -88,7 +88,8 @@ async def sound_of(srv: Server, number: int, seconds: int) -> Heard:
         "ref_audio": marked_minicpmo.reference(number),
         "extra_body": {"force_listen_count": 0, "seed": number},
     }
-    async with websockets.connect(f"{srv.ws}/v1/duplex", max_size=None) as socket:
+    # Without pings: a server that is behind is measured, and not left.
+    async with websockets.connect(f"{srv.ws}/v1/duplex", max_size=None, ping_interval=None) as socket:
         await socket.send(json.dumps({"type": "session.update", "session": session}))
         await socket.recv()
 
