@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -10,9 +12,11 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidStatus
 
 from antiphon.adapters.spec import EngineModelOptions
+from antiphon.admission.headroom import Headroom
 from antiphon.engine.api import EngineSettings
 from antiphon.server.state import ServerState
 from tests.adapters import marked_minicpmo, tiny_minicpmo
+from tests.admission.test_headroom import certificate
 from tests.server.live.test_resume import dial
 from tests.server.models.test_native_sound import Caller
 from tests.server.scripted import serving
@@ -55,6 +59,57 @@ def test_when_the_kv_has_no_room_then_a_burst_is_refused_before_the_upgrade(smal
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_certificates_number_of_native_sessions_is_admitted(small: tuple[str, ServerState]) -> None:
+    url, state = small
+    admission = state.admission
+
+    async def main() -> None:
+        # A conversation in the dialect of full duplex is of the same kind.
+        first = Caller(0)
+        await first.open(url)
+        assert admission.by_kind == {"native": 1}
+        assert await knock(f"{url}/v1/realtime?model=default") == 503
+        await first.socket.send(json.dumps({"type": "session.end"}))
+        await first.socket.close()
+        while admission.num_sessions:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    before = admission.headroom
+    admission.headroom, admission.asks_headroom = Headroom(certificate(native=1), 256), True
+    try:
+        asyncio.run(asyncio.wait_for(main(), 60))
+    finally:
+        admission.headroom, admission.asks_headroom = before, False
+
+
+def test_a_session_tells_its_units_in_its_last_line(
+    small: tuple[str, ServerState], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, _ = small
+
+    async def main() -> None:
+        caller = Caller(1)
+        await caller.open(url)
+        # A unit that comes twice is ahead of its time.
+        for _ in range(3):
+            await caller.say(0)
+        await caller.hear(3)
+        await caller.socket.send(json.dumps({"type": "session.end"}))
+        await caller.socket.close()
+        while not lines():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    def lines() -> list[logging.LogRecord]:
+        return [r for r in caplog.records if getattr(r, "event", "") == "session ended"]
+
+    with caplog.at_level(logging.INFO, "antiphon.server.live.session"):
+        asyncio.run(asyncio.wait_for(main(), 60))
+    fields = lines()[0].fields  # type: ignore[attr-defined]
+    assert fields["units"] >= 3
+    assert fields["early_units"] >= 1
+    assert fields["unit_ms"] > 0
 
 
 def test_when_conversations_fill_the_kv_then_a_full_duplex_client_is_refused_before_the_upgrade(
