@@ -13,10 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio.pcm import to_pcm16
 from antiphon.certify.recordings import Recording
-from antiphon.certify.wire import PATIENCE_S, WIRE_HZ, Event, Events, Failed, begin, connected, while_running, wire_pcm
+from antiphon.certify.wire import PATIENCE_S, Event, Events, Failed, begin, connected, while_running
 
 # The length of a unit, in seconds, which is also the time limit for its result.
 UNIT_S = 1.0
@@ -83,6 +83,11 @@ class UnitTimer:
             if self._unanswered_s:
                 self.delays.append(at_s - self._unanswered_s.popleft())
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a result has come."""
+        return self._num_done > 0
+
     def waiting_s(self, now_s: float) -> float:
         """Return how long the oldest unit without a result has waited; 0 if none waits."""
         return now_s - self._unanswered_s[0] if self._unanswered_s else 0.0
@@ -101,17 +106,20 @@ async def hold_native(
     UNITS_A_TURN results, `report` is called with the largest delay, the number of missed units, and "". If no result
     comes within PATIENCE_S, it is called with None, UNITS_A_TURN and the reason, and the session ends with Failed.
     """
-    session = {"instructions": "Streaming Omni Conversation.", "sample_rate_hz": WIRE_HZ, "turn_detection": None}
+    # The model's own rate: a resampler would hold back the end of a unit until the next one comes.
+    session = {"instructions": "Streaming Omni Conversation.", "sample_rate_hz": SAMPLE_RATE_HZ, "turn_detection": None}
     async with connected(f"{url}/v1/realtime?duplex=1", key) as socket:
         await begin(socket, json.dumps(session))
+        # The client is killed at the end, and its session must not speak on. Another server may not know this event.
+        await socket.send('{"type":"session.end"}')
         timer, events = UnitTimer(), Events(socket)
 
         async def speak() -> None:
-            waiting, size = b"", 2 * int(WIRE_HZ * UNIT_S)
+            waiting, size = b"", 2 * int(SAMPLE_RATE_HZ * UNIT_S)
             due_s = time.monotonic() // UNIT_S * UNIT_S + shift_s
             while True:
                 while len(waiting) < size:
-                    waiting += wire_pcm(np.append(choose().pcm, np.zeros(int(16_000 * PAUSE_S), np.float32)))
+                    waiting += to_pcm16(choose().pcm) + bytes(2 * int(SAMPLE_RATE_HZ * PAUSE_S))
                 due_s += UNIT_S
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 audio, waiting = base64.b64encode(waiting[:size]).decode(), waiting[size:]
@@ -126,8 +134,9 @@ async def hold_native(
                     timer.see(event, at_s)
                 except Failed:
                     at_s = time.monotonic()
-                if event.type == "error" or timer.waiting_s(at_s) > PATIENCE_S:
-                    reason = event.problem[:200] if event.type == "error" else "no result of a unit arrived"
+                is_error = event.type == "error" and timer.has_begun
+                if is_error or timer.waiting_s(at_s) > PATIENCE_S:
+                    reason = event.problem[:200] if is_error else "no result of a unit arrived"
                     report(None, UNITS_A_TURN, reason)
                     raise Failed(reason)
                 while len(timer.delays) >= UNITS_A_TURN:
