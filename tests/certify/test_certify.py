@@ -328,6 +328,9 @@ def test_results_are_counted_by_unit_whatever_a_unit_has() -> None:
     ]  # fmt: skip
     # A turn of two units, of which the second has nothing.
     assert counts(events("response.created"), done(2)) == [1, 2]
+    # The first unit of a turn has nothing, so its sound comes a unit later.
+    results = UnitResults()
+    assert [results.see(events("response.created")[0], 1.0), results.see(sound[0], 2.0)] == [1, 2]
     # A turn that was cut off tells no usage.
     assert counts([*events("response.created"), *sound, *sound], done(0), listens) == [2, 2, 3]
 

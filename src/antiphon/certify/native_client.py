@@ -22,6 +22,8 @@ from antiphon.certify.wire import PATIENCE_S, Event, Events, Failed, begin, conn
 UNIT_S = 1.0
 # A turn of this client is a stretch of this number of units. Its delay is that of its slowest unit.
 UNITS_A_TURN = 10
+# What comes for one unit comes at once. Events of a response that are further apart belong to two units.
+APART_S = 0.25
 # Silence between two recordings, in seconds.
 PAUSE_S = 1.5
 
@@ -30,25 +32,28 @@ class UnitResults:
     """Counts the results in a session's events. Pure.
 
     A turn that the model speaks has a result in each unit: text, audio or both. When it ends, its usage tells the
-    number of its units, some of which may have had neither.
+    number of its units, some of which may have had neither. If nothing follows the beginning of a turn for APART_S, its
+    first unit had neither.
     """
 
     def __init__(self) -> None:
         self._before = self._texts = self._sounds = 0
-        self._speaks = False
+        self._speaks, self._begun_s = False, 0.0
 
     @property
     def count(self) -> int:
         """The number of results so far."""
         return self._before + (max(1, self._texts, self._sounds) if self._speaks else 0)
 
-    def see(self, event: Event) -> int:
-        """Take the next event, and return the new count."""
+    def see(self, event: Event, at_s: float = 0.0) -> int:
+        """Take the next event, which came at `at_s`, and return the new count."""
+        if event.delta and self._speaks and not (self._texts or self._sounds) and at_s - self._begun_s > APART_S:
+            self._before += 1
         match event.type:
             case "response.listen" if event.reason == "model":
                 self._before += 1
             case "response.created":
-                self._speaks, self._texts, self._sounds = True, 0, 0
+                self._speaks, self._begun_s, self._texts, self._sounds = True, at_s, 0, 0
             case "response.output_audio_transcript.delta" | "response.output_text.delta":
                 self._texts += 1
             case "response.output_audio.delta" | "response.audio.delta" if event.delta:
@@ -77,7 +82,7 @@ class UnitTimer:
 
     def see(self, event: Event, at_s: float) -> None:
         """Record an event that came at `at_s`. Results beyond the units that were sent are of silence."""
-        count = self._results.see(event)
+        count = self._results.see(event, at_s)
         while self._num_done < count:
             self._num_done += 1
             if self._unanswered_s:
