@@ -1,19 +1,27 @@
-"""The GPU memory that the released models need, computed from their shapes: the tables of docs/gpu.md.
+"""What the released models need on a GPU, computed from their shapes: the tables and the picture of docs/gpu.md.
 
-    python -m bench.gpu_memory
+    python -m bench.gpu_memory [gpu.json]
 
+With the results of `bench/gpu.sh`, the picture has the measured times of a unit in place of the computed ones.
 Weights take two bytes each, or four in vocoders. KV is bfloat16. The working memory of a step and the memory of CUDA
 itself are not included.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 # Numbers of open sessions, the columns of the second table.
 SESSIONS = (1, 8, 32, 64)
-# Memory bandwidth of the H200 as published by NVIDIA. It limits a step that computes one row per session.
+# Memory bandwidth as published by NVIDIA. It limits a step that computes one row per session.
 BYTES_A_SECOND = 4.8e12
+BANDWIDTHS = {"H100": 3.35e12, "H200": BYTES_A_SECOND}
+# Nominal memory of the cards, and what is left free for CUDA, its libraries, the allocator and logits.
+CARDS, SPARE_BYTES = {"H100": 80e9, "H200": 141e9}, 2.5e9
 # Qwen3-8B's embedding table. A step reads only one of its rows per session.
 UNREAD = 2 * 151_936 * 4_096
 
@@ -87,6 +95,17 @@ MODELS = (
 )
 
 
+# A unit of MiniCPM-o in which all sessions speak: the passes of the language model and of the code decoder. A kernel of
+# a graph takes about KERNEL_S, and a pass of 32 sessions' units of sound 2 ms of arithmetic.
+PASSES, CODE_PASSES, KERNEL_S, ENCODER_S = 21, 26, 1.7e-6, 2e-3 / 32
+# The bytes of weights that these passes and the encoder read, and the kernels of each.
+LANGUAGE_BYTES, CODE_BYTES, AUDIO_BYTES = 2 * (8_189_195_264 - 151_748 * 4_096), 2 * 198_854_400, 2 * 328_196_096
+LANGUAGE_KERNELS, CODE_KERNELS, AUDIO_KERNELS = 1_000, 500, 500
+# The rows of each part for a session with a mean window, in the middle of a turn, with all of the encoder's positions.
+UNIT_ROWS = (7_000, 300, 1_500)
+UNIT_SESSIONS = (1, 8, 16, 32, 48, 64, 96)
+
+
 def gb(size: float) -> str:
     """Return bytes in GB (10^9 bytes), with one decimal, or with two if below 10 GB."""
     number = size / 1e9
@@ -124,5 +143,75 @@ def steps_table() -> str:
     return "\n".join(lines)
 
 
+def cards_table() -> str:
+    """Return the fourth table in Markdown: how many sessions of the second table fit on a card beside the weights."""
+    lines = [f"| model | each session holds | {' | '.join(CARDS)} |", "|---" * (2 + len(CARDS)) + "|"]
+    for model in MODELS:
+        room = [size - SPARE_BYTES - model.weight_bytes for size in CARDS.values()]
+        fits = " | ".join(str(int(max(0.0, left) // model.session_bytes)) for left in room)
+        lines.append(f"| {model.name} | {model.load} | {fits} |")
+    return "\n".join(lines)
+
+
+def unit_ms(card: str, sessions: int) -> float:
+    """Return the shortest possible time of a unit of MiniCPM-o in which all sessions speak, without token2wav."""
+    model = next(model for model in MODELS if model.name.startswith("MiniCPM-o"))
+    kv = [sessions * rows * size for rows, size in zip(UNIT_ROWS, model.row_bytes, strict=True)]
+    parts = (
+        (PASSES, LANGUAGE_BYTES + kv[0], LANGUAGE_KERNELS),
+        (CODE_PASSES, CODE_BYTES + kv[1], CODE_KERNELS),
+        (1, AUDIO_BYTES + kv[2], AUDIO_KERNELS),
+    )
+    seconds = [times * max(read / BANDWIDTHS[card], kernels * KERNEL_S) for times, read, kernels in parts]
+    return 1e3 * (sum(seconds) + sessions * ENCODER_S)
+
+
+def units_table() -> str:
+    """Return the fifth table in Markdown: the shortest possible time of a unit, by the number of sessions."""
+    lines = [
+        f"| a unit, ms | {' | '.join(map(str, UNIT_SESSIONS))} |",
+        "|---" * (1 + len(UNIT_SESSIONS)) + "|",
+    ]
+    lines += [f"| {card} | {' | '.join(f'{unit_ms(card, n):.0f}' for n in UNIT_SESSIONS)} |" for card in CARDS]
+    return "\n".join(lines)
+
+
+def units_picture(found: Mapping[str, Mapping[int, float]] | None = None) -> str:
+    """Return a Mermaid chart of the time of a unit over sessions, with a line for each of `found`.
+
+    `found`: milliseconds by number of sessions, by the name of the line. All lines have the same numbers. Without it,
+    the lines are the computed ones of the cards.
+    """
+    title = "a unit of MiniCPM-o, " + ("measured: " if found else "computed: ")
+    found = found or {card: {n: unit_ms(card, n) for n in UNIT_SESSIONS} for card in CARDS}
+    counts = sorted(next(iter(found.values())))
+    lines = [
+        "```mermaid",
+        "xychart-beta",
+        f'    title "{title}{" above, ".join(found)}{" below" if len(found) > 1 else ""}"',
+        f'    x-axis "sessions that speak" [{", ".join(map(str, counts))}]',
+        '    y-axis "ms" 0 --> 1000',
+    ]
+    lines += [f"    line [{', '.join(f'{times[n]:.0f}' for n in counts)}]" for times in found.values()]
+    return "\n".join([*lines, "```"])
+
+
+def measured_units(results: Path) -> dict[str, dict[int, float]]:
+    """Return the median and the 95th percentile of a unit by the number of sessions, from a `gpu.json`.
+
+    Takes the sections `minicpmo` and `room`. Raises OSError, ValueError or KeyError for another file.
+    """
+    sections = json.loads(results.read_text(encoding="utf-8"))["sections"]
+    found: dict[str, dict[int, float]] = {"p95": {}, "p50": {}}
+    for name in ("minicpmo", "room"):
+        for figure in sections.get(name, {}).get("figures", ()):
+            if figure["measure"].startswith("unit p") and figure["value"] is not None:
+                found[figure["measure"].removeprefix("unit ")][int(figure["load"].split()[0])] = figure["value"]
+    return found
+
+
 if __name__ == "__main__":
-    print(rows_table(), sessions_table(), steps_table(), sep="\n\n")
+    if sys.argv[1:]:
+        print(units_picture(measured_units(Path(sys.argv[1]))))
+    else:
+        print(rows_table(), sessions_table(), steps_table(), cards_table(), units_table(), units_picture(), sep="\n\n")

@@ -212,7 +212,7 @@ def synthesizer(size: str, options: EngineModelOptions, words: Tokenizer | None 
 class Silent:
     """Stands in for token2wav: codes are generated, but no audio. It is the stream of all conversations."""
 
-    lookahead = 3
+    lookahead, room = 3, 1_000_000
 
     async def open(self, reference: Any) -> Silent:
         return self

@@ -11,6 +11,7 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from bench import gpu_memory
+from bench.gpu.report import Figure, Report
 from bench.gpu_memory import ReleasedModel
 from bench.models import SHAPES
 
@@ -27,9 +28,38 @@ from tests.engine.local import tiny
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
 
 
-@pytest.mark.parametrize("table", [gpu_memory.rows_table, gpu_memory.sessions_table, gpu_memory.steps_table])
+@pytest.mark.parametrize(
+    "table",
+    [
+        gpu_memory.rows_table,
+        gpu_memory.sessions_table,
+        gpu_memory.steps_table,
+        gpu_memory.cards_table,
+        gpu_memory.units_table,
+        gpu_memory.units_picture,
+    ],
+)
 def test_the_page_has_the_table_as_it_is_computed(table: Callable[[], str]) -> None:
     assert table() in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_picture_is_redrawn_from_what_was_measured(tmp_path: Path) -> None:
+    report = Report(tmp_path, dry=True, engine={})
+    for section, counts in (("minicpmo", (32, 8)), ("room", (48,))):
+        report.begin(section)
+        for count in counts:
+            for percent in (50, 95):
+                figure = Figure("MiniCPM-o 4.5", f"unit p{percent}", f"{count} sessions", count * percent / 10, "ms")
+                report.add(section, figure)
+            report.add(section, Figure("MiniCPM-o 4.5", "missed units", f"{count} sessions", 0, "of 10"))
+    found = gpu_memory.measured_units(tmp_path / "gpu.json")
+    assert found == {"p50": {8: 40, 32: 160, 48: 240}, "p95": {8: 76, 32: 304, 48: 456}}
+    drawn = gpu_memory.units_picture(found).splitlines()
+    assert drawn[2:4] == [
+        '    title "a unit of MiniCPM-o, measured: p95 above, p50 below"',
+        '    x-axis "sessions that speak" [8, 32, 48]',
+    ]
+    assert drawn[5:7] == ["    line [76, 304, 456]", "    line [40, 160, 240]"]
 
 
 def test_a_row_has_the_bytes_that_the_engine_counts() -> None:

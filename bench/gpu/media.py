@@ -20,6 +20,7 @@ from PIL import Image
 from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.vlm.session import VisionLanguageModel
+from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import (
     AudioPart,
     Message,
@@ -32,6 +33,7 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.events.duplex import NativeSampling
+from antiphon.sessions.conversation.turn_audio import TAIL_MS
 from antiphon.vision.images import EncodedImage
 
 # Number of units of each session, and the number of first units that are not counted.
@@ -48,9 +50,10 @@ def native(plan: Plan, recorder: Recorder) -> None:
     """The section `minicpmo`: sessions that get a unit every second, and speak in every unit to its last token.
 
     Speaking in every unit is the most expensive case. The codes of speech are generated, but no audio. A unit is missed
-    if its step is not done when the next unit arrives.
+    if its step is not done when the next unit arrives. `python -m bench.gpu_memory gpu.json` draws the time of a unit
+    over sessions.
     """
-    _measure_natives(plan, recorder, plan.pick([2], [32, 8, 1]))
+    _measure_natives(plan, recorder, plan.pick([2], [32, 8, 1, 16]))
     _measure_natives(plan, recorder, plan.pick([2], [32]), step_ahead=True)
 
 
@@ -106,7 +109,10 @@ async def speaking(model: MiniCpmO, seed: int) -> MiniCpmOStream:
 
 
 def omni(plan: Plan, recorder: Recorder) -> None:
-    """The section `omni`: the times to the first text and the first sound of the answer to a spoken question."""
+    """The section `omni`: the times from the end of a turn to the first text and the first sound of its answer.
+
+    As in a conversation, the audio of a turn is prefilled while the user speaks, in windows.
+    """
     size = plan.pick("tiny", "30B-A3B")
     with closing(models.conversation_model(size, plan.options(24))) as model:
         asyncio.run(_measure_omni(plan, recorder, model, f"Qwen3-Omni {size}"))
@@ -114,7 +120,7 @@ def omni(plan: Plan, recorder: Recorder) -> None:
 
 async def _measure_omni(plan: Plan, recorder: Recorder, model: Qwen3Omni, name: str) -> None:
     await answer(model, 1)
-    for heard_s, count in plan.pick([(1, 1), (2, 1)], [(3, 1), (30, 1), (3, 8), (30, 8)]):
+    for heard_s, count in plan.pick([(2, 1), (30, 1)], [(2, 1), (30, 1), (2, 8), (30, 8)]):
         found = await together(count, lambda _, heard_s=heard_s: answer(model, heard_s))
         load = f"{heard_s} s heard, {counted(count, 'talk')}"
         recorder.figure(name, "first text p50", load, percentile([f.text_s for f in found], 50) * 1000, "ms")
@@ -134,10 +140,16 @@ class Answer:
 async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
     """Ask with `heard_s` seconds of speech. Wait for text, and for more than `samples` samples of audio.
 
-    Raises RuntimeError if the answer has no text or no audio.
+    The times begin at the end of the speech. What a session prefills before that is computed by then. Raises
+    RuntimeError if the answer has no text or no audio.
     """
-    talk, began = await model.open(), time.perf_counter()
-    asked = [Message("user", "", parts=(AudioPart(models.sound(heard_s)), "What was that?"))]
+    talk, pcm, turn = await model.open(), models.sound(heard_s), object()
+    window, tail = (ms * SAMPLE_RATE_HZ // 1000 for ms in (model.profile.audio_window_ms, TAIL_MS))
+    for end in range(window + tail, len(pcm) + 1, window):
+        part = AudioPart(pcm[:end], turn, grows=True)
+        await talk.prefill([Message("user", "", parts=(part,))])
+        await talk.chat.session.settle(include_newest=True)
+    asked, began = [Message("user", "", parts=(AudioPart(pcm, turn),))], time.perf_counter()
     options, voice = ReplyOptions(max_tokens=ANSWER_TOKENS, temperature=0.0), VoiceOptions(models.OMNI_VOICE, seed=1)
     text_s, last_s, sound_s, count = 0.0, 0.0, 0.0, 0
     async with aclosing(talk.respond(asked, options, voice)) as chunks:

@@ -30,14 +30,17 @@ from antiphon.admission.certificate import (
     machine,
     read,
 )
-from antiphon.certify.certify import HOPELESS, Certifier, Counted, certify, plan
+from antiphon.certify.certify import HOPELESS, Certifier, Counted, certify, plan, summary
 from antiphon.certify.clients import OBJECTIVES, Turn
+from antiphon.certify.native_client import UNITS_A_TURN, UnitResults, UnitTimer
 from antiphon.certify.page import page
 from antiphon.certify.recordings import read_recordings, speech_end_s
 from antiphon.certify.search import ALLOWED, EDGE_TURNS, SessionSearch, Trial, is_lost, percentile
 from antiphon.certify.wire import Event, Loudspeaker, wire_pcm
 from antiphon.cli.certify import RECORDINGS, kinds_of
 from antiphon.errors import SettingsError
+from tests.adapters import tiny_minicpmo
+from tests.cluster.processes import Host
 from tests.conftest import DATA, SMALL, VOICE, Serve
 
 GOAL = Objective(1.0, "a delay")
@@ -71,7 +74,7 @@ def searched(seed: int, edge: float, growth: float) -> tuple[int, int]:
         lost, wanted = False, max(trial.turns, trial.sessions)
         while len(delays) < wanted and not lost:
             delays.append(2.0 if drawn.random() < part else 0.5)
-            lost = is_lost(delays, 1.0, wanted, HOPELESS if trial.is_edge else 1)
+            lost = is_lost(delays, GOAL, wanted, HOPELESS if trial.is_edge else 1)
         search.tell(trial, len(delays), sum(d > 1 for d in delays), ended_early=lost)
     return search.held, trials
 
@@ -126,7 +129,7 @@ def test_a_step_ends_early_only_where_it_cannot_be_met() -> None:
     for _ in range(200):
         delays = [drawn.choice([0.5, 0.5, 0.5, 0.5, 2.0]) for _ in range(60)]
         for count in range(1, 61):
-            if is_lost(delays[:count], 1.0, 60):
+            if is_lost(delays[:count], GOAL, 60):
                 rest = [0.0] * (60 - count)
                 assert (percentile(delays[:count] + rest, 95) or 0) > 1.0
                 break
@@ -195,7 +198,8 @@ def test_without_another_folder_the_recordings_of_the_checkout_are_taken() -> No
 
 
 def test_kinds_are_named() -> None:
-    assert kinds_of("") == KINDS
+    assert kinds_of("") == ()
+    assert kinds_of("native") == ("native",)
     assert kinds_of("speech, captions") == ("captions", "speech")
     with pytest.raises(SettingsError, match="there is no dancing; there are captions"):
         kinds_of("dancing")
@@ -215,16 +219,36 @@ def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> 
         return (await certifier.step({kind: 1}, Trial(1, 1, is_edge=True), 120.0))[kind]
 
     async def main() -> list[Step]:
-        return [await measure(kind) for kind in KINDS]
+        return [await measure(kind) for kind in kinds]
 
-    for kind, step in zip(KINDS, asyncio.run(main()), strict=True):
+    kinds = [kind for kind in KINDS if kind != "native"]
+    for kind, step in zip(kinds, asyncio.run(main()), strict=True):
         assert step.turns >= 1, (kind, said)
-    assert len(said) == len(KINDS)
+    assert len(said) == len(kinds)
     # On a busy machine audio may be late, and the smallest model may give an empty answer. Nothing else may fail.
     reasons = [reason for line in said for reason in line.partition(" failed: ")[2].split("; ") if reason]
     assert all(
         re.fullmatch(r"sound was \d+ ms late|an answer without audio: completed", reason) for reason in reasons
     ), said
+
+
+@pytest.mark.heavy
+@pytest.mark.server
+def test_a_native_session_is_measured_by_its_units(tmp_path: Path) -> None:
+    """One session, whose first ten units are not counted. The limit is generous, because this test checks no times."""
+    environment = {"ANTIPHON_TEST_MODEL": str(tiny_minicpmo.write(tmp_path))}
+    host = Host("host", ("tests.adapters.marked_minicpmo", "serve"), (), tmp_path, environment)
+    said, goals = list[str](), {"native": msgspec.structs.replace(OBJECTIVES["native"], p95_s=30.0)}
+    host.start()
+    host.wait()
+    try:
+        certifier = Certifier(host.url, "", DATA, minutes=1, say=said.append, objectives=goals)
+        assert asyncio.run(certifier.kinds()) == ("captions", "native")
+        step = asyncio.run(certifier.step({"native": 1}, Trial(1, 1, is_edge=True), 60.0))["native"]
+    finally:
+        host.kill()
+    assert (step.turns, step.units, step.failed, step.met) == (1, UNITS_A_TURN, 0, True), said
+    assert f"of {UNITS_A_TURN} units missed" in said[0]
 
 
 @pytest.mark.server
@@ -255,6 +279,77 @@ def test_wrong_arguments_are_told_before_anything_is_started(arguments: list[str
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_no_unit_of_a_native_session_may_be_missed() -> None:
+    goal, search = OBJECTIVES["native"], SessionSearch(4, 64, 0.0)
+    good, late = Turn("native", 0.5, units=10), Turn("native", 1.5, units=10, missed=2)
+    assert Counted([good] * 59).step(4, goal) == Step(4, 59, 0, 0.5, 0.5, True, 590, 0)
+    assert Counted([*[good] * 59, late]).step(4, goal) == Step(4, 60, 0, 0.5, 0.5, False, 600, 2)
+    assert summary("native", Counted([good, late]).step(4, goal), ()).endswith("2 turns, 2 of 20 units missed")
+    assert is_lost([0.5, 1.5], goal, 60, HOPELESS)
+    # The turn that ends a trial decides, because none may be over.
+    search.tell(Trial(4, 60, is_edge=True), 12, 1, ended_early=True)
+    assert search.held == 0
+
+
+@pytest.mark.parametrize("holds", [0, 1, 5, 8, 31])
+def test_the_search_finds_the_number_of_sessions_without_a_missed_unit(holds: int) -> None:
+    search, trials = SessionSearch(4, 64, 0.0), 0
+    while trial := search.next():
+        trials += 1
+        lost = trial.sessions > holds
+        search.tell(trial, 3 if lost else trial.turns, int(lost), ended_early=lost)
+    assert search.held == holds
+    assert trials <= 16
+
+
+def events(*types: str, **fields: object) -> list[Event]:
+    return [msgspec.convert({"type": kind} | fields, Event) for kind in types]
+
+
+def test_results_are_counted_by_unit_whatever_a_unit_has() -> None:
+    listens = events("response.listen", response={"metadata": {"reason": "model"}})
+    nothing_said = events("response.listen", response={"metadata": {"reason": "nothing_said"}})
+    text, sound = events("response.output_audio_transcript.delta"), events("response.output_audio.delta", delta="AA==")
+    empty = events("response.output_audio.delta")
+
+    def done(units: int) -> list[Event]:
+        return events("response.done", response={"status": "completed", "usage": {"output_tokens": units}})
+
+    def counts(*parts: list[Event]) -> list[int]:
+        results = UnitResults()
+        return [[results.see(event) for event in part][-1] for part in parts]
+
+    assert counts(listens, nothing_said, listens) == [1, 1, 2]
+    # The first unit of a turn has text without sound, the second both, the third only sound.
+    assert counts([*events("response.created"), *text], text + sound, sound + sound, [*empty, *done(4)], listens) == [
+        1, 2, 3, 4, 5,
+    ]  # fmt: skip
+    # A turn of two units, of which the second has nothing.
+    assert counts(events("response.created"), done(2)) == [1, 2]
+    # The first unit of a turn has nothing, so its sound comes a unit later.
+    results = UnitResults()
+    assert [results.see(events("response.created")[0], 1.0), results.see(sound[0], 2.0)] == [1, 2]
+    # A turn that was cut off tells no usage.
+    assert counts([*events("response.created"), *sound, *sound], done(0), listens) == [2, 2, 3]
+
+
+def test_a_result_is_timed_from_the_unit_that_it_belongs_to() -> None:
+    timer, listens = UnitTimer(), events("response.listen", response={"metadata": {"reason": "model"}})[0]
+    for at_s in (1.0, 2.0, 3.0):
+        timer.sent(at_s)
+    for at_s in (1.25, 3.5):
+        timer.see(listens, at_s)
+    assert list(timer.delays) == [0.25, 1.5]
+    assert timer.waiting_s(4.0) == 1.0
+    # Silence that the server feeds in addition has a result too.
+    timer.see(listens, 4.0)
+    timer.see(listens, 5.0)
+    timer.sent(6.0)
+    timer.see(listens, 6.5)
+    assert list(timer.delays) == [0.25, 1.5, 1.0, 0.5]
+    assert timer.waiting_s(7.0) == 0.0
 
 
 class Box(Certifier):

@@ -15,6 +15,7 @@ from antiphon.cli.top import TURN_STAGES, Reading, board, parsed, quantile
 from antiphon.contracts import Urgency
 from antiphon.recording.tracing.turns import TurnTrace
 from antiphon.server.metrics import Metrics
+from antiphon.sessions.conversation.native_units import UnitDone
 from antiphon.settings import Settings
 from tests.server.scripted import serving
 
@@ -121,6 +122,16 @@ def test_the_board_has_what_is_held_and_why_nobody_is_let_in() -> None:
     for at_s in (0.0, 1.0, 2.0):
         headroom.overload.see({"loop": 9.0}, at_s)
     assert ["load:", "25%;", "headroom:", "none,", "loop", "red"] in shown(now, reading(metrics))
+
+
+def test_late_units_of_a_native_model_are_on_the_board() -> None:
+    metrics = Metrics()
+    now = reading(metrics)
+    assert "units:" not in str(shown(now, now))
+    for delay_s in (0.2, 1.5, 0.4):
+        metrics.unit(UnitDone(1.0, delay_s))
+    now = reading(metrics)
+    assert shown(now, now)[2][-4:] == ["units:", "3,", "late:", "1"]
 
 
 def test_a_language_model_that_is_away_is_in_the_first_line() -> None:

@@ -22,6 +22,7 @@ from antiphon.contracts import (
     LanguageProfile,
     ListenStep,
     Message,
+    NativeLoad,
     NativeOptions,
     NativeProfile,
     NativeStep,
@@ -305,6 +306,9 @@ class Native:
 
     async def open(self, options: NativeOptions) -> NativeTalk:
         return NativeTalk(options, bool(self.profile.voices))
+
+    def load(self) -> NativeLoad:
+        return NativeLoad(0, 100)
 
     def close(self) -> None:
         return

@@ -237,6 +237,17 @@ def test_when_the_reference_is_cut_then_speech_behind_the_cut_is_not_taken_for_i
     assert spoken.mean() > 0.4
 
 
+def test_when_the_microphones_clock_jumps_then_frames_are_judged_as_before() -> None:
+    sent, guard = babble(1), EchoGuard()
+    guard.add_reference(sent, 0)
+    frames = babble(2, 4.0)[: 100 * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
+    # A stalled network lets the clock go back, and a muted client lets it go on by hours.
+    for at in (16_000, 32_000, 31_000, 40_000, 3600 * SAMPLE_RATE_HZ):
+        assert len(guard.judge(frames[:20], [0.9] * 20, at)) == 20
+    # After the reference, nothing is an echo.
+    assert guard.judge(frames[:20], [0.9] * 20, 7200 * SAMPLE_RATE_HZ) == [0.9] * 20
+
+
 def test_when_a_session_goes_on_for_long_then_the_guard_keeps_no_more() -> None:
     guard = EchoGuard()
     sent = babble(1, 2.0)

@@ -12,16 +12,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from antiphon.admission.certificate import KINDS, Certificate, Kind, load_of
+from antiphon.admission.unit_times import UnitTimes
 from antiphon.errors import Refused
 
 # The value at which each signal turns red; see docs/design/admission.md. The limit of `finals` is the certificate's
 # objective for captions, or FINALS_S.
-LIMITS = {"loop": 0.25, "lane": 2.0, "wait": 1.0, "memory": 0.95, "system": 0.97, "kv": 0.97}
+LIMITS = {"loop": 0.25, "lane": 2.0, "wait": 1.0, "units": 0.8, "memory": 0.95, "system": 0.97, "kv": 0.97}
 FINALS_S = 2.0
 # Without a certificate, the load of a session is visible only YOUNG_S after it began. The number of younger sessions is
 # limited to the burst (`--burst-sessions`; by default MOST_YOUNG or MOST_YOUNG_GPU) or to YOUNG_PART of the older
 # sessions, whichever is larger.
 YOUNG_S, MOST_YOUNG, MOST_YOUNG_GPU, YOUNG_PART = 5.0, 8, 64, 0.25
+# Without a certificate, sessions of a native model are admitted while the expected time of a unit is below the limit of
+# `units`. Before the first unit is measured, they are at most MOST_UNMEASURED.
+MOST_UNMEASURED = 1
 # A client that begins a session within RETURN_S of the end of its last one takes its old place.
 RETURN_S = 10.0
 # The rate of sessions that ended within DEPARTURES_S predicts when the next one ends; MAX_RETRY_S if none ended.
@@ -139,6 +143,8 @@ class Headroom:
         captions = certificate.kinds.get("captions") if certificate else None
         finals_s = captions.objective.p95_s if captions else FINALS_S
         self.overload = Overload(LIMITS | {"finals": finals_s})
+        # The measured times of a native model's units.
+        self.units = UnitTimes()
         # Times at which the youngest sessions were admitted. Bounded by the burst or by YOUNG_PART of the sessions.
         self._young_s: deque[float] = deque()
         # Sessions that ended within DEPARTURES_S: time, kind, client. The client is "" if it has returned since then.
@@ -192,11 +198,22 @@ class Headroom:
             return
         if returns:
             return
+        if kind == "native":
+            self._check_units(held.get(kind, 0) + 1, now_s)
         while self._young_s and now_s - self._young_s[0] >= YOUNG_S:
             self._young_s.popleft()
         older = max(0, sum(held.values()) - len(self._young_s))
         if len(self._young_s) >= max(self.burst, int(YOUNG_PART * older)):
             raise Refused("many sessions have just begun", max(MIN_RETRY_S, YOUNG_S - (now_s - self._young_s[0])))
+
+    def _check_units(self, sessions: int, now_s: float) -> None:
+        """Raise Refused if `sessions` sessions of a native model are expected to be late with their units."""
+        expected = self.units.expected(sessions, now_s)
+        if expected is None and sessions > MOST_UNMEASURED:
+            raise Refused("the time of a unit is not measured yet", MIN_RETRY_S)
+        if expected is not None and expected >= LIMITS["units"]:
+            reason = f"with one more session, units would take {expected:.0%} of their time"
+            raise Refused(reason, self.next_end_s(now_s))
 
     def next_end_s(self, now_s: float) -> float:
         """Estimate the seconds until a session ends from the rate of departures: MIN_RETRY_S to MAX_RETRY_S."""

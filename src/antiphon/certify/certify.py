@@ -20,6 +20,7 @@ import httpx
 import msgspec
 
 from antiphon.admission.certificate import (
+    KINDS,
     VERSION,
     Certificate,
     CertifiedKind,
@@ -85,10 +86,11 @@ class Counted:
         """Summarize the turns as the result of a step with `sessions` sessions."""
         delays = self.delays
         p50, p95 = (percentile(delays, q) for q in (50, 95))
-        met = p95 is not None and p95 <= objective.p95_s
+        met = bool(delays) and self.over(objective) <= objective.most_over(len(delays))
         finite = [None if v is None or math.isinf(v) else round(v, 3) for v in (p50, p95)]
         failed = sum(t.delay_s is None for t in self.turns)
-        return Step(sessions, len(delays), failed, finite[0], finite[1], met)
+        units, missed = sum(t.units for t in self.turns), sum(t.missed for t in self.turns)
+        return Step(sessions, len(delays), failed, finite[0], finite[1], met, units, missed)
 
 
 @asynccontextmanager
@@ -167,6 +169,21 @@ class Certifier:
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return ()
 
+    async def kinds(self) -> tuple[Kind, ...]:
+        """Return the kinds to measure unless others are chosen.
+
+        All conversations of a native model are of one kind. A server without a native model is measured in all other
+        kinds, since a server of another project does not tell what it serves.
+        """
+        try:
+            async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
+                serves = (await client.get(f"{self._url.replace('ws', 'http', 1)}/ready")).json().get("serves", ())
+        except (httpx.HTTPError, ValueError, AttributeError):
+            serves = ()
+        if "native" in serves:
+            return tuple(kind for kind in KINDS if kind in serves and kind not in ("conversation", "duplex"))
+        return tuple(kind for kind in KINDS if kind != "native")
+
     async def alone(self, kinds: Collection[Kind], turns: int) -> SingleCallerFigures:
         """Measure what a single caller gets, with `turns` turns of each sort."""
         recordings = read_recordings(self._data)
@@ -184,8 +201,8 @@ class Certifier:
 
         The certified number is always a number that was tried. The curve has the turns counted for each number.
         """
-        until_s, search = time.monotonic() + self.minutes * 60, SessionSearch(first, most)
         objective, counted = self._objectives[kind], dict[int, Counted]()
+        until_s, search = time.monotonic() + self.minutes * 60, SessionSearch(first, most, objective.allowed)
         while (trial := search.next()) is not None and time.monotonic() < until_s:
             found = (await self.trial({kind: trial.sessions}, trial))[kind]
             search.tell(trial, len(found.turns), found.over(objective), ended_early=found.ended_early)
@@ -263,7 +280,7 @@ class Certifier:
             if all(len(c.turns) >= wanted[kind] for kind, c in counted.items()):
                 return
             for kind, c in counted.items():
-                c.ended_early = is_lost(c.delays, self._objectives[kind].p95_s, wanted[kind], times)
+                c.ended_early = is_lost(c.delays, self._objectives[kind], wanted[kind], times)
             if any(c.ended_early for c in counted.values()):
                 return
 
@@ -305,9 +322,10 @@ def summary(kind: str, step: Step, turns: Sequence[Turn]) -> str:
     """Format a step as one line, with the reasons of failed turns."""
     spread = " / ".join("-" if v is None else f"{v:.2f}" for v in (step.p50_s, step.p95_s))
     sessions = f"{step.sessions} session{'s' if step.sessions > 1 else ''}"
+    units = f", {step.missed} of {step.units} units missed" if step.units else ""
     line = f"{kind:<13}{sessions:<14}{'held' if step.met else 'not held':<10}p50 / p95 {spread} s, {step.turns} turns"
     reasons = sorted({t.failed for t in turns if t.failed})
-    return line + (f", {step.failed} failed: {'; '.join(reasons[:2])}" if reasons else "")
+    return line + units + (f", {step.failed} failed: {'; '.join(reasons[:2])}" if reasons else "")
 
 
 def plan(kinds: Sequence[Kind], sole_kinds: Sequence[Kind], minutes: float, turns: int, *, mixed: bool) -> str:

@@ -22,6 +22,7 @@ import msgspec
 import websockets
 
 from antiphon.admission.certificate import Kind, Objective
+from antiphon.certify.native_client import UNIT_S, UNITS_A_TURN, hold_native
 from antiphon.certify.recordings import Recording, read_recordings, speech_begin_s
 from antiphon.certify.wire import (
     PATIENCE_S,
@@ -43,6 +44,7 @@ OBJECTIVES: dict[Kind, Objective] = {
     "speech": Objective(1.0, "from a text to its first sound"),
     "video": Objective(3.0, "from a question to the first text of the answer"),
     "duplex": Objective(2.0, "from the end of a question to the first sound of the answer"),
+    "native": Objective(UNIT_S, "from the end of a unit to its result", allowed=0.0),
 }
 # The range of a person's pause after an answer, in seconds.
 PAUSE_S = (0.4, 1.6)
@@ -72,6 +74,10 @@ class Turn(msgspec.Struct, frozen=True):
     first_words_s: float | None = None
     # Same as `delay_s`, but to the first sound of the answer that is not silence.
     audible_s: float | None = None
+    # Units of a native session in this turn.
+    units: int = 0
+    # Those of them whose result came too late.
+    missed: int = 0
 
 
 @dataclass(slots=True)
@@ -245,7 +251,7 @@ async def answered(kind: Kind, socket: Any, end_s: float, recording: Recording, 
         elif event.type == "error":
             return Turn(kind, None, event.problem[:200], recording.text, heard)
         elif event.type == "response.listen":
-            silent = f"not answered: {((event.response and event.response.metadata) or {}).get('reason')}"
+            silent = f"not answered: {event.reason or None}"
         elif event.type == "response.done" and speaker.begun_s is None:
             silent = f"an answer without audio: {event.response and event.response.status}"
         elif event.type == "response.done":
@@ -360,7 +366,24 @@ async def _looked(events: Events, asked_s: float) -> Turn:
                 return Turn("video", None, event.message[:200])
 
 
-_CLIENTS = {"captions": _captions, "conversation": _conversation, "speech": _speech, "video": _video, "duplex": _duplex}
+# --- native -----------------------------------------------------------------------------------------------------------
+
+
+async def _native(url: str, key: str, chances: Chances, report: Report) -> None:
+    def turn(delay_s: float | None, missed: int, failed: str) -> None:
+        report(Turn("native", delay_s, failed, units=UNITS_A_TURN, missed=missed))
+
+    await hold_native(url, key, chances.recording, turn, chances.random.random() * UNIT_S)
+
+
+_CLIENTS = {
+    "captions": _captions,
+    "conversation": _conversation,
+    "speech": _speech,
+    "video": _video,
+    "duplex": _duplex,
+    "native": _native,
+}
 
 
 # --- a process of clients, which `antiphon certify` starts ------------------------------------------------------------

@@ -32,7 +32,8 @@ def page(certificate: Certificate) -> str:
     ]
     body += [
         f"<tr><td>{escape(kind)}<td>{found.sessions}{' or more' if found.bounded else ''}"
-        f"<td>{found.objective.p95_s:g} s<td>{escape(found.objective.delay)}</tr>"
+        f"<td>{found.objective.p95_s:g} s{'' if found.objective.allowed else ' for every turn'}"
+        f"<td>{escape(found.objective.delay)}</tr>"
         for kind, found in certificate.kinds.items()
     ]
     body.append("</table>")
@@ -52,10 +53,10 @@ def page(certificate: Certificate) -> str:
 def _steps(found: CertifiedKind) -> str:
     rows = "".join(
         f"<tr><td>{s.sessions}<td>{_seconds(s.p50_s)}<td>{_seconds(s.p95_s)}<td>{s.turns}<td>{s.failed}"
-        f"<td>{'held' if s.met else 'not held'}</tr>"
+        f"<td>{'held' if s.met else 'not held'}<td>{f'{s.missed} of {s.units} units missed' if s.units else ''}</tr>"
         for s in found.curve
     )
-    return f"<table><tr><th>sessions<th>p50<th>p95<th>turns<th>failed<th></tr>{rows}</table>"
+    return f"<table><tr><th>sessions<th>p50<th>p95<th>turns<th>failed<th><th></tr>{rows}</table>"
 
 
 def _seconds(value: float | None) -> str:

@@ -2,14 +2,16 @@
 
 The fraction of turns over the objective grows with the number of sessions, but a few dozen turns measure it poorly.
 Therefore the fractions of neighbouring numbers are averaged if they do not increase (isotonic regression by pooling
-adjacent violators). The edge is the number at which the result crosses ALLOWED, the fraction of turns that a 95th
-percentile allows to be over the objective.
+adjacent violators). The edge is the number at which the result crosses the fraction of turns that the objective
+allows to be over its limit: ALLOWED for a 95th percentile, 0 for native models, which must not miss a unit.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from antiphon.admission.certificate import Objective
 
 ALLOWED = 0.05
 # A number next to the edge gets EDGE_TRIALS trials of EDGE_TURNS turns, because a machine's speed varies by the minute.
@@ -43,31 +45,37 @@ class Tried:
         """The fraction of turns over the objective."""
         return self.over / self.turns if self.turns else 1.0
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether ALLOWED lies outside Wilson's confidence interval of the fraction."""
+    def is_clear(self, allowed: float) -> bool:
+        """Return whether `allowed` lies outside Wilson's confidence interval of the fraction.
+
+        If no turn may be over, one that is over is clear, and none over in EDGE_TRIALS trials is.
+        """
+        if not allowed:
+            return self.over > 0 or self.planned >= EDGE_TRIALS * EDGE_TURNS
         n, p, z = self.turns, self.part, CLEAR
         middle, half = (p + z * z / 2 / n), z * math.sqrt(p * (1 - p) / n + z * z / 4 / n / n)
-        return not middle - half <= ALLOWED * (1 + z * z / n) <= middle + half
+        return not middle - half <= allowed * (1 + z * z / n) <= middle + half
 
 
 class SessionSearch:
     """Finds the largest number of sessions that a server holds: doubles, bisects, then tries both sides of the edge
     until they are clear.
 
-    `first` is the first number to try, and `most` the largest.
+    `first` is the first number to try, and `most` the largest. `allowed` is the fraction of turns that may be over the
+    objective's limit.
     """
 
-    def __init__(self, first: int, most: int) -> None:
-        self._first, self._most = max(1, min(first, most)), most
+    def __init__(self, first: int, most: int, allowed: float = ALLOWED) -> None:
+        self._first, self._most, self._allowed = max(1, min(first, most)), most, allowed
         self.tried: dict[int, Tried] = {}
 
     def tell(self, trial: Trial, turns: int, over: int, *, ended_early: bool) -> None:
         """Record the result of a trial.
 
         With `ended_early`, the trial stopped at the turn that exceeded the limit. That turn is not counted, since
-        stopping at it would bias the fraction upwards.
+        stopping at it would bias the fraction upwards. If no turn may be over, that turn decides, and counts.
         """
+        ended_early = ended_early and self._allowed > 0
         if not turns:
             # No turn ended.
             turns = over = 1
@@ -78,8 +86,8 @@ class SessionSearch:
 
     @property
     def held(self) -> int:
-        """The largest tried number whose fraction, averaged with its neighbours, is at most ALLOWED; 0 if none is."""
-        return max((number for number, part in self._parts().items() if part <= ALLOWED), default=0)
+        """The largest tried number whose fraction, averaged with its neighbours, is allowed; 0 if none is."""
+        return max((number for number, part in self._parts().items() if part <= self._allowed), default=0)
 
     def next(self) -> Trial | None:
         """Return the next trial, or None if the edge is known."""
@@ -100,7 +108,7 @@ class SessionSearch:
         return self._edge(min(sides, key=lambda n: self.tried[n].planned if n in self.tried else 0))
 
     def _is_clear(self, number: int) -> bool:
-        return self.tried[number].is_clear
+        return self.tried[number].is_clear(self._allowed)
 
     def _short(self, number: int) -> Trial:
         return Trial(number, SEARCH_TURNS, is_edge=False)
@@ -114,10 +122,10 @@ class SessionSearch:
         return sum(tried.planned for number, tried in self.tried.items() if abs(number - held - 0.5) <= reach)
 
     def _crossing(self, held: int, failed: int) -> int:
-        """Return where a straight line between two numbers crosses ALLOWED, rounded down; at least `held`."""
+        """Return where a straight line between two numbers crosses what is allowed, rounded down; at least `held`."""
         parts = self._parts()
         low = parts.get(held, 0.0)
-        return held + int((failed - held) * (ALLOWED - low) / (parts[failed] - low))
+        return held + int((failed - held) * (self._allowed - low) / (parts[failed] - low))
 
     def _parts(self) -> dict[int, float]:
         """Return the fraction of each tried number. Fractions that do not increase are averaged, weighted by turns."""
@@ -136,10 +144,6 @@ def percentile(values: list[float], q: float) -> float | None:
     return sorted(values)[max(0, math.ceil(len(values) * q / 100) - 1)] if values else None
 
 
-def is_lost(delays: list[float], limit_s: float, turns: int, times: int = 1) -> bool:
-    """Return whether more than `times` the allowed number of `turns` turns are already over the limit.
-
-    The allowed number is the fraction ALLOWED, rounded down.
-    """
-    count = max(turns, len(delays))
-    return sum(d > limit_s for d in delays) > times * (count - math.ceil((1 - ALLOWED) * count))
+def is_lost(delays: list[float], objective: Objective, turns: int, times: int = 1) -> bool:
+    """Return whether more than `times` the allowed number of `turns` turns are already over the limit."""
+    return sum(d > objective.p95_s for d in delays) > times * objective.most_over(max(turns, len(delays)))

@@ -63,11 +63,18 @@ class _Item(msgspec.Struct):
     content: list[_Part] | None = None
 
 
+class _Usage(msgspec.Struct):
+    """The usage of a response. A native model counts its units as output tokens."""
+
+    output_tokens: int = 0
+
+
 class _Ended(msgspec.Struct):
     """How a response ended. In full duplex, `metadata` has the reason if there was no response."""
 
     status: str | None = None
     metadata: dict[str, str] | None = None
+    usage: _Usage | None = None
 
 
 class Event(msgspec.Struct):
@@ -89,6 +96,16 @@ class Event(msgspec.Struct):
     response: _Ended | None = None
     # The item of `conversation.item.retrieved`.
     item: _Item | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why there was no response, in full duplex."""
+        return ((self.response and self.response.metadata) or {}).get("reason", "")
+
+    @property
+    def output_tokens(self) -> int:
+        """The output tokens of a response that has ended; 0 if the server does not report them."""
+        return self.response.usage.output_tokens if self.response and self.response.usage else 0
 
     @property
     def problem(self) -> str:

@@ -243,7 +243,11 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_certify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kinds", default="", help="captions, conversation, speech, video, duplex; default: all")
+    parser.add_argument(
+        "--kinds",
+        default="",
+        help="captions, conversation, speech, video, duplex, native; default: all that the server serves",
+    )
     parser.add_argument(
         "--minutes",
         type=float,

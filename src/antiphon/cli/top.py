@@ -93,12 +93,14 @@ def _head(url: str, before: Reading, now: Reading) -> str:
     states = [word for metric, word in STATES if now.value(metric)]
     refused = now.value("antiphon_refused_total") - (before.value("antiphon_refused_total") if before is not now else 0)
     by_dialect = ", ".join(f"{count:.0f} {dialect}" for dialect, count in sessions.items()) or "none"
+    units = [_since(before, now, "antiphon_units_total", what=what) for what in ("done", "late")]
+    counts = f"; units: {units[0]:.0f}, late: {units[1]:.0f}" if now.value("antiphon_units_total") else ""
     lost = [name for name, alive in now.by("antiphon_model_alive", "worker").items() if not alive]
     return "\n".join(
         [
             f"{url}  {', '.join(states + [f'{name} is lost' for name in lost]) or 'serves'}",
             f"sessions: {by_dialect}; connections: {now.value('antiphon_connections'):.0f}; refused: {refused:.0f}",
-            f"load: {_load(now)}; headroom: {_lights(now)}",
+            f"load: {_load(now)}; headroom: {_lights(now)}{counts}",
         ]
     )
 

@@ -34,6 +34,7 @@ from antiphon.contracts.language import (
 )
 from antiphon.contracts.native import (
     ListenStep,
+    NativeLoad,
     NativeModel,
     NativeOptions,
     NativeProfile,
@@ -91,6 +92,7 @@ __all__ = [
     "Message",
     "MessagePart",
     "MessageRole",
+    "NativeLoad",
     "NativeModel",
     "NativeOptions",
     "NativeProfile",

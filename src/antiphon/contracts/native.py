@@ -82,6 +82,14 @@ class SpeakStep:
 NativeStep = ListenStep | SpeakStep
 
 
+@dataclass(frozen=True, slots=True)
+class NativeLoad:
+    """How many conversations are open, and how many more there is room for now."""
+
+    conversations: int
+    room: int
+
+
 class NativeStream(Protocol):
     """One conversation over one long-lived KV. `append` and `step` alternate and are never called at the same time."""
 
@@ -139,6 +147,10 @@ class NativeModel(Protocol):
             Refused: There is no room for its KV.
             ModelError: The model failed.
         """
+        ...
+
+    def load(self) -> NativeLoad:
+        """Return how full the model is. Does not wait. Conversations that `open` is opening may not be counted yet."""
         ...
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from pathlib import Path
 from antiphon.admission import certificate as certificates
 from antiphon.admission.certificate import Kind
 from antiphon.admission.headroom import MOST_YOUNG, MOST_YOUNG_GPU, Headroom
+from antiphon.contracts import NativeLoad
 from antiphon.errors import Refused
 from antiphon.server.credentials import Caller
 from antiphon.server.memory import MemoryLedger
@@ -49,10 +50,15 @@ def current_place() -> Place | None:
 
 
 class Admission:
-    """Holds the places of one server. Raises SettingsError for a certificate that cannot be read."""
+    """Holds the places of one server. Raises SettingsError for a certificate that cannot be read.
 
-    def __init__(self, settings: Settings, memory: MemoryLedger) -> None:
-        self._server, self._memory = settings.server, memory
+    `native_load` returns how full the native model is; None without one.
+    """
+
+    def __init__(
+        self, settings: Settings, memory: MemoryLedger, native_load: Callable[[], NativeLoad | None] = lambda: None
+    ) -> None:
+        self._server, self._memory, self._native_load = settings.server, memory, native_load
         server = settings.server
         certificate = certificates.read(Path(server.certificate).expanduser()) if server.certificate else None
         by_device = MOST_YOUNG if settings.models.device == "cpu" else MOST_YOUNG_GPU
@@ -81,6 +87,7 @@ class Admission:
         memory limit.
         """
         self.refuse_if_draining()
+        self.refuse_without_kv(kind)
         with self._memory.opened(caller.key) as account:
             account.check(0)
         with self._place(self._by_key, caller, "sessions"):
@@ -104,6 +111,17 @@ class Admission:
         """Raise Refused while the server drains."""
         if self.draining:
             raise Refused("the server is shutting down", 5.0)
+
+    def refuse_without_kv(self, kind: Kind) -> None:
+        """Raise Refused if a native model has no room for another conversation.
+
+        Sessions that were admitted and have not opened their conversation yet count as conversations.
+        """
+        if kind == "native" and (load := self._native_load()):
+            opening = max(0, self.by_kind[kind] - load.conversations)
+            if load.room <= opening:
+                reason = f"there is no room for another conversation beside {load.conversations + opening}"
+                raise Refused(reason, self.headroom.next_end_s(time.monotonic()))
 
     def refuse_early(self, caller: Caller, kind: Kind) -> None:
         """Raise Refused if headroom would not admit a new session of this kind now. Takes no place."""

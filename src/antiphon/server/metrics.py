@@ -20,6 +20,7 @@ from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import ModelWorker
 from antiphon.recording.tracing.turns import TurnTrace
 from antiphon.server.memory import MemoryLedger
+from antiphon.sessions.conversation.native_units import UnitDone
 from antiphon.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ class Metrics:
         self.latency_s = Histogram(
             "antiphon_latency_seconds",
             "partial: one partial decode. final: end of turn decided to transcript. vad: one chunk judged. "
-            "file: a file's transcript. first_token: a chat request to its first token.",
+            "file: a file's transcript. first_token: a chat request to its first token. unit: a native model's unit, "
+            "from its time to its result.",
             ["kind"],
             buckets=_LATENCY_S,
             registry=self.registry,
@@ -133,6 +135,14 @@ class Metrics:
             "preemptive_dropped_tokens: tokens of the dropped ones. ducks: responses paused for speech over them. "
             "ducks_without_interruption: paused responses that continued. "
             "false_starts: responses that began before the user had finished.",
+            ["what"],
+            registry=self.registry,
+        )
+        self.units = Counter(
+            "antiphon_units",
+            "Units of native models. done: their result came. late: it came more than a unit after the unit's time, "
+            "which is when its audio was complete, or when silence took the place of audio that had not arrived. "
+            "silent: silence took that place. early: the audio came more than half a unit ahead of its time.",
             ["what"],
             registry=self.registry,
         )
@@ -219,6 +229,12 @@ class Metrics:
     def count(self, what: str, number: int) -> None:
         """Add `number` to the counter of `antiphon_turns` that has the label `what`."""
         self.turns.labels(what).inc(number)
+
+    def unit(self, unit: UnitDone) -> None:
+        """Count a unit of a native model whose result has come, and keep its delay for the signal `units`."""
+        for what in unit.counts:
+            self.units.labels(what).inc()
+        self.recent.add("units", unit.delay_s / unit.unit_s)
 
     def text(self, *, openmetrics: bool = False) -> bytes:
         """Return all metrics as /metrics sends them, in UTF-8.

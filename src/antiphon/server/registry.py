@@ -76,6 +76,11 @@ class SessionRegistry:
         """True if a session that can be resumed may exist, here or in the store."""
         return bool(self.resumable) or self.store is not None
 
+    @property
+    def awaits_client(self) -> bool:
+        """True if a session without a transport waits for its client, here or in the store."""
+        return self.store is not None or any(not s.attachment.state.has_transport for s in self.resumable.values())
+
     def backlog_s(self) -> float:
         """Return the longest backlog of all live sessions, in seconds of audio; 0 without a live session."""
         return max((s.backlog_s for s in self.live), default=0.0)

@@ -10,6 +10,8 @@ from typing import Any
 
 import anyio.abc
 
+from antiphon.admission.certificate import Kind
+from antiphon.contracts import NativeModel
 from antiphon.engine.profiling import Profiler
 from antiphon.errors import Refused
 from antiphon.loading.loaded import LoadedModels
@@ -78,7 +80,7 @@ class ServerState:
         folder = settings.server.torch_profiler_dir
         self.profiler = Profiler(Path(folder).expanduser()) if folder else None
         self.turns = TurnReports(settings.server, self.metrics)
-        self.admission = Admission(settings, self.memory)
+        self.admission = Admission(settings, self.memory, lambda: self.native.load() if self.native else None)
         self.metrics.watch_headroom(self.admission.headroom, self.admission.by_kind)
 
     def uploaded_voices(self, caller: Caller) -> VoiceStore:
@@ -103,6 +105,16 @@ class ServerState:
         unit_ms = round(model.native.profile.unit_s * 1000) if model.native else 0
         strict, hears = self.settings.server.strict_models, model.profile.accepts_media
         return ModelNames((model.profile.id,), strict=strict, unit_ms=unit_ms, hears=hears)
+
+    def kind_of(self, kind: Kind) -> Kind:
+        """Return the kind of a session by the loaded models: all conversations of a native model are `native`."""
+        return "native" if self.native and kind in ("conversation", "duplex") else kind
+
+    @property
+    def native(self) -> NativeModel | None:
+        """The native model that speaks in conversations; None if another model does, and while the models load."""
+        model = self.models.for_conversations if self.models else None
+        return model.native if model else None
 
     def loaded(self) -> LoadedModels:
         """Return the models. Raises Refused while they load, and while the server drains."""

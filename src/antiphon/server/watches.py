@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 # Interval at which the signals of live headroom are read. docs/design/admission.md describes each signal.
 HEADROOM_EVERY_S = 0.25
-# Window of the percentile of the event loop's lag, in seconds. The two signals below need several late measurements:
+# Window of the percentile of the event loop's lag, in seconds. The three signals below need several late measurements:
 # one late final among five may be chance, and must not cause a refusal.
 LOOP_S = 2.0
-WINDOWS = {"wait": Evidence(5.0, 5.0), "final": Evidence(30.0, 10.0)}
+WINDOWS = {"wait": Evidence(5.0, 5.0), "final": Evidence(30.0, 10.0), "units": Evidence(10.0, 5.0)}
 
 
 async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
@@ -66,6 +66,7 @@ def _signals(state: ServerState, models: LoadedModels) -> dict[str, float]:
         "lane": max((lane.overdue_s() for lane in models.lanes), default=0.0),
         "wait": recent.sustained("wait", WINDOWS["wait"]),
         "finals": recent.sustained("final", WINDOWS["final"]),
+        "units": recent.sustained("units", WINDOWS["units"]),
         "memory": memory.num_bytes / memory.limit_bytes,
         "system": _used_of_system(),
         "kv": _promised_kv(models),
@@ -79,6 +80,7 @@ def _falls_s(state: ServerState) -> dict[str, float]:
         "loop": LOOP_S,
         "wait": recent.falls_s("wait", WINDOWS["wait"], green("wait")),
         "finals": recent.falls_s("final", WINDOWS["final"], green("finals")),
+        "units": recent.falls_s("units", WINDOWS["units"], green("units")),
     }
 
 

@@ -52,7 +52,8 @@ MIN_OFFSET_FRAMES, OFFSET_FRAMES = 32, 125
 # may arrive up to EARLY_HOPS too early.
 FADE_DB_PER_HOP, TAIL_HOPS, EARLY_HOPS = 1.0, 36, 9
 # A frame counts as speech if MIN_SPEECH_VOTES of the last SPEECH_VOTE_FRAMES frames were another speaker's. The delay
-# is determined again every DELAY_SEARCH_FRAMES frames.
+# is determined every DELAY_SEARCH_FRAMES frames and, while it is unknown, at each frame that may be speech: a search
+# takes half a millisecond of the event loop.
 SPEECH_VOTE_FRAMES, MIN_SPEECH_VOTES, DELAY_SEARCH_FRAMES = 4, 3, 4
 # A frame with a speech probability below MIN_SPEECH_PROBABILITY is silence. After MAX_QUIET_FRAMES silent frames while
 # the reference has audio, which is longer than any delay, no echo is expected any more.
@@ -218,7 +219,8 @@ class EchoGuard:
             return False
         self._num_frames += 1
         score = 0.0
-        if self.delay_hops is None or self._num_frames % DELAY_SEARCH_FRAMES == 0:
+        is_asked = self.delay_hops is None and probability >= MIN_SPEECH_PROBABILITY
+        if is_asked or self._num_frames % DELAY_SEARCH_FRAMES == 0:
             score, delay = self._best()
             if score >= self._needed_correlation():
                 self._learn(delay, fresh=self.delay_hops is None)
@@ -267,17 +269,39 @@ class EchoGuard:
         levels = np.stack([v for _, v in self._microphone])
         if len(hops) < MIN_COMPARED_FRAMES:
             return 0.0, 0
-        past = self._reference(hops[None, :] - np.arange(MAX_DELAY_HOPS)[:, None])
-        loud = past.max(axis=2) > FLOOR_DB + 10
-        enough = loud.sum(axis=1) >= MIN_COMPARED_FRAMES
+        # The part of the reference that is compared, in float64, since the sums below are of differences. A row of
+        # silence at its end stands for all hops outside. Frames for which the reference is silent do not count.
+        first, end = (
+            int(np.clip(hop - self._start, 0, len(self._levels)))
+            for hop in (hops.min() - MAX_DELAY_HOPS + 1, hops.max() + 1)
+        )
+        past = np.full((end - first + 1, len(self._bands)), FLOOR_DB)
+        past[:-1] = self._levels[first:end]
+        loud = (past.max(axis=1) > FLOOR_DB + 10).astype(np.float64)
+        at = hops - self._start - first - np.arange(MAX_DELAY_HOPS)[:, None]
+        at = np.where((at >= 0) & (at < end - first), at, end - first)
+        weight = loud[at]
+        count = weight.sum(axis=1)
+        enough = count >= MIN_COMPARED_FRAMES
         if not enough.any():
             return 0.0, 0
-        weight = loud[:, :, None].astype(np.float32)
-        count = np.maximum(weight.sum(axis=1, keepdims=True), 1)
-        microphone = (levels[None] - (levels[None] * weight).sum(axis=1, keepdims=True) / count) * weight
-        reference = (past - (past * weight).sum(axis=1, keepdims=True) / count) * weight
-        norm = np.sqrt((microphone**2).sum(axis=(1, 2)) * (reference**2).sum(axis=(1, 2))) + 1e-6
-        scores = np.where(enough, (microphone * reference).sum(axis=(1, 2)) / norm, 0.0)
+        past *= loud[:, None]
+        count = np.maximum(count, 1)
+        # For all delays at once: sums over the frames of the levels, of their squares and of their products.
+        reference, microphone = past[at], levels.astype(np.float64)
+        reference_sum, microphone_sum = reference.sum(axis=1), weight @ microphone
+        products = reference.reshape(len(at), -1) @ microphone.ravel()
+        squares = (past**2).sum(axis=1)[at].sum(axis=1), weight @ (microphone**2).sum(axis=1)
+        means = [
+            (a * b).sum(axis=1) / count
+            for a, b in (
+                (reference_sum, microphone_sum),
+                (reference_sum, reference_sum),
+                (microphone_sum, microphone_sum),
+            )
+        ]
+        norm = np.sqrt(np.maximum((squares[0] - means[1]) * (squares[1] - means[2]), 0.0)) + 1e-6
+        scores = np.where(enough, (products - means[0]) / norm, 0.0)
         best = int(scores.argmax())
         return float(scores[best]), best
 

@@ -12,7 +12,16 @@ import pytest
 
 from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
-from antiphon.contracts import AudioPart, ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
+from antiphon.contracts import (
+    AudioPart,
+    ListenStep,
+    NativeLoad,
+    NativeOptions,
+    NativeProfile,
+    NativeStep,
+    SpeakStep,
+    Unit,
+)
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
 from antiphon.events.conversation import (
     CancelResponse,
@@ -41,13 +50,8 @@ from antiphon.events.duplex import (
 from antiphon.events.transcription import AppendAudio, CommitAudio, ServerVad, TranscriptionConfig
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.sessions.conversation.context import ConversationContext
-from antiphon.sessions.conversation.native_turns import (
-    ANSWER_UNITS,
-    MAX_WAITING_UNITS,
-    NativeTurns,
-    UnitClock,
-    UnitQueue,
-)
+from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, NativeTurns
+from antiphon.sessions.conversation.native_units import MAX_WAITING_UNITS, UnitClock, UnitQueue
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
@@ -94,6 +98,9 @@ class Native:
         if isinstance(step, Exception):
             raise step
         return step
+
+    def load(self) -> NativeLoad:
+        return NativeLoad(1, 7)
 
     def interrupt(self) -> None:
         self.interrupts += 1
@@ -172,20 +179,20 @@ def run(native: Native, act: Any, duplex: DuplexConfig | None = None, **config: 
 def test_audio_is_cut_into_units_and_images_go_with_the_unit_in_which_they_came() -> None:
     units = UnitQueue(4, 2)
     units.append_frames((b"a",))
-    units.append(np.arange(1, 3, dtype=np.float32))
+    units.append(np.arange(1, 3, dtype=np.float32), 1.0)
     assert not units.has_unit
-    units.append(np.arange(3, 5, dtype=np.float32))
+    units.append(np.arange(3, 5, dtype=np.float32), 2.0)
     units.append_frames((b"b", b"c", b"d"))
-    units.append(np.arange(5, 8, dtype=np.float32))
+    units.append(np.arange(5, 8, dtype=np.float32), 3.0)
     assert (units.has_unit, units.num_waiting, units.num_received) == (True, 7, 7)
-    pcm, is_full = units.take()
-    assert (pcm.tolist(), is_full, units.take_frames()) == ([1, 2, 3, 4], True, (b"a",))
-    pcm, is_full = units.take()
-    assert (pcm.tolist(), is_full, units.take_frames()) == ([5, 6, 7, 0], False, (b"c", b"d"))
+    pcm, arrived_s = units.take()
+    assert (pcm.tolist(), arrived_s, units.take_frames()) == ([1, 2, 3, 4], 2.0, (b"a",))
+    pcm, arrived_s = units.take()
+    assert (pcm.tolist(), arrived_s, units.take_frames()) == ([5, 6, 7, 0], None, (b"c", b"d"))
     units.append_frames((b"e",))
     # A unit of silence only.
-    pcm, is_full = units.take()
-    assert (pcm.tolist(), is_full, units.take_frames()) == ([0] * 4, False, (b"e",))
+    pcm, arrived_s = units.take()
+    assert (pcm.tolist(), arrived_s, units.take_frames()) == ([0] * 4, None, (b"e",))
     assert units.num_waiting == 0
 
 
@@ -193,7 +200,7 @@ def test_a_model_without_vision_gets_no_images_and_a_flood_of_them_is_not_kept()
     blind, units = UnitQueue(4, 0), UnitQueue(4, 1)
     for queue in (blind, units):
         queue.append_frames((b"a",) * 100 + (b"b",))
-        queue.append(np.ones(4, np.float32))
+        queue.append(np.ones(4, np.float32), 0.0)
         assert queue.has_unit
         queue.take()
     assert (blind.take_frames(), units.take_frames()) == ((), (b"b",))
@@ -264,12 +271,12 @@ def test_when_no_audio_comes_while_the_model_speaks_then_it_is_fed_silence() -> 
 
 def test_when_audio_is_a_little_late_then_no_silence_is_heard_in_between() -> None:
     clock = UnitClock(1.0)
-    clock.begin(10.0, is_fed=True)
+    clock.begin(10.0, 10.0)
     # A client that sends audio gets time for its next second; one whose turn is committed may send no more.
     assert clock.left_s(10.9, is_committed=False) == pytest.approx(0.6)
     assert clock.left_s(10.9, is_committed=True) == pytest.approx(0.1)
     # After that time without audio, silence follows in real time.
-    clock.begin(11.5, is_fed=False)
+    clock.begin(11.5, None)
     assert clock.left_s(12.0, is_committed=False) == pytest.approx(0.5)
 
 

@@ -24,7 +24,7 @@ from antiphon.adapters.minicpmo.token2wav import token2wav
 from antiphon.adapters.minicpmo.vision_encoder import ImagePatches
 from antiphon.adapters.parts import load_parts
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
+from antiphon.contracts import ListenStep, NativeLoad, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.engine.api import Sampling, Session, Token
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.kv.cache import pages_of
@@ -154,6 +154,12 @@ class MiniCpmO:
     def engines(self) -> tuple[LocalEngine | CodeVocoder, ...]:
         """Both engines and the vocoder, whose threads the server monitors."""
         return (self.engine, self.code_engine, *([self.vocoder] if self.vocoder else []))
+
+    def load(self) -> NativeLoad:
+        """Return the open conversations, and how many more the engines and the vocoder have room for. Does not wait."""
+        words, codes = (engine.scheduler.cache for engine in (self.engine, self.code_engine))
+        room = [words.room(RESERVE_ROWS), codes.room(CODE_RESERVE_ROWS)]
+        return NativeLoad(len(words.leases), min(room + ([self.vocoder.room] if self.vocoder else [])))
 
     def close(self) -> None:
         """Stop the threads of both engines and of the vocoder. Open conversations fail."""

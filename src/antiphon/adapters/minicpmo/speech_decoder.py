@@ -161,6 +161,11 @@ class CodeVocoder(Protocol):
         """The lookahead: the number of codes at the end of the input that yield no audio yet."""
         ...
 
+    @property
+    def room(self) -> int:
+        """The number of further streams that can be opened now."""
+        ...
+
     async def open(self, reference: Pcm | None) -> SoundStream:
         """Return a conversation's stream in the voice of `reference`, float32 [num_samples], 16 kHz; None: the default.
 

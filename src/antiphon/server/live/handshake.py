@@ -94,12 +94,12 @@ def names_session(websocket: WebSocket) -> bool:
     return bool(resume) and resume not in TRUE_VALUES
 
 
-def kind_of(dialect: Dialect, opening: Opening) -> Kind:
+def kind_of(state: ServerState, dialect: Dialect, opening: Opening) -> Kind:
     """Return the kind of a session, as far as the upgrade request shows it. The first message may correct it."""
     if dialect.name != "realtime":
-        return "duplex"
+        return state.kind_of("duplex")
     transcribes = opening.intent == "transcription" or opening.is_transcription or opening.dialect == "vllm"
-    return "captions" if transcribes else "conversation"
+    return "captions" if transcribes else state.kind_of("conversation")
 
 
 def wants_token(websocket: WebSocket) -> bool:
@@ -130,12 +130,16 @@ async def serve_by_first_frame(
     frame (unless `autostart=0`). While waiting for the frame, the WebSocket holds a place that is counted apart from
     sessions.
 
-    Raises Refused before the upgrade if the server has no room for a session and no session to resume. After the
-    upgrade, errors are sent as frames.
+    Raises Refused before the upgrade if the server has no room for a session and no session to resume, and if a native
+    model has no KV for another conversation while all sessions have their clients. After the upgrade, errors are sent
+    as frames.
     """
     query, resumes = websocket.query_params, names_session(websocket)
-    if dialect is not None and opening is not None and not resumes and not state.sessions.may_resume:
-        state.admission.refuse_early(caller, kind_of(dialect, opening))
+    if dialect is not None and opening is not None and not resumes:
+        if not state.sessions.awaits_client:
+            state.admission.refuse_without_kv(kind_of(state, dialect, opening))
+        if not state.sessions.may_resume:
+            state.admission.refuse_early(caller, kind_of(state, dialect, opening))
     await accept(websocket, dialect)
     transport = WebSocketTransport(websocket)
     if resumes and await is_unknown(state, caller, query["resume"]):
@@ -208,7 +212,7 @@ async def _serve_new(
     autostart: bool,
 ) -> None:
     try:
-        with state.admission.admit(caller, kind_of(dialect, opening)):
+        with state.admission.admit(caller, kind_of(state, dialect, opening)):
             token = ResumeToken()
             wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew(), autostart=autostart))
             await prepare_voices(state, caller, opening.session)

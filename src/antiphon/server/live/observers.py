@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -24,6 +25,7 @@ from antiphon.recording.tracing.turns import TurnTracer
 from antiphon.remote.trace_context import follow_session
 from antiphon.server.access_log import current_request
 from antiphon.server.state import ServerState
+from antiphon.sessions.conversation.native_units import UnitDone
 from antiphon.transports.transport import ClientData
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ class SessionObservers:
         self._state, self._wire, self._measure = state, wire, measure
         self._recorder = _open_recorder(state, wire)
         self._turns = TurnTracer()
+        # The units of a native model that are done, late, silent and early: see `UnitDone.counts`.
+        self._units = Counter[str]()
         self._client = current_request().traceparent
         # Read by code that calls other servers for this session.
         self._current = follow_session()
@@ -81,6 +85,23 @@ class SessionObservers:
         self._state.metrics.count(what, number)
         if name := DECISIONS.get(what):
             self._turns.decided(name, time.monotonic())
+
+    def unit(self, unit: UnitDone) -> None:
+        """Observe a unit of a native model: for the metrics, for admission, and for the session's last log line."""
+        self._measure("unit", unit.delay_s)
+        self._state.metrics.unit(unit)
+        if self._units:
+            # The first unit also computes the prompt.
+            self._state.admission.headroom.units.add(self._wire.id, unit.delay_s / unit.unit_s, time.monotonic())
+        self._units.update(unit.counts)
+
+    @property
+    def units(self) -> dict[str, int]:
+        """The numbers of units for the session's last log line; empty without a native model."""
+        if not self._units:
+            return {}
+        counts = {f"{name}_units": self._units[name] for name in ("late", "silent", "early")}
+        return {"units": self._units["done"]} | counts
 
     def sent(self, frame: Frame) -> Frame:
         """Observe a frame that is sent to the client, and return it."""

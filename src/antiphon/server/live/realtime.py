@@ -118,7 +118,7 @@ class LiveRealtime:
         finally:
             self.copy.close()
             self._observers.close()
-            self._live.log_end(self._session.progress.audio_s if self._session else 0.0)
+            self._live.log_end(self._session.progress.audio_s if self._session else 0.0, **self._observers.units)
             if self._session:
                 self._state.metrics.audio_s.labels("live").inc(self._session.progress.audio_s)
 

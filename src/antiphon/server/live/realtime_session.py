@@ -153,6 +153,7 @@ def new_conversation(
         speaker_model=models.speaker_model,
         measure=observers.measure,
         count=observers.count,
+        on_unit=observers.unit,
         min_commit_ms=wire.min_commit_ms,
         owner=caller.key,
     )

@@ -40,6 +40,7 @@ TOLD_LATENCIES = {
     "first_answer_sound": ("answers", "first_sound_ms"),
     "first_sound": ("sentences", "first_sound_ms"),
     "first_video_text": ("answers", "first_text_ms"),
+    "unit": ("units", "unit_ms"),
 }
 # Maximum number of latencies kept of each kind; older ones are dropped.
 MAX_LATENCIES = 1000
@@ -154,7 +155,7 @@ class LiveSession:
         self._labels.append(label)
         if label in KINDS_OF and (place := current_place()):
             # Only the first message, or the stored row, shows what a session is for.
-            place.becomes(KINDS_OF[label])
+            place.becomes(self._state.kind_of(KINDS_OF[label]))
         self._state.metrics.sessions.labels(label).inc()
         self._state.metrics.sessions_started.labels(label).inc()
 

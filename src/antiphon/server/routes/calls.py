@@ -57,7 +57,7 @@ async def calls(request: Request) -> Response:
     wire = dialect.connect(opening, context_of(state, caller))
     first_frames = await open_wire(wire)
     with ExitStack() as stack:
-        stack.enter_context(state.admission.admit(caller, kind_of(dialect, opening)))
+        stack.enter_context(state.admission.admit(caller, kind_of(state, dialect, opening)))
         call = await new_call(state.settings.server.ice_servers)
         try:
             answer = await call.answer(offer)

@@ -83,13 +83,14 @@ async def ready(request: Request) -> Response:
 def served_kinds(models: LoadedModels) -> tuple[Kind, ...]:
     """Return the kinds of sessions that these models serve, in the order of the certificate's kinds."""
     hears = models.transcriber is not None and models.vad is not None
-    converses = models.for_conversations is not None
+    talker = models.for_conversations
     has: dict[Kind, bool] = {
         "captions": hears,
-        "conversation": converses,
+        "conversation": talker is not None,
         "speech": models.synthesizer is not None,
         "video": models.for_video is not None,
-        "duplex": converses,
+        "duplex": talker is not None,
+        "native": talker is not None and talker.native is not None,
     }
     return tuple(kind for kind, is_there in has.items() if is_there)
 

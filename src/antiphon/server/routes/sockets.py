@@ -51,7 +51,7 @@ async def realtime(websocket: WebSocket) -> None:
     if dialect.client_first or (dialect.resume is not Resume.NEVER and names_session(websocket)):
         await serve_by_first_frame(state, caller, websocket, dialect, opening)
         return
-    with state.admission.admit(caller, kind_of(dialect, opening)):
+    with state.admission.admit(caller, kind_of(state, dialect, opening)):
         token = ResumeToken() if dialect.resume is Resume.ON_REQUEST and wants_token(websocket) else None
         wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew() if token else None))
         await accept(websocket, dialect)

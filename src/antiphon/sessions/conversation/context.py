@@ -16,12 +16,17 @@ from antiphon.events.conversation import (
     ConversationEvent,
 )
 from antiphon.events.transcription import TranscriptionEvent
+from antiphon.sessions.conversation.native_units import UnitDone
 
 EmitConversation = Callable[[TranscriptionEvent | ConversationEvent], Awaitable[None]]
 
 
 def _unmeasured(kind: str, value: float) -> None:
     """Ignore the value: the default for `measure` and `count`."""
+
+
+def _unit_ignored(unit: UnitDone) -> None:
+    """Ignore the unit: the default for `on_unit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,8 @@ class ConversationContext:
     # responses, `preemptive_dropped_tokens`, `ducks`, `ducks_without_interruption`, and
     # `false_starts`.
     count: Callable[[str, int], None] = _unmeasured
+    # Called with each unit of a native model whose result has come.
+    on_unit: Callable[[UnitDone], None] = _unit_ignored
     # Returns monotonic seconds.
     clock: Callable[[], float] = time.monotonic
     # A commit with less new audio than this, in milliseconds, is refused. See `TranscriptionSession`.

@@ -11,14 +11,12 @@ from __future__ import annotations
 import io
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import anyio.abc
-import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_beginning
@@ -38,20 +36,17 @@ from antiphon.contracts import (
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
 from antiphon.events.conversation import CommandRejected, ConversationConfig, ConversationEvent, CreateResponse, Item
 from antiphon.events.duplex import DuplexConfig, ListenStepTaken
+from antiphon.sessions.conversation.native_units import MAX_WAITING_UNITS, UnitClock, UnitDone, UnitQueue
 from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.signals import Signal
 from antiphon.text.word_timing import spread_words
 
 log = logging.getLogger(__name__)
 
-# Units of audio that may wait for the model. At the limit, `append_audio` waits, which slows the client down.
-MAX_WAITING_UNITS = 4
 # Seconds of a reference voice that are decoded. The rest of the file is ignored.
 MAX_REFERENCE_S = 30
 # Maximum units of silence fed after a commit or a request. In the last of them the model has to speak.
 ANSWER_UNITS = 8
-# Tolerated delay of audio from a client that is sending, as a fraction of a unit.
-LATE_UNITS = 0.5
 # Maximum characters of typed text that go with one unit, and of text that waits for its unit.
 UNIT_CHARS, MAX_WAITING_CHARS = 128, 8000
 # Chunks of a response that may wait for its reader. At the limit, the model waits.
@@ -74,77 +69,6 @@ class DueResponse:
     is_padded: bool = False
     units_left: int = ANSWER_UNITS
     is_paced: bool = False
-
-
-class UnitClock:
-    """Decides when a unit is padded with silence because its audio has not arrived. Pure. Times are monotonic seconds.
-
-    A client that sends audio gets LATE_UNITS in addition to the unit's length, for network jitter. Otherwise the model
-    would hear a pause in the user's speech, and each such pause would put it another unit ahead of the user.
-    """
-
-    def __init__(self, unit_s: float) -> None:
-        self._unit_s = unit_s
-        self._began_s = 0.0
-        self._is_fed = False
-
-    def begin(self, now_s: float, *, is_fed: bool) -> None:
-        """Begin a unit at `now_s`. `is_fed`: all of its audio came from the client."""
-        self._began_s, self._is_fed = now_s, is_fed
-
-    def left_s(self, now_s: float, *, is_committed: bool) -> float:
-        """Seconds until the next unit is due. `is_committed`: the client waits for an answer and may send no audio."""
-        late_s = LATE_UNITS * self._unit_s if self._is_fed and not is_committed else 0.0
-        return self._began_s + self._unit_s + late_s - now_s
-
-
-class UnitQueue:
-    """Queues audio, cut into units of `unit_samples`, and the images that arrived with each unit. Pure.
-
-    `max_frames`: maximum images per unit. `num_waiting`: waiting samples. `num_received`: samples received so far.
-    """
-
-    def __init__(self, unit_samples: int, max_frames: int) -> None:
-        self.unit_samples, self._max_frames = unit_samples, max_frames
-        self.num_waiting = self.num_received = 0
-        self._audio: deque[Pcm] = deque()
-        # Images, each with the number of samples received before it.
-        self._frames: deque[tuple[int, bytes]] = deque(maxlen=max(1, max_frames) * (MAX_WAITING_UNITS + 1))
-
-    @property
-    def has_unit(self) -> bool:
-        """Whether the audio of a whole unit is waiting."""
-        return self.num_waiting >= self.unit_samples
-
-    def append(self, pcm: Pcm) -> None:
-        """Append audio to the queue. The array is kept, not copied."""
-        self._audio.append(pcm)
-        self.num_waiting += len(pcm)
-        self.num_received += len(pcm)
-
-    def append_frames(self, frames: tuple[bytes, ...]) -> None:
-        """Append images, which go with the unit of the audio that arrives next."""
-        self._frames.extend((self.num_received, frame) for frame in frames)
-
-    def take(self) -> tuple[Pcm, bool]:
-        """Remove and return a unit, padded with silence if needed, and whether it was full without padding."""
-        pcm, at = np.zeros(self.unit_samples, np.float32), 0
-        while self._audio and at < self.unit_samples:
-            chunk = self._audio.popleft()
-            part = chunk[: self.unit_samples - at]
-            pcm[at : at + len(part)] = part
-            at += len(part)
-            if len(part) < len(chunk):
-                self._audio.appendleft(chunk[len(part) :])
-        self.num_waiting -= at
-        return pcm, at == self.unit_samples
-
-    def take_frames(self) -> tuple[bytes, ...]:
-        """Remove the images of the unit that was taken last, and return the newest `max_frames` of them."""
-        frames, num_taken = [], self.num_received - self.num_waiting
-        while self._frames and (self._frames[0][0] < num_taken or not self.num_waiting):
-            frames.append(self._frames.popleft()[1])
-        return tuple(frames[-self._max_frames :]) if self._max_frames else ()
 
 
 class NativeResponse:
@@ -219,6 +143,7 @@ class NativeTurns:
       also called, in a new task, with each requested answer that will not be spoken.
     - `emit`: awaited with a `CommandRejected` for frames that are not images and, for full-duplex clients, with a
       `ListenStepTaken` for each unit in which the model listens.
+    - `on_unit`: called with the measurement of each unit whose result has come, also if the result is discarded.
     - `clock`: returns monotonic seconds. It paces the silence that is fed while the model speaks.
     """
 
@@ -227,10 +152,11 @@ class NativeTurns:
         model: NativeModel,
         on_turn: Callable[[NativeResponse], Coroutine[Any, Any, None]],
         emit: Callable[[ConversationEvent], Awaitable[None]],
+        on_unit: Callable[[UnitDone], None] = lambda unit: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
-        self._on_turn, self._emit = on_turn, emit
+        self._on_turn, self._emit, self._on_unit = on_turn, emit, on_unit
         self._clock = clock
         self._units = UnitQueue(int(model.profile.unit_s * SAMPLE_RATE_HZ), model.profile.max_frames)
         self._stream: NativeStream | None = None
@@ -283,6 +209,7 @@ class NativeTurns:
         """Queue audio for the model: float32 [num_samples], mono, 16 kHz, of any length. Waits while four units or more
         are queued, so that a slow model slows the client down. The array is kept, not copied.
         """
+        arrived_s = self._clock()
         if self._due and self._due.request is None:
             # The user continues to speak, so the model decides by itself again when to answer.
             self._due = None
@@ -290,7 +217,7 @@ class NativeTurns:
             self._due.is_paced = True
         while self._units.num_waiting >= MAX_WAITING_UNITS * self._units.unit_samples and not self._is_closed:
             await self._changed.wait()
-        self._units.append(pcm)
+        self._units.append(pcm, arrived_s)
         self._changed.notify()
 
     def append_frames(self, frames: tuple[bytes, ...]) -> None:
@@ -423,6 +350,7 @@ class NativeTurns:
             self._discards_step = False
             must_speak = self._must_speak()
             step = await stream.step(must_speak=must_speak)
+            self._on_unit(self._unit_clock.done(self._clock()))
             if not self._discards_step:
                 await self._apply(step)
             if must_speak and self._due and self._must_speak():
@@ -446,8 +374,8 @@ class NativeTurns:
         if self._is_closed:
             return None
         self._count_down()
-        pcm, is_fed = self._units.take()
-        self._unit_clock.begin(self._clock(), is_fed=is_fed)
+        pcm, arrived_s = self._units.take()
+        self._unit_clock.begin(self._clock(), arrived_s)
         self._changed.notify()
         return pcm
 

@@ -41,9 +41,10 @@ class _Attention(nn.Module):
         count, frames, _ = x.shape
         heads = (count, -1, self._heads, self._width)
         query, key = self.q_norm(self.to_q(x).view(heads)), self.k_norm(self.to_k(x).view(heads))
-        held = extended(table, places, torch.cat([key.flatten(2), self.to_v(x)], 2))
+        held = extended(table, places, torch.cat([key.flatten(2), self.to_v(x)], 2).to(table.dtype))
         keys, values = held.view(count, -1, 2, self._heads, self._width).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query.transpose(1, 2), keys, values, attn_mask=mask)
+        queries = query.transpose(1, 2).to(table.dtype)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).to(x.dtype)
         return self.proj(mixed.transpose(1, 2).reshape(count, frames, -1))  # type: ignore[no-any-return]
 
 
@@ -167,12 +168,15 @@ class MelDecoder(nn.Module):
         self._sizes = [float(size) for size in sizes]
         self._vectors = [[vectors[step] for vectors in made] for step in range(num_steps)]
 
-    def tables(self, slots: int, frames: int) -> DitTables:
-        """Return tables of zeros for `slots` streams that hold at most `frames` frames."""
+    def tables(self, slots: int, frames: int, dtype: torch.dtype) -> DitTables:
+        """Return tables of zeros for `slots` streams that hold at most `frames` frames.
+
+        `dtype`: the type of keys and values, in which attention is computed.
+        """
         like, config = self.estimator.in_proj.weight, self._config
         rows = (self.num_steps, config.depth, 2 * (slots + 1))
         return DitTables(
-            like.new_zeros(*rows, frames, 2 * config.num_heads * config.head_dim),
+            like.new_zeros(*rows, frames, 2 * config.num_heads * config.head_dim, dtype=dtype),
             like.new_zeros(*rows, 2 * config.hidden_size, KEPT_FRAMES),
         )
 
@@ -191,7 +195,7 @@ class MelDecoder(nn.Module):
         the voices, [streams, bands]. `given`: the frames themselves, in the prompt of a voice; None: no frames.
         """
         frames, guided = noise.shape[1], places.guided()
-        mask = guided.mask(noise.dtype)
+        mask = guided.mask(tables.attention.dtype)
         conditions = torch.cat([conditions, speakers[:, None].expand(-1, frames, -1)], 2)
         if given is not None:
             conditions = torch.cat([conditions, given], 2)

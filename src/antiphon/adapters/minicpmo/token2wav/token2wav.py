@@ -156,6 +156,11 @@ class Token2Wav:
         """The lookahead in codes."""
         return self.flow.flow.encoder.lookahead
 
+    @property
+    def room(self) -> int:
+        """The number of free slots."""
+        return len(self.free)
+
     def warm(self) -> None:
         """Capture the usual calls for a GPU. Takes seconds."""
         self.flow.warm()

@@ -155,6 +155,10 @@ class KvCache:
         self.claimed_pages += pages
         return lease
 
+    def room(self, reserve_rows: int) -> int:
+        """Return how many leases with `reserve_rows` could be opened now. Any thread may call it."""
+        return max(0, (self.total_pages - self.claimed_pages) // pages_of(reserve_rows))
+
     def close(self, lease: Lease) -> None:
         """Give back everything that the lease holds, including its parked copy. Closing it again is a no-op."""
         self._release(lease)

@@ -177,7 +177,7 @@ async def _claim(
     row: StoredSession,
 ) -> bool | None:
     """Claim and serve a session without an owner. Returns None if another host was faster, False if it is gone."""
-    with state.admission.admit(caller, "conversation", resumes=True):
+    with state.admission.admit(caller, state.kind_of("conversation"), resumes=True):
         claimed, tail = await _asked(partial(_claim_with_tail, store, row, state.sessions.host_name))
         if claimed is ClaimRefusal.UNKNOWN:
             return False

@@ -107,7 +107,9 @@ class ResponseQueue:
     ) -> None:
         model = context.model
         self.responder = Responder(config, context, history, emit, heard, floor)
-        self.native = NativeTurns(model.native, self._begin_native, emit, context.clock) if model.native else None
+        self.native: NativeTurns | None = None
+        if model.native:
+            self.native = NativeTurns(model.native, self._begin_native, emit, context.on_unit, context.clock)
         self.item_media = ItemMediaResolver(
             history, context.image_reader, context.transcriber, emit, accepts_media=model.profile.accepts_media
         )
