@@ -361,6 +361,12 @@ def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     return anyio.run(report, with_profile(settings))
 
 
+def _inspect(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.inspection import run_inspect
+
+    return run_inspect(settings, args.model, as_json=args.json)
+
+
 def _hosts(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.hosts import show_hosts
 
@@ -425,6 +431,7 @@ RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "replay": _replay,
     "timeline": _timeline,
     "doctor": _doctor,
+    "inspect": _inspect,
     "hosts": _hosts,
     "top": _top,
     "certify": _certify,

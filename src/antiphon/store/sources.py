@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import httpx
-from huggingface_hub import hf_hub_url
+from huggingface_hub import constants, hf_hub_url
 
 from antiphon.errors import StoreError
 from antiphon.store.registry import Hub
@@ -58,6 +58,17 @@ def hub_url(hub: Hub, sha256: str) -> str | None:
     # The header of the redirect to a large file's storage
     # (huggingface_hub, constants.HUGGINGFACE_HEADER_X_LINKED_ETAG).
     return url if answer.headers.get("x-linked-etag", "").strip('"') == sha256 else None
+
+
+def hub_snapshot(repository: str) -> Path | None:
+    """Return the newest snapshot of a repository in the hub's cache on this machine; None if there is none."""
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    try:
+        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+    except OSError:
+        kept = sorted((folder / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime)
+        return kept[-1] if kept else None
+    return snapshot if snapshot.is_dir() else None
 
 
 def wheel_url(package: str, version: str) -> tuple[str, str]:
