@@ -31,12 +31,12 @@ DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16
 class TensorEntry(msgspec.Struct, frozen=True):
     """A tensor as a header describes it. `data_offsets`: its first byte and the byte after its last, after the header.
 
-    `dtype` has the name of the format, such as "BF16".
+    `dtype` has the name of the format, such as "BF16". The header's entry without a tensor has the defaults.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (0, 0)
 
 
 class ShardIndex(msgspec.Struct, frozen=True):
@@ -85,9 +85,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             raise ValueError(f"{path.name} is no safetensors file, or only its beginning ({size:,} bytes)")
         header = file.read(length)
     try:
-        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        entries.pop("__metadata__", None)
-        tensors = {name: msgspec.json.decode(raw, type=TensorEntry) for name, raw in entries.items()}
+        tensors = msgspec.json.decode(header, type=dict[str, TensorEntry])
+        tensors.pop("__metadata__", None)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"{path.name} has a damaged header: {error}") from None
     end = 8 + length + max((entry.data_offsets[1] for entry in tensors.values()), default=0)
