@@ -6,6 +6,7 @@ Only JSON files and the headers of weights are read. Nothing is imported that co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -145,7 +146,7 @@ def _identified(found: Inspection, fields: Fields) -> Inspection:
     family = families().get(model_type)
     title = family.title if family else model_type or architecture or "no model"
     adapter = _adapter(model_type, architecture)
-    if method := fields.get("quantization_config.quant_method") or fields.get("quantization_config.quant_algo"):
+    if method := _quantization(fields):
         problem = (
             f"its weights are quantized ({method}), which is not read; take the release in bfloat16: --weights int8 "
             "rounds it while it is loaded"
@@ -161,6 +162,16 @@ def _identified(found: Inspection, fields: Fields) -> Inspection:
         problem = "its model needs the Python code of its folder (auto_map), which is never run"
         return replace(found, title=title, problems=(problem,))
     return replace(found, title=title, role=SPECS[adapter].role, adapter=adapter)
+
+
+def _quantization(fields: Fields) -> str:
+    """Return the method by which weights are quantized, as any section of a configuration names it; "" for none."""
+    for name, value in fields.items():
+        if re.search(r"(^|\.)quantization_config\.(quant_method|quant_algo)$", name) and value:
+            return str(value)
+        if re.search(r"(^|\.)quantization\.bits$", name):
+            return f"MLX, {value} bits"
+    return ""
 
 
 def _architecture(fields: Fields) -> str:
@@ -211,8 +222,10 @@ def _compared(found: Inspection, fields: Fields) -> Inspection:
     notes = []
     if found.unknown_fields:
         notes.append(f"config.json: {named(found.unknown_fields)} is not understood, and has no effect")
-    if release is None:
-        if own:
+    if not tensors:
+        notes.append("its weights are pickled: its tensors are not compared")
+    if release is None or not tensors:
+        if own and release is None:
             notes.append(f"no manifest of {family.title} has these sizes: its tensors are not compared")
         return replace(_placed(found, None), problems=tuple(problems), notes=tuple(notes))
     comparison = compare(expected_tensors(family, release, fields), tensors)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from accelerate.hooks import remove_hook_from_submodules
 from safetensors import safe_open
 from torch import nn
 from transformers import (
+    PreTrainedModel,
     Qwen2_5OmniConfig,
     Qwen2_5OmniForConditionalGeneration,
     Qwen2_5OmniThinkerForConditionalGeneration,
@@ -82,9 +85,12 @@ def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> t
     """
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if settings.get("enable_audio_output", True) and (folder / SPEAKERS).is_file() and _has_voice(folder):
-        kind: Any = Qwen2_5OmniForConditionalGeneration
+        # The class's own `from_pretrained` also reads the voices, and cannot report the tensors that are missing.
+        read_base: Any = PreTrainedModel.from_pretrained
+        kind = SimpleNamespace(from_pretrained=partial(read_base.__func__, Qwen2_5OmniForConditionalGeneration))
         where = {"thinker": device, "talker": talker_device, "token2wav": talker_device}
         whole = load_whole(kind, folder, dtype=dtype, device_map=where)
+        whole.load_speakers(folder / SPEAKERS)
         # The hooks move inputs to the device of each part. Here the inputs are already on it.
         remove_hook_from_submodules(whole)
         thinker = whole.thinker

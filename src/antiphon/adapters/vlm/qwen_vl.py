@@ -9,7 +9,6 @@ last. So Qwen2.5-VL also gets the time as text.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import (
@@ -43,9 +42,7 @@ class QwenVl:
     def __init__(self, folder: Path, device: str, dtype: torch.dtype, model_type: str) -> None:
         """Load the checkpoint. `model_type`: one of MODELS. Raises OSError, ValueError, KeyError, RuntimeError."""
         experts = EXPERTS if model_type.endswith("_moe") else None
-        whole = load_whole(
-            MODELS[model_type], folder, dtype=dtype, device_map=device, experts_implementation=experts
-        )
+        whole = load_whole(MODELS[model_type], folder, dtype=dtype, device_map=device, experts_implementation=experts)
         model = whole.model
         self.vocabulary = Vocabulary(folder, END)
         vision = whole.config.vision_config
