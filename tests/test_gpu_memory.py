@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from bench import gpu_memory
-from bench.gpu_memory import ReleasedModel
 
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
+from antiphon.released.memory import ModelMemory
 from tests.engine.local import tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
@@ -27,7 +27,7 @@ def test_the_page_has_the_table_as_it_is_computed(table: Callable[[], str]) -> N
 def test_a_row_has_the_bytes_that_the_engine_counts() -> None:
     config = tiny.CONFIGS["qwen3"]
     shape = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-    page_bytes = 64 * ReleasedModel("tiny", 0, (shape,), "", (64,)).row_bytes[0]
+    page_bytes = 64 * ModelMemory(0, 0, (shape,), "", (64,)).row_bytes[0]
 
     async def total(budget: int) -> int:
         engine = LocalEngine(Runner(tiny.model("qwen3"), kv_dtype=torch.bfloat16), EngineSettings(kv_bytes=budget))

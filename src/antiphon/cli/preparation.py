@@ -22,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from antiphon.admission.certificate import read
 from antiphon.errors import SettingsError, StoreError
 from antiphon.extras import missing_packages, require_extra
-from antiphon.loading.inspection import check
+from antiphon.loading.inspection import check, named_release
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.placement import engine_servers, placement
 from antiphon.loading.profile_choice import choose_profile
@@ -37,6 +37,7 @@ from antiphon.loading.selection import (
 from antiphon.roles import ModelRole, shown_role
 from antiphon.settings import Settings, options
 from antiphon.store import MODELS, Model, Store
+from antiphon.store.registry import released_model
 from antiphon.store.sessions import open_store
 
 log = logging.getLogger("antiphon.cli.main")
@@ -260,6 +261,8 @@ def check_extras(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -
 
 def registered(name: str) -> Model:
     """Return the registry's model of this name. Raises SettingsError, which suggests the closest name."""
+    if name not in MODELS and (release := named_release(name)):
+        return released_model(release)
     if name not in MODELS:
         close = [known for known in MODELS if known.startswith(name)] or get_close_matches(name, list(MODELS), 1)
         meant = f"; did you mean {close[0]}?" if close else ""

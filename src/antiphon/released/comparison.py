@@ -53,12 +53,8 @@ def _has_sizes(released: Fields, fields: Fields) -> bool:
     return all(
         released[name] == fields[name]
         for name in released.keys() & fields.keys()
-        if name.rpartition(".")[2] in SIZES and _is_size(released[name])
+        if name.rpartition(".")[2] in SIZES and released[name] is not None
     )
-
-
-def _is_size(value: object) -> bool:
-    return value is not None
 
 
 def layer_counts(family: Family, release: Release, fields: Fields) -> dict[str, int]:
@@ -97,7 +93,7 @@ def compare(expected: Mapping[str, StoredTensor], found: Mapping[str, StoredTens
 
 
 def tensor_problems(found: TensorComparison) -> Iterator[str]:
-    """Yield what keeps the folder from loading, one line each: tensors that are missing, renamed, or of other shapes."""
+    """Yield what keeps a folder from loading, one line each: tensors that are missing, renamed or of other shapes."""
     for name, (shape, expected) in list(found.wrong.items())[:MAX_NAMED]:
         if shape == expected[::-1]:
             yield f"{name} is transposed: {list(shape)}, not {list(expected)}"

@@ -42,9 +42,10 @@ Open = Callable[[str, int], AbstractContextManager[ResourceReader]]
 
 
 def hub_url(hub: Hub, sha256: str) -> str | None:
-    """Return the file's URL if the hub has exactly these bytes, or None if it has others.
+    """Return the file's URL if the hub may have exactly these bytes, or None if it has others.
 
-    Large files have their sha256 as ETag, so this downloads nothing. Raises StoreError if the hub does not answer
+    Large files have their sha256 as ETag, so this downloads nothing. A small file has none, and its bytes are checked
+    after the download. `sha256` "": any bytes. Raises StoreError if the hub does not answer
     within HUB_TIMEOUT_S, or answers with an error.
     """
     url = hf_hub_url(hub.repo, hub.path, revision=hub.revision)
@@ -57,7 +58,8 @@ def hub_url(hub: Hub, sha256: str) -> str | None:
         raise StoreError(f"the hub {host} answers {answer.status_code} for {hub.repo}/{hub.path}")
     # The header of the redirect to a large file's storage
     # (huggingface_hub, constants.HUGGINGFACE_HEADER_X_LINKED_ETAG).
-    return url if answer.headers.get("x-linked-etag", "").strip('"') == sha256 else None
+    digest = answer.headers.get("x-linked-etag", "").strip('"')
+    return url if not digest or not sha256 or digest == sha256 else None
 
 
 def hub_snapshot(repository: str) -> Path | None:
