@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"audio", "errors", "protocols"},
     "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"admission", "cluster", "remote", "transports"},
-    "cli": BELOW_SERVER | {"admission", "certify", "client", "cluster", "extras", "server", "transports"},
+    "cli": BELOW_SERVER | {"admission", "certify", "client", "cluster", "extras", "released", "server", "transports"},
     "admission": {"errors"},
     "certify": {"admission", "audio", "errors"},
 }

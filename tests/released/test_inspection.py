@@ -269,7 +269,7 @@ def test_the_links_of_a_hubs_cache_are_its_own(tmp_path: Path) -> None:
 
 
 def test_a_model_of_another_role_is_refused_with_its_flag(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"Qwen3-ASR-0.6B is not for --synthesizer, but for --transcriber"):
+    with pytest.raises(StoreError, match=r"Qwen3-ASR-0.6B is for --transcriber, not for --synthesizer"):
         check(made(tmp_path), "synthesizer")
 
 

@@ -24,7 +24,7 @@ def run_inspect(settings: Settings, name: str, *, as_json: bool) -> int:
         found = inspect(_path(settings, name), pickled=settings.models.pickled_weights)
     except OSError as error:
         raise StoreError(f"{error.filename or name}: {error.strerror or error}") from error
-    print(json.dumps(_values(found), ensure_ascii=False, indent=1) if as_json else "\n".join(_lines(found)))
+    print(_json(found) if as_json else "\n".join(_lines(found)))
     return int(bool(found.problems))
 
 
@@ -72,9 +72,9 @@ def _lines(found: Inspection) -> list[str]:
     return lines
 
 
-def _values(found: Inspection) -> dict[str, object]:
+def _json(found: Inspection) -> str:
     tensors, memory = found.tensors, found.memory
-    return {
+    values = {
         "path": str(found.path),
         "model": found.title,
         "release": found.release,
@@ -98,6 +98,7 @@ def _values(found: Inspection) -> dict[str, object]:
         "problems": found.problems,
         "serve": found.command,
     }
+    return json.dumps(values, ensure_ascii=False, indent=1)
 
 
 def release_lines(settings: Settings) -> list[str]:

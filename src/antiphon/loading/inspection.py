@@ -29,7 +29,7 @@ from antiphon.released.comparison import (
     tensor_problems,
     unknown_fields,
 )
-from antiphon.released.folder import folder_problem, missing_files, path_problem
+from antiphon.released.folder import folder_problem, is_text_model, missing_files, path_problem
 from antiphon.released.headers import StoredTensor, stored_tensors
 from antiphon.released.manifest import Fields, flat
 from antiphon.released.memory import ModelMemory, gb, memory_of
@@ -133,7 +133,7 @@ def check(path: Path, role: ModelRole, *, pickled: bool = False) -> tuple[str, .
     found = inspect(path, pickled=pickled)
     problems = list(found.problems)
     if found.role and found.role != role:
-        problems.insert(0, f"{found.title} is not for {flag_of(role)}, but for {flag_of(found.role)}")
+        problems.insert(0, f"{found.title} is for {flag_of(found.role)}, not for {flag_of(role)}")
     if problems:
         more = f" (and {len(problems) - 1} more: antiphon inspect {quote(str(path))})" if problems[1:] else ""
         raise StoreError(f"{flag_of(role)} {path}: {problems[0]}{more}")
@@ -187,7 +187,7 @@ def _adapter(model_type: str, architecture: str) -> str:
     for name, spec in SPECS.items():
         if model_type and model_type in (spec.model_types or ()):
             return name
-    is_text = architecture.endswith("ForCausalLM") and _is_known_to_transformers(model_type)
+    is_text = is_text_model(architecture) and _is_known_to_transformers(model_type)
     if is_text or not (model_type or architecture):
         return next(name for name, spec in SPECS.items() if spec.model_types == ())
     return ""

@@ -80,6 +80,11 @@ def folder_problem(folder: Path, *, pickled: bool = False) -> str:
     return f"it has no weights ({WHOLE})"
 
 
+def is_text_model(architecture: str) -> bool:
+    """Return whether the name of a model's class is that of a decoder of text, as in `transformers`."""
+    return architecture.endswith(("ForCausalLM", "LMHeadModel"))
+
+
 def link_outside(folder: Path) -> str:
     """Return which file is a link that leaves the folder, in words; "" if none does.
 

@@ -42,7 +42,7 @@ class ReleaseFile(msgspec.Struct, frozen=True):
     sha256: str = ""
 
 
-class Session(msgspec.Struct, frozen=True):
+class SessionLoad(msgspec.Struct, frozen=True):
     """What one session holds in the memory tables. `load`: in words; `rows`: the rows of each decoder."""
 
     load: str
@@ -86,7 +86,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     # The numbers that apply if a configuration leaves the field out.
     defaults: dict[str, int] = {}
     # What one session holds in the memory tables.
-    session: Session | None = None
+    session: SessionLoad | None = None
     # Files that the adapter reads in addition to the weights. Of names joined by "|", one is enough.
     needs: tuple[str, ...] = ()
     # Subfolders that have weights of their own.
