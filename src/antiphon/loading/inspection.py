@@ -88,7 +88,7 @@ class Inspection:
     num_tensors: int = 0
     # See `num_tensors`.
     file_bytes: int = 0
-    # Fields of config.json that nothing here understands.
+    # Fields of config.json that no release of the family has.
     unknown_fields: tuple[str, ...] = ()
     # Whether the tokenizer's files are there.
     has_tokenizer: bool = False
@@ -221,7 +221,7 @@ def _compared(found: Inspection, fields: Fields) -> Inspection:
     problems = list(_file_problems(found, family, release))
     notes = []
     if found.unknown_fields:
-        notes.append(f"config.json: {named(found.unknown_fields)} is not understood, and has no effect")
+        notes.append(f"config.json: {named(found.unknown_fields)}: not in the release; it may have no effect")
     if not tensors:
         notes.append("its weights are pickled: its tensors are not compared")
     if release is None or not tensors:
