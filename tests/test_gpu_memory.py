@@ -12,7 +12,6 @@ import torch
 from accelerate import init_empty_weights
 from bench import gpu_memory
 from bench.gpu.report import Figure, Report
-from bench.gpu_memory import ReleasedModel
 from bench.models import SHAPES
 
 from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
@@ -23,6 +22,8 @@ from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
+from antiphon.released.manifest import SessionLoad
+from antiphon.released.memory import ModelMemory
 from tests.engine.local import tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
@@ -65,7 +66,7 @@ def test_the_picture_is_redrawn_from_what_was_measured(tmp_path: Path) -> None:
 def test_a_row_has_the_bytes_that_the_engine_counts() -> None:
     config = tiny.CONFIGS["qwen3"]
     shape = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-    page_bytes = 64 * ReleasedModel("tiny", 0, (shape,), "", (64,)).row_bytes[0]
+    page_bytes = 64 * ModelMemory(0, 0, (shape,), SessionLoad("", (64,))).row_bytes[0]
 
     async def total(budget: int) -> int:
         engine = LocalEngine(Runner(tiny.model("qwen3"), kv_dtype=torch.bfloat16), EngineSettings(kv_bytes=budget))
@@ -83,7 +84,7 @@ def test_token2wav_has_the_bytes_of_its_released_sizes() -> None:
     with init_empty_weights():
         flow = Flow(msgspec.convert(SHAPES["MiniCPM-o-4.5-flow"], FlowConfig)).requires_grad_(False)
     hift = load_hift(CausalHift(HiftConfig()).state_dict(), {}, torch.device("cpu"), causal=True)
-    slots, vocoder = FlowSlots(flow, 1, captures=False), HiftSlots(hift, 1, captures=False)
-    model = next(m for m in gpu_memory.MODELS if m.name == "MiniCPM-o 4.5")
-    assert model.slot_bytes == slots.slot_bytes + vocoder.table[0].nbytes + vocoder.exact[0].nbytes
+    slots, vocoder = FlowSlots(flow, 1, captures=False, kv_dtype=torch.float16), HiftSlots(hift, 1, captures=False)
+    model = next(m.memory for m in gpu_memory.MODELS if m.name == "MiniCPM-o 4.5")
+    assert model.session.slot_bytes == slots.slot_bytes + vocoder.table[0].nbytes + vocoder.exact[0].nbytes
     assert model.float32_parameters == sum(p.numel() for part in (flow, hift) for p in part.parameters())

@@ -43,8 +43,8 @@ def flow(tmp_path_factory: pytest.TempPathFactory) -> Flow:
 
 
 @torch.inference_mode()
-def slots(flow: Flow, count: int, dtype: torch.dtype = torch.float64) -> FlowSlots:
-    made = FlowSlots(flow.to(dtype), count, num_steps=tiny.STEPS, max_prompt=70, captures=False)
+def slots(flow: Flow, count: int, dtype: torch.dtype = torch.float64, kv_dtype: torch.dtype | None = None) -> FlowSlots:
+    made = FlowSlots(flow.to(dtype), count, num_steps=tiny.STEPS, max_prompt=70, captures=False, kv_dtype=kv_dtype)
     made.noise = tiny.noise().to(dtype)
     # What no stream has written must not matter.
     for row in range(count + 1):
@@ -69,6 +69,17 @@ def test_frames_are_the_published_ones(flow: Flow, dtype: torch.dtype, tolerance
         for at in range(len(sizes)):
             found = run(made, 0, stream, at)
             np.testing.assert_allclose(found, PUBLISHED[f"float64.{stream}.{at}"], rtol=0, atol=tolerance)
+
+
+def test_when_keys_and_values_have_half_the_bytes_then_frames_are_nearly_the_published_ones(flow: Flow) -> None:
+    half, whole = slots(flow, 1, torch.float32, torch.float16), slots(flow, 1, torch.float32)
+    assert half.decoded.attention.nbytes == whole.decoded.attention.nbytes // 2
+    for stream, (length, sizes) in enumerate(tiny.STREAMS):
+        half.begin(0, VOICES[length])
+        for at in range(len(sizes)):
+            expected = PUBLISHED[f"float64.{stream}.{at}"]
+            found = run(half, 0, stream, at)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=0.01 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,6 +12,7 @@ from antiphon.settings import Option, options
 
 WITH_SETTINGS = [name for name in COMMANDS if name != "bench"]
 OPERANDS = {
+    "inspect": ["qwen3-0.6b"],
     "transcribe": ["a.wav"],
     "say": ["Hello."],
     "watch": ["a.mp4", "--ask", "What is it?"],

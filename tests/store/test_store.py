@@ -457,3 +457,41 @@ def test_a_file_that_was_changed_is_found_whatever_its_time_of_modification_says
 
 def refuse(*_: object) -> None:
     raise PermissionError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+RELEASED = Model(
+    "released",
+    "video_model",
+    "vlm",
+    "",
+    "",
+    (
+        ModelFile("config.json", 0, "", (), Hub("a/b", "config.json", "abc")),
+        ModelFile("model.safetensors", len(BODY), digest(BODY), (), Hub("a/b", "model.safetensors", "abc")),
+    ),
+)
+
+
+def test_when_a_manifest_has_no_sha256_then_the_hubs_file_is_taken_once(origin: Origin, tmp_path: Path) -> None:
+    origin.handler.files |= {"config.json": b"{}", "model.safetensors": BODY}
+    origin.handler.cut["model.safetensors"] = 300_000
+    store = origin.store(tmp_path, hub_url=lambda hub, sha: origin.url(hub.path))
+    folder = store.pull(RELEASED)
+    assert [(folder / name).read_bytes() for name in ("config.json", "model.safetensors")] == [b"{}", BODY]
+    asked = list(origin.handler.asked)
+    assert [name for name, _ in asked] == ["config.json", "model.safetensors", "model.safetensors"]
+    store.pull(RELEASED)
+    assert store.require(RELEASED) == folder
+    assert origin.handler.asked == asked
+    (folder / "config.json").write_text("changed")
+    assert [file.name for file in store.missing(RELEASED)] == ["config.json"]
+
+
+def test_when_the_disk_fills_then_the_error_says_so(origin: Origin, tmp_path: Path) -> None:
+    origin.handler.files["model.safetensors"] = BODY
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / digest(BODY)).symlink_to("/dev/full")
+    only = Model("released", "video_model", "vlm", "", "", RELEASED.files[1:])
+    store = origin.store(tmp_path, hub_url=lambda hub, sha: origin.url(hub.path))
+    with pytest.raises(StoreError, match=r"the disk is full, at model.safetensors of released; make room and run"):
+        store.pull(only)

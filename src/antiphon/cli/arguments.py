@@ -219,6 +219,11 @@ def _add_timeline(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, or a released model's name")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dead",
@@ -318,6 +323,9 @@ COMMANDS: Mapping[str, Command] = {
         "",
         ("models", "engine", "remote", "speech"),
         _add_nothing,
+    ),
+    "inspect": Command(
+        "show what a model's folder is, and whether it loads here; reads no weights", "MODEL", ("models",), _add_inspect
     ),
     "hosts": Command("list the hosts that share a store, or mark one as dead", "", ("resume",), _add_hosts),
     "top": Command("show what a server is doing: sessions, stages, lanes, memory", "[URL]", (), _add_top),

@@ -28,8 +28,9 @@ from antiphon.contracts import (
 )
 from antiphon.errors import AntiphonError
 from antiphon.extras import install_command
+from antiphon.loading.inspection import inspect
 from antiphon.loading.loader import load, num_workers, store_of
-from antiphon.loading.profile_choice import free_gb
+from antiphon.loading.machine import free_gb
 from antiphon.loading.recommendation import SIZES, Speed, recommended
 from antiphon.loading.selection import LocalModel, local_models
 from antiphon.settings import Settings
@@ -80,7 +81,10 @@ async def report(settings: Settings) -> int:
     for model in local_models(settings):
         gaps = () if isinstance(model, LocalModel) else store.missing(model)
         model_missing = model_missing or bool(gaps)
-        print(f"  {model.id:28} {'missing: ' + ', '.join(f.name for f in gaps) if gaps else 'here, verified'}")
+        state = "missing: " + ", ".join(f.name for f in gaps) if gaps else "here, verified"
+        if isinstance(model, LocalModel):
+            state = f"{inspect(model.path).title}: antiphon inspect {model.path}"
+        print(f"  {model.id:28} {state}")
     if model_missing:
         print(f"  fix: {pull_command(settings)}")
         return 1

@@ -187,6 +187,7 @@ def _serve_ray(serve_here: Callable[..., None], settings: Settings, args: argpar
 
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.inspection import release_lines
     from antiphon.cli.preparation import (
         check_extras,
         check_home,
@@ -223,6 +224,7 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
             state = f"incomplete: {', '.join(f.name for f in gaps)}"
         profiles = ", ".join(name for name, models in PROFILES.items() if model in models)
         print(f"{model.id:28} {model.role:12} {model.size / 1e6:7.1f} MB  {model.licence:10} {profiles:16} {state}")
+    print("\n".join(["", "released checkpoints, from the hub only:", *release_lines(settings)]))
     return 0
 
 
@@ -361,6 +363,12 @@ def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     return anyio.run(report, with_profile(settings))
 
 
+def _inspect(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.inspection import run_inspect
+
+    return run_inspect(settings, args.model, as_json=args.json)
+
+
 def _hosts(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.hosts import show_hosts
 
@@ -425,6 +433,7 @@ RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "replay": _replay,
     "timeline": _timeline,
     "doctor": _doctor,
+    "inspect": _inspect,
     "hosts": _hosts,
     "top": _top,
     "certify": _certify,

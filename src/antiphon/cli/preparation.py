@@ -22,8 +22,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from antiphon.admission.certificate import read
 from antiphon.errors import SettingsError, StoreError
 from antiphon.extras import missing_packages, require_extra
+from antiphon.loading.inspection import check, named_release
 from antiphon.loading.loader import prepare, store_of
-from antiphon.loading.placement import placement
+from antiphon.loading.placement import engine_servers, placement
 from antiphon.loading.profile_choice import choose_profile
 from antiphon.loading.selection import (
     ALL_ROLES,
@@ -36,6 +37,7 @@ from antiphon.loading.selection import (
 from antiphon.roles import ModelRole, shown_role
 from antiphon.settings import Settings, options
 from antiphon.store import MODELS, Model, Store
+from antiphon.store.registry import released_model
 from antiphon.store.sessions import open_store
 
 log = logging.getLogger("antiphon.cli.main")
@@ -100,6 +102,7 @@ def check_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -
     """
     check_names(settings, roles)
     _check_devices(settings, roles)
+    check_folders(settings, roles)
 
 
 def check_names(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
@@ -116,6 +119,18 @@ def check_names(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) ->
     if "language" in roles:
         _check_language_model(settings.engine.language_model)
     selected_models(settings, roles)
+
+
+def check_folders(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
+    """Check the user's folders of models by their JSON files and headers, and log what is unusual in them.
+
+    Raises StoreError, which says why a folder does not load, and SettingsError.
+    """
+    for model in local_models(settings, roles):
+        # The weights of a model on engine servers are not here.
+        if isinstance(model, LocalModel) and not (model.role == "language" and engine_servers(settings)):
+            for note in check(model.path, model.role, pickled=settings.models.pickled_weights):
+                log.warning("%s: %s", model.path, note)
 
 
 def check_writable(folder: str, flag: str) -> None:
@@ -246,6 +261,8 @@ def check_extras(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -
 
 def registered(name: str) -> Model:
     """Return the registry's model of this name. Raises SettingsError, which suggests the closest name."""
+    if name not in MODELS and (release := named_release(name)):
+        return released_model(release)
     if name not in MODELS:
         close = [known for known in MODELS if known.startswith(name)] or get_close_matches(name, list(MODELS), 1)
         meant = f"; did you mean {close[0]}?" if close else ""

@@ -53,6 +53,7 @@ def load_errors(model_id: str, source: object) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    # An ImportError is of a package that quantized weights need.
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         origin = source if isinstance(source, Path) else type(source).__name__
         raise ModelError(f"{model_id} does not load from {origin}: {error}") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from antiphon.adapters import SPECS
 from antiphon.extras import install_command, missing_packages
 from antiphon.loading.loader import store_of
+from antiphon.loading.machine import free_gb
 from antiphon.loading.recommendation import MEMORY_GB, SIZES, estimated, recommended
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings
@@ -70,25 +71,6 @@ def choose_profile(settings: Settings, measure: Callable[[], float] | None = Non
         among = among - {"light"}
     name, why = recommended("default", speed, memory_gb, among)
     return ProfileChoice(name, why)
-
-
-def free_gb() -> float:
-    """The memory that this process holds or can still allocate, in GB; infinity if the system does not report it."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return min(int(lines["MemAvailable"].split()[0]) / 1e6, _container_gb()) + held / 1e9
-    except (OSError, KeyError, ValueError):
-        return float("inf")
-
-
-def _container_gb(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """Memory left by a container's limit, in GB; infinity without a limit."""
-    try:
-        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        return float("inf") if limit == "max" else (int(limit) - int(used)) / 1e9
-    except (OSError, ValueError):
-        return float("inf")
 
 
 def _beyond_what_is_installed(settings: Settings) -> tuple[ModelRole, ...]:

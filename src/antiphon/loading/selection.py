@@ -178,11 +178,16 @@ def _language_model(name: str) -> Selected:
     return LocalModel(path.stem if path.is_file() else path.name, path, "language", _adapter("language", path))
 
 
+def flag_of(role: str) -> str:
+    """Return the flag that names a model of a role."""
+    return f"--{role.replace('_', '-')}{'-model' if role == 'language' else ''}"
+
+
 def _checkpoint(role: ModelRole, name: str) -> LocalModel:
     """The checkpoint in a user's folder. Raises SettingsError if the folder has no config.json."""
     path = Path(name).expanduser().resolve()
     if not (path / "config.json").is_file():
-        raise SettingsError(f"--{role.replace('_', '-')} {name}: no checkpoint's folder (it has no config.json)")
+        raise SettingsError(f"{flag_of(role)} {name}: no checkpoint's folder (it has no config.json)")
     return LocalModel(path.name, path, role, _adapter(role, path))
 
 

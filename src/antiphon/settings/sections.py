@@ -259,6 +259,11 @@ class ModelSettings:
     )
     home: str = option("~/.cache/antiphon", "Folder for downloaded and converted models.")
     models_from: str = option("", "A local folder that is searched first for model files.")
+    pickled_weights: bool = option(
+        False,
+        "Read weights from pickled files (`pytorch_model.bin`) if a folder of a language or video model has no "
+        "safetensors. Only tensors are read from them, and no code is run.",
+    )
     offline: bool = option(False, "Never use the network, only local files.")
     device: str = option("cpu", "Device that models run on.", choices=("cpu", "cuda"))
     placement: str = option(

@@ -35,6 +35,8 @@ Progress = Callable[[str, int, int], None]
 DOWNLOAD_ATTEMPTS = 4
 # Limit on a wheel, in bytes: the package index does not report its size before the download.
 MAX_WHEEL_BYTES = 1 << 30
+# Limit on a file of a released checkpoint whose size the manifest does not have, in bytes.
+MAX_SHARD_BYTES = 1 << 37
 # Limit on an archive's central directory, in bytes: it is parsed into objects of ten times its size.
 MAX_DIRECTORY_BYTES = 4 << 20
 # Exceptions of zipfile for an archive that is damaged, encrypted, or lacks the requested member.
@@ -133,7 +135,7 @@ class Store:
             if self._verified(model, file):
                 continue
             try:
-                with self._lock(file):
+                with self._locked(self._partial(_key(file) + ".lock")):
                     if not self._verified(model, file):
                         self._obtain(model, file, progress)
             except OSError as error:
@@ -162,15 +164,18 @@ class Store:
         # Hashing 140 MB takes longer than loading it, so the `.ok` file is trusted while size and times are unchanged.
         # Programs cannot set the inode's change time (ctime).
         stamp = path.with_name(path.name + ".ok")
-        line = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {file.sha256}"
-        if stamp.is_file() and stamp.read_text() == line:
+        if stamp.is_file() and stamp.read_text() == _stamp_line(stat, file):
             return True
-        if stat.st_size != file.size or sha256_of(path) != file.sha256:
+        # Without a sha256, only a complete download has an `.ok` file.
+        if not file.sha256 or stat.st_size != file.size or sha256_of(path) != file.sha256:
             return False
+        self._stamp(path, file)
+        return True
+
+    def _stamp(self, path: Path, file: ModelFile) -> None:
         # In a read-only home, files are hashed each time.
         with suppress(OSError):
-            _write_atomically(stamp, line)
-        return True
+            _write_atomically(path.with_name(path.name + ".ok"), _stamp_line(path.stat(), file))
 
     def _obtain(self, model: Model, file: ModelFile, progress: Progress) -> None:
         failures: list[str] = []
@@ -178,12 +183,17 @@ class Store:
             try:
                 found = fetch_from(model, file, progress)
             except (StoreError, OSError) as error:
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise StoreError(
+                        f"{self.home}: the disk is full, at {file.name} of {model.id}; make room and run "
+                        f"`{self.pull_command}` again, which continues with what has arrived"
+                    ) from None
                 failures.append(str(error))
                 continue
             if found is None:
                 continue
             path, origin = found
-            if sha256_of(path) == file.sha256:
+            if not file.sha256 or sha256_of(path) == file.sha256:
                 self._install(model, file, path)
                 self._origins.setdefault(model.id, {})[origin] = None
                 return
@@ -201,7 +211,7 @@ class Store:
         target = self.folder(model) / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(found, target)
-        self._verified(model, file)
+        self._stamp(target, file)
 
     def _partial(self, name: str) -> Path:
         folder = self.home / "partial"
@@ -230,8 +240,9 @@ class Store:
                 self._hub_failure = str(error)
             else:
                 if url is not None:
-                    path = self._partial(file.sha256)
-                    self._download(url, path, file.size, f"{model.id}/{file.name}", progress)
+                    path = self._partial(_key(file))
+                    size = file.size if file.sha256 else None
+                    self._download(url, path, size, f"{model.id}/{file.name}", progress, limit=MAX_SHARD_BYTES)
                     return path, f"the hub ({file.hub.repo})"
                 self._hub_failure = f"the hub has another {file.hub.path} in {file.hub.repo}"
         raise StoreError(self._hub_failure)
@@ -281,12 +292,21 @@ class Store:
                 os.replace(partial, done)
             yield done
 
-    def _download(self, url: str, path: Path, size: int | None, label: str, progress: Progress) -> Path:
+    def _download(
+        self,
+        url: str,
+        path: Path,
+        size: int | None,
+        label: str,
+        progress: Progress,
+        *,
+        limit: int = MAX_WHEEL_BYTES,
+    ) -> Path:
         """Download `url` to `path`, continuing after the bytes it already has. Retries a broken download.
 
-        A download larger than `size` (None: MAX_WHEEL_BYTES) is deleted and not retried.
+        A download larger than `size` (None: `limit`) is deleted and not retried.
         """
-        limit = MAX_WHEEL_BYTES if size is None else size
+        limit = limit if size is None else size
         failure: StoreError | None = None
         for _ in range(DOWNLOAD_ATTEMPTS):
             have = path.stat().st_size if path.exists() else 0
@@ -308,11 +328,6 @@ class Store:
                 failure = error
         assert failure is not None
         raise failure
-
-    @contextmanager
-    def _lock(self, file: ModelFile) -> Iterator[None]:
-        with self._locked(self._partial(file.sha256 + ".lock")):
-            yield
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
@@ -340,6 +355,15 @@ def _check_directory(path: Path) -> None:
         raise zipfile.BadZipFile("it has too many members")
     if offset + length > start + at:
         raise zipfile.BadZipFile("its list of members is not at the recorded position")
+
+
+def _key(file: ModelFile) -> str:
+    """Return the name of a file's incomplete download: its sha256, or that of its place on the hub."""
+    return file.sha256 or hashlib.sha256(repr(file.hub).encode()).hexdigest()
+
+
+def _stamp_line(stat: os.stat_result, file: ModelFile) -> str:
+    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {file.sha256}"
 
 
 def _reason(error: OSError) -> str:

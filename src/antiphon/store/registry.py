@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from antiphon.released import Release
 from antiphon.roles import ModelRole
 
 
@@ -34,7 +35,10 @@ class WheelMember:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One file of a model: `size` in bytes, `sha256` in hex, and its sources. The `parts` are joined in order."""
+    """One file of a model: `size` in bytes, `sha256` in hex, and its sources. The `parts` are joined in order.
+
+    For a released checkpoint, `size` may be 0 and `sha256` "": unknown. Such a file is as the hub sends it.
+    """
 
     name: str
     size: int
@@ -336,6 +340,37 @@ MODELS: Mapping[str, Model] = MappingProxyType(
         )
     }
 )
+
+# The role and the adapter of the released checkpoints of each family, by `model_type`.
+RELEASED: Mapping[str, tuple[ModelRole, str]] = MappingProxyType(
+    {
+        "qwen3": ("language", "causal_lm"),
+        "qwen3_asr": ("transcriber", "qwen3_asr"),
+        "qwen3_tts": ("synthesizer", "qwen3_tts"),
+        "qwen3_omni_moe": ("conversation_model", "qwen3_omni"),
+        "qwen2_5_omni": ("conversation_model", "qwen2_5_omni"),
+        "minicpmo": ("conversation_model", "minicpmo"),
+        "qwen2_5_vl": ("video_model", "vlm"),
+        "qwen3_vl": ("video_model", "vlm"),
+        "smolvlm": ("video_model", "vlm"),
+    }
+)
+
+
+def released_model(release: Release) -> Model:
+    """Return a released checkpoint as a model whose files the hub has, at the manifest's revision.
+
+    The size and the sha256 of a file are 0 and "" if the manifest does not have them.
+    """
+    role, adapter = RELEASED[release.model_type]
+    files = tuple(
+        ModelFile(file.name, file.size, file.sha256, (), Hub(release.repository, file.name, release.revision))
+        for file in release.files
+        # The Python code of a release is never run.
+        if not file.name.endswith((".py", ".md")) and not file.name.startswith(".")
+    )
+    return Model(release.id, role, adapter, "see the hub", release.repository, files)
+
 
 # The models of each profile, which all features together need. A feature with its own model adds it to every profile.
 PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import httpx
-from huggingface_hub import hf_hub_url
+from huggingface_hub import constants, hf_hub_url
 
 from antiphon.errors import StoreError
 from antiphon.store.registry import Hub
@@ -42,9 +42,10 @@ Open = Callable[[str, int], AbstractContextManager[ResourceReader]]
 
 
 def hub_url(hub: Hub, sha256: str) -> str | None:
-    """Return the file's URL if the hub has exactly these bytes, or None if it has others.
+    """Return the file's URL if the hub may have exactly these bytes, or None if it has others.
 
-    Large files have their sha256 as ETag, so this downloads nothing. Raises StoreError if the hub does not answer
+    Large files have their sha256 as ETag, so this downloads nothing. A small file has none, and its bytes are checked
+    after the download. `sha256` "": any bytes. Raises StoreError if the hub does not answer
     within HUB_TIMEOUT_S, or answers with an error.
     """
     url = hf_hub_url(hub.repo, hub.path, revision=hub.revision)
@@ -57,7 +58,19 @@ def hub_url(hub: Hub, sha256: str) -> str | None:
         raise StoreError(f"the hub {host} answers {answer.status_code} for {hub.repo}/{hub.path}")
     # The header of the redirect to a large file's storage
     # (huggingface_hub, constants.HUGGINGFACE_HEADER_X_LINKED_ETAG).
-    return url if answer.headers.get("x-linked-etag", "").strip('"') == sha256 else None
+    digest = answer.headers.get("x-linked-etag", "").strip('"')
+    return url if not digest or not sha256 or digest == sha256 else None
+
+
+def hub_snapshot(repository: str) -> Path | None:
+    """Return the newest snapshot of a repository in the hub's cache on this machine; None if there is none."""
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    try:
+        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+    except OSError:
+        kept = sorted((folder / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime)
+        return kept[-1] if kept else None
+    return snapshot if snapshot.is_dir() else None
 
 
 def wheel_url(package: str, version: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from antiphon.adapters.causal_lm.digests import changed_files, write_digests
 from antiphon.engine.local import packed
-from antiphon.engine.local.weights import best_weights, write_int8, write_packed
+from antiphon.engine.local.weights import best_weights, load_whole, write_int8, write_packed
 from antiphon.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
         _in_own_process(_write, origin, half, kind)
         (half / STAMP).write_text(made_from)
         write_digests(half)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         shutil.rmtree(half, ignore_errors=True)
         raise StoreError(f"{origin} cannot be prepared: {error}") from error
     half.rename(target)
@@ -143,7 +143,7 @@ def _write(source: Path, target: Path, kind: str) -> None:
             for file in source.glob(pattern):
                 if not file.name.endswith("index.json"):
                     shutil.copyfile(file, target / file.name)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=True)
+        model = load_whole(AutoModelForCausalLM, source, dtype="auto")
     else:
         model = _unpacked(source, target)
     if kind == "int8":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,12 +14,14 @@ from accelerate.hooks import remove_hook_from_submodules
 from safetensors import safe_open
 from torch import nn
 from transformers import (
+    PreTrainedModel,
     Qwen2_5OmniConfig,
     Qwen2_5OmniForConditionalGeneration,
     Qwen2_5OmniThinkerForConditionalGeneration,
 )
 
 from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavDecoder
+from antiphon.engine.local.weights import load_whole
 from antiphon.modeling.omni.conversation import ThinkerParts, tokenizer
 from antiphon.modeling.text_decoder import LAST, TextDecoder
 
@@ -81,18 +85,20 @@ def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> t
     """
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if settings.get("enable_audio_output", True) and (folder / SPEAKERS).is_file() and _has_voice(folder):
-        kind: Any = Qwen2_5OmniForConditionalGeneration
+        # The class's own `from_pretrained` also reads the voices, and cannot report the tensors that are missing.
+        read_base: Any = PreTrainedModel.from_pretrained
+        kind = SimpleNamespace(from_pretrained=partial(read_base.__func__, Qwen2_5OmniForConditionalGeneration))
         where = {"thinker": device, "talker": talker_device, "token2wav": talker_device}
-        whole = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, device_map=where).eval()
+        whole = load_whole(kind, folder, dtype=dtype, device_map=where)
+        whole.load_speakers(folder / SPEAKERS)
         # The hooks move inputs to the device of each part. Here the inputs are already on it.
         remove_hook_from_submodules(whole)
         thinker = whole.thinker
         return _thinker(thinker, folder, LAST), _talker(whole)
     config: Any = Qwen2_5OmniConfig.from_pretrained(folder, local_files_only=True)
-    model: Any = Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(
-        folder, config=config.thinker_config, dtype=dtype, local_files_only=True
-    )
-    return _thinker(model.to(device).eval(), folder), None
+    thinker_kind: Any = Qwen2_5OmniThinkerForConditionalGeneration
+    model = load_whole(thinker_kind, folder, config=config.thinker_config, dtype=dtype, device_map=device)
+    return _thinker(model, folder), None
 
 
 def _has_voice(folder: Path) -> bool:

@@ -12,6 +12,7 @@ import torch
 from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 
 from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
+from antiphon.engine.local.weights import load_whole
 from antiphon.modeling.tensors import CheckpointType, Tensors, read_config
 from antiphon.modeling.text_decoder import QwenTextConfig, TextDecoder
 from antiphon.modeling.tokens import Vocabulary
@@ -90,16 +91,10 @@ def read(folder: Path, device: str, dtype: torch.dtype) -> Qwen3AsrParts:
     if thinker is not None:
         with ExitStack() as files:
             has_head = "thinker.lm_head.weight" in Tensors(folder, files, torch.device("cpu"), dtype)
-        model = kind.from_pretrained(
-            folder,
-            config=released_config(thinker, has_head=has_head),
-            key_mapping=KEY_MAPPING,
-            dtype=dtype,
-            local_files_only=True,
-        )
+        config = released_config(thinker, has_head=has_head)
+        model = load_whole(kind, folder, config=config, key_mapping=KEY_MAPPING, dtype=dtype, device_map=device)
     else:
-        model = kind.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    model = model.to(device).eval()
+        model = load_whole(kind, folder, dtype=dtype, device_map=device)
     return Qwen3AsrParts(
         Vocabulary(folder, END),
         WindowedAudioEncoder(model.model),

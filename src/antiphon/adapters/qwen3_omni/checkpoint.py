@@ -16,6 +16,7 @@ from accelerate.hooks import remove_hook_from_submodules
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from antiphon.adapters.qwen3_omni.code2wav import Code2Wav
+from antiphon.engine.local.weights import load_whole
 from antiphon.modeling.codec_talker import CodePredictor
 from antiphon.modeling.omni.conversation import ThinkerParts, tokenizer
 from antiphon.modeling.text_decoder import EXPERTS, TextDecoder
@@ -78,9 +79,7 @@ def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> t
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not config.get("enable_audio_output", True):
         where = {"thinker": device}
-    whole = kind.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, device_map=where, experts_implementation=EXPERTS
-    ).eval()
+    whole = load_whole(kind, folder, dtype=dtype, device_map=where, experts_implementation=EXPERTS)
     # The hooks move inputs to the device of each part. Here the inputs are already on it.
     remove_hook_from_submodules(whole)
     return parts_of(whole, tokenizer(folder))

@@ -120,24 +120,27 @@ def _moments(x: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 class SpeakerEncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `speaker_encoder_config` of config.json: the sizes of the speaker encoder."""
+    """The `speaker_encoder_config` of config.json: the sizes of the speaker encoder.
+
+    Released files have only `enc_dim` and the sample rate. The defaults are those of the published package.
+    """
 
     # Bins of the mel spectrogram.
-    mel_dim: int
+    mel_dim: int = 128
     # Width of the speaker's vector.
     enc_dim: int
     # Channels of each block.
-    enc_channels: tuple[int, ...]
+    enc_channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
     # Kernel size of each block.
-    enc_kernel_sizes: tuple[int, ...]
+    enc_kernel_sizes: tuple[int, ...] = (5, 3, 3, 3, 1)
     # Dilation of each block.
-    enc_dilations: tuple[int, ...]
+    enc_dilations: tuple[int, ...] = (1, 2, 3, 4, 1)
     # Inner width of the attentive pooling.
-    enc_attention_channels: int
+    enc_attention_channels: int = 128
     # The number of parts that a Res2Net block splits its channels into.
-    enc_res2net_scale: int
+    enc_res2net_scale: int = 8
     # Bottleneck width of squeeze and excitation.
-    enc_se_channels: int
+    enc_se_channels: int = 128
 
 
 class SpeakerEncoder(nn.Module):

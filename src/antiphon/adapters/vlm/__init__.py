@@ -9,6 +9,6 @@ SPEC = Spec(
     runs_on="engine",
     # The rows of pictures are embeddings from the encoder.
     requires=Capabilities.EMBEDDING_ROWS,
-    model_types=("smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    model_types=("smolvlm", "idefics3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     uses=("synthesizer", "transcriber"),
 )

@@ -9,7 +9,6 @@ last. So Qwen2.5-VL also gets the time as text.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import (
@@ -20,6 +19,7 @@ from transformers import (
 )
 
 from antiphon.adapters.vlm.family import FamilyPart
+from antiphon.engine.local.weights import load_whole
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
 from antiphon.modeling.text_decoder import EXPERTS, TextDecoder
@@ -42,10 +42,8 @@ class QwenVl:
     def __init__(self, folder: Path, device: str, dtype: torch.dtype, model_type: str) -> None:
         """Load the checkpoint. `model_type`: one of MODELS. Raises OSError, ValueError, KeyError, RuntimeError."""
         experts = EXPERTS if model_type.endswith("_moe") else None
-        whole: Any = MODELS[model_type].from_pretrained(
-            folder, dtype=dtype, local_files_only=True, experts_implementation=experts
-        )
-        model = whole.to(device).eval().model
+        whole = load_whole(MODELS[model_type], folder, dtype=dtype, device_map=device, experts_implementation=experts)
+        model = whole.model
         self.vocabulary = Vocabulary(folder, END)
         vision = whole.config.vision_config
         num_deepstack = len(getattr(vision, "deepstack_visual_indexes", None) or ())

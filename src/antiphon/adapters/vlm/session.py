@@ -158,7 +158,8 @@ def _model_type(folder: Path) -> str:
 
 def _read(folder: Path, device: str, dtype: torch.dtype) -> VisionFamily:
     model_type = _model_type(folder)
-    if model_type == "smolvlm":
+    # The first version's checkpoints have the type of the architecture that it was derived from.
+    if model_type in ("smolvlm", "idefics3"):
         return SmolVlm(folder, device, dtype)
     if model_type in MODELS:
         return QwenVl(folder, device, dtype, model_type)

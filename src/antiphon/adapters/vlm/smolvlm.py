@@ -15,6 +15,7 @@ from PIL import Image
 from transformers import SmolVLMForConditionalGeneration
 
 from antiphon.adapters.vlm.family import FamilyPart
+from antiphon.engine.local.weights import load_whole
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.tokens import Vocabulary
@@ -32,8 +33,8 @@ class SmolVlm:
 
     def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
         """Load the checkpoint. Raises OSError, ValueError, KeyError, RuntimeError."""
-        whole: Any = SmolVLMForConditionalGeneration.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        self._model = whole.to(device).eval().model
+        whole = load_whole(SmolVLMForConditionalGeneration, folder, dtype=dtype, device_map=device)
+        self._model = whole.model
         self.vocabulary = Vocabulary(folder, END)
         self.decoder = TextDecoder(self._model.text_model, whole.lm_head)
         vision = whole.config.vision_config

@@ -68,6 +68,21 @@ def weights_for(device: str, weights: str, *, mixture: bool = False) -> tuple[st
     return kind, torch.float32 if kind == "fp32" else torch.bfloat16
 
 
+def load_whole(kind: Any, folder: Path, **options: Any) -> Any:
+    """Load a checkpoint with `kind.from_pretrained` from local files, and return the model in eval mode.
+
+    `options`: further arguments of it. `transformers` gives a tensor that the files lack random values, and only logs
+    it. Here it is an error. Raises ValueError for such a tensor or one of another shape, and the errors of
+    `from_pretrained`.
+    """
+    model, found = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True, **options)
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"it lacks {', '.join(missing[:3])}{f' and {len(missing) - 3} more' if missing[3:] else ''}")
+    if wrong := sorted(str(name) for name, *_ in found["mismatched_keys"]):
+        raise ValueError(f"{', '.join(wrong[:3])} have other shapes than config.json describes")
+    return model.eval()
+
+
 def load_model(folder: Path, *, device: str = "cpu", weights: str = "auto", threads: int = 0) -> Runner:
     """Load the decoder of a checkpoint folder, ready to step. Blocks while a temporary thread loads the weights.
 
@@ -81,7 +96,7 @@ def _load(folder: Path, device: str, weights: str) -> Runner:
     kind, dtype = weights_for(device, weights)
     if kind == "int8":
         return Runner(load_int8_model(folder), kv_dtype=torch.bfloat16)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model = load_whole(AutoModelForCausalLM, folder, dtype=dtype)
     model = model.to(device).eval()
     return Runner(model, torch.device(device), dtype, dtype)
 
@@ -123,7 +138,7 @@ def load_int8_model(folder: Path) -> Any:
     """
     path = folder / INT8_FILE
     if not path.is_file():
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model: Any = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
         model.eval()
         _replace_linear(model)
         return model
