@@ -19,6 +19,7 @@ ADAPTERS = (
     "qwen3_asr",
     "silero",
     "smart_turn",
+    "turn_stream",
     "resemblyzer",
     "qwen3_tts",
     "hibari",

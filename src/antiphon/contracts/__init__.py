@@ -67,11 +67,24 @@ from antiphon.contracts.transcription import (
     one_slab,
     tuned,
 )
-from antiphon.contracts.turns import TurnDetector, VadStream, VoiceActivityDetector
+from antiphon.contracts.turns import (
+    RESPONSE_FEATURES,
+    BackchannelDetector,
+    BackchannelStream,
+    OverlapSound,
+    StreamingTurnDetector,
+    TurnDetector,
+    TurnStream,
+    VadStream,
+    VoiceActivityDetector,
+)
 from antiphon.contracts.video import VideoFrame, VideoModel, VideoProfile, VideoQuestion, VideoStream
 
 __all__ = [
+    "RESPONSE_FEATURES",
     "AudioPart",
+    "BackchannelDetector",
+    "BackchannelStream",
     "ConversationModel",
     "ConversationProfile",
     "ConversationStream",
@@ -96,6 +109,7 @@ __all__ = [
     "NativeProfile",
     "NativeStep",
     "NativeStream",
+    "OverlapSound",
     "Reply",
     "ReplyDone",
     "ReplyOptions",
@@ -107,6 +121,7 @@ __all__ = [
     "SpeakerModel",
     "SpeakerProfile",
     "SpeechChunk",
+    "StreamingTurnDetector",
     "Synthesizer",
     "SynthesizerProfile",
     "TextDelta",
@@ -120,6 +135,7 @@ __all__ = [
     "TuningCaps",
     "TuningLimits",
     "TurnDetector",
+    "TurnStream",
     "Unit",
     "Urgency",
     "VadStream",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -32,13 +32,23 @@ from antiphon.errors import ModelError
 from antiphon.extras import missing_packages
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import engine_servers, placement
-from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
+from antiphon.loading.selection import (
+    ALL_ROLES,
+    LocalModel,
+    NamedDetector,
+    RemoteModel,
+    named_detectors,
+    selected_models,
+    spec_of,
+)
 from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
+from antiphon.pipelines.turn_blend import BlendPart, TurnBlend
 from antiphon.remote.chat.address import read_key
 from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
+from antiphon.remote.turn_detector import RemoteTurnDetector
 from antiphon.roles import ModelRole, role_named, shown_role
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store
@@ -70,7 +80,7 @@ class ModelsByRole(TypedDict, total=False):
     # Detects speech.
     vad: VoiceActivityDetector
     # Judges whether a turn has ended.
-    turn: TurnDetector
+    turn: TurnBlend
     # Compares voices.
     speaker: SpeakerModel
     # Writes the text of answers.
@@ -141,6 +151,7 @@ def load(
         _check_engine(model, servers.kind if servers and model.role == "language" else engine)
     by_role: ModelsByRole = {}
     names, lanes = list[str](), list[Lane[Any, Any]]()
+    detectors = dict[str, TurnDetector]()
     for remote in everything:
         if isinstance(remote, RemoteModel):
             by_role["language"] = RemoteLanguageModel(
@@ -158,11 +169,16 @@ def load(
             by_role.setdefault("language", getattr(loaded, spec.language_model))
         if spec.runs_on == "lane":
             lanes.append(loaded.lane)
+        if model.role == "turn":
+            detectors[model.id] = loaded
+            continue
         if model.role == "synthesizer":
             loaded = ReadingVoice(loaded)
         by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
-        if model.role not in ("vad", "turn", "speaker"):
+        if model.role not in ("vad", "speaker"):
             names.append(model.id)
+    if blend := _turn_blend(settings, detectors) if "turn" in roles else None:
+        by_role["turn"] = blend
     if "synthesizer" in by_role:
         by_role["synthesizer"], fallback_lane = _with_fallback(settings, by_role["synthesizer"], observe)
         lanes += [fallback_lane] if fallback_lane else []
@@ -171,6 +187,17 @@ def load(
         reader = _load_reader(settings, observe)
         lanes += [reader.lane] if reader else []
     return _assembled(by_role, reader, names, lanes, settings)
+
+
+def _turn_blend(settings: Settings, detectors: Mapping[str, TurnDetector]) -> TurnBlend | None:
+    """The server's turn detector: that of the profile, or those of the settings. None if there is none."""
+    named = named_detectors(settings.models.turn_detector) or [NamedDetector(name, 1.0) for name in detectors]
+    key = settings.models.turn_detector_key
+    parts = [
+        BlendPart(one.id, RemoteTurnDetector(one.name, key) if one.is_remote else detectors[one.id], one.weight)
+        for one in named
+    ]
+    return TurnBlend(parts) if parts else None
 
 
 def _check_engine(model: Model | LocalModel, engine: str) -> None:
