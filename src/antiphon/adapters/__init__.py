@@ -20,6 +20,7 @@ ADAPTERS = (
     "silero",
     "smart_turn",
     "turn_stream",
+    "backchannel",
     "resemblyzer",
     "qwen3_tts",
     "hibari",

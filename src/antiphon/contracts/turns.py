@@ -111,8 +111,8 @@ RESPONSE_FEATURES = 8
 class BackchannelStream(Protocol):
     """A backchannel detector's side of one overlap."""
 
-    async def feed(self, pcm: Pcm, response: npt.NDArray[np.float32]) -> OverlapSound | None:
-        """Return how the speech sounds by now. None if `pcm` completes no chunk. Waits in the model's lane.
+    async def feed(self, pcm: Pcm, response: npt.NDArray[np.float32]) -> list[OverlapSound]:
+        """Return how the speech sounds after each chunk that `pcm` completes, in order. Waits in the model's lane.
 
         Args:
             pcm: float32 [num_samples], 16 kHz: whole frames of the user's audio, after those of the last call.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import anyio
@@ -35,9 +35,10 @@ from antiphon.engine.grammar_trial import TRIALS
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.pipelines.cascade import Cascade
+from antiphon.pipelines.checked_backchannel import CheckedBackchannel
 from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
-from antiphon.pipelines.turn_blend import TurnBlend
+from antiphon.pipelines.turn_blend import DetectorFailures, TurnBlend
 from antiphon.roles import ModelRole, shown_role
 
 # The maximum number of units for warming a native model.
@@ -92,6 +93,10 @@ class LoadedModels:
     failure_line: str = ""
     # Compares voices.
     speaker_model: SpeakerModel | None = None
+    # Judges speech over a response by its sound.
+    backchannel_detector: CheckedBackchannel | None = None
+    # What the turn detectors and the backchannel detector did not judge, for metrics.
+    detector_failures: DetectorFailures = field(default_factory=DetectorFailures)
 
     @property
     def workers(self) -> dict[str, ModelWorker]:

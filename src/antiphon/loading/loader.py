@@ -42,9 +42,10 @@ from antiphon.loading.selection import (
     spec_of,
 )
 from antiphon.pipelines.by_language import VoiceByLanguage
+from antiphon.pipelines.checked_backchannel import CheckedBackchannel
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
-from antiphon.pipelines.turn_blend import BlendPart, TurnBlend
+from antiphon.pipelines.turn_blend import BlendPart, DetectorFailures, TurnBlend
 from antiphon.remote.chat.address import read_key
 from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
@@ -81,6 +82,8 @@ class ModelsByRole(TypedDict, total=False):
     vad: VoiceActivityDetector
     # Judges whether a turn has ended.
     turn: TurnBlend
+    # Judges speech over a response by its sound.
+    backchannel: CheckedBackchannel
     # Compares voices.
     speaker: SpeakerModel
     # Writes the text of answers.
@@ -151,7 +154,7 @@ def load(
         _check_engine(model, servers.kind if servers and model.role == "language" else engine)
     by_role: ModelsByRole = {}
     names, lanes = list[str](), list[Lane[Any, Any]]()
-    detectors = dict[str, TurnDetector]()
+    detectors, failures = dict[str, TurnDetector](), DetectorFailures()
     for remote in everything:
         if isinstance(remote, RemoteModel):
             by_role["language"] = RemoteLanguageModel(
@@ -172,12 +175,14 @@ def load(
         if model.role == "turn":
             detectors[model.id] = loaded
             continue
+        if model.role == "backchannel":
+            loaded = CheckedBackchannel(loaded, failures)
         if model.role == "synthesizer":
             loaded = ReadingVoice(loaded)
         by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
-        if model.role not in ("vad", "speaker"):
+        if model.role not in ("vad", "backchannel", "speaker"):
             names.append(model.id)
-    if blend := _turn_blend(settings, detectors) if "turn" in roles else None:
+    if blend := _turn_blend(settings, detectors, failures) if "turn" in roles else None:
         by_role["turn"] = blend
     if "synthesizer" in by_role:
         by_role["synthesizer"], fallback_lane = _with_fallback(settings, by_role["synthesizer"], observe)
@@ -186,10 +191,12 @@ def load(
     if "language" in by_role:
         reader = _load_reader(settings, observe)
         lanes += [reader.lane] if reader else []
-    return _assembled(by_role, reader, names, lanes, settings)
+    return _assembled(by_role, reader, names, lanes, settings, failures)
 
 
-def _turn_blend(settings: Settings, detectors: Mapping[str, TurnDetector]) -> TurnBlend | None:
+def _turn_blend(
+    settings: Settings, detectors: Mapping[str, TurnDetector], failures: DetectorFailures
+) -> TurnBlend | None:
     """The server's turn detector: that of the profile, or those of the settings. None if there is none."""
     named = named_detectors(settings.models.turn_detector) or [NamedDetector(name, 1.0) for name in detectors]
     key = settings.models.turn_detector_key
@@ -197,7 +204,7 @@ def _turn_blend(settings: Settings, detectors: Mapping[str, TurnDetector]) -> Tu
         BlendPart(one.id, RemoteTurnDetector(one.name, key) if one.is_remote else detectors[one.id], one.weight)
         for one in named
     ]
-    return TurnBlend(parts) if parts else None
+    return TurnBlend(parts, failures) if parts else None
 
 
 def _check_engine(model: Model | LocalModel, engine: str) -> None:
@@ -215,6 +222,7 @@ def _assembled(
     names: Sequence[str],
     lanes: Sequence[Lane[Any, Any]],
     settings: Settings,
+    failures: DetectorFailures,
 ) -> LoadedModels:
     return LoadedModels(
         transcriber=by_role.get("transcriber"),
@@ -229,6 +237,8 @@ def _assembled(
         lanes=tuple(lanes),
         eager_frames=settings.engine.video_prefill == "eager",
         speaker_model=by_role.get("speaker"),
+        backchannel_detector=by_role.get("backchannel"),
+        detector_failures=failures,
         failure_line=settings.speech.failure_line,
     )
 

@@ -23,7 +23,7 @@ from antiphon.store.registry import profile
 TRANSCRIPTION_ROLES: tuple[ModelRole, ...] = ("transcriber", "vad")
 LANGUAGE_ROLES: tuple[ModelRole, ...] = ("language",)
 SPEECH_ROLES: tuple[ModelRole, ...] = ("synthesizer",)
-TURN_ROLES: tuple[ModelRole, ...] = ("turn",)
+TURN_ROLES: tuple[ModelRole, ...] = ("turn", "backchannel")
 SPEAKER_ROLES: tuple[ModelRole, ...] = ("speaker",)
 CONVERSATION_ROLES: tuple[ModelRole, ...] = ("conversation_model",)
 VIDEO_ROLES: tuple[ModelRole, ...] = ("video_model",)
@@ -102,6 +102,8 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
         models.append(_partials(settings.models.partials, transcriber))
     if settings.models.turn_detector and "turn" in roles:
         models = [*_without(models, "turn"), *_turn_detectors(settings.models.turn_detector)]
+    if settings.models.backchannel_detector and "backchannel" in roles:
+        models.append(_checkpoint("backchannel", settings.models.backchannel_detector, "--backchannel-detector"))
     if settings.models.speaker_model and "speaker" in roles:
         models.append(_registered("speaker", settings.models.speaker_model, "--speaker-model"))
     if settings.engine.conversation_model and "conversation_model" in roles:

@@ -150,7 +150,7 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
         state.sessions.backlog_s,
         models.language_model,
         models.workers,
-        models.turn_detector.failures.counts if models.turn_detector else None,
+        models.detector_failures.counts,
     )
     on_lost = stop.set if server.exit_on_model_loss else lambda: None
     assert state.group

@@ -263,6 +263,9 @@ class ModelSettings:
         "config.json, or URLs. `NAME*2` gives one a weight. `none`: only the words and the silence decide.",
     )
     turn_detector_key: str = option("", "Key for turn detectors that are URLs (bearer token).", secret=True, form=KEY)
+    backchannel_detector: str = option(
+        "", "Backchannel detector, which decides speech over an answer before its words: a folder with a config.json."
+    )
     home: str = option("~/.cache/antiphon", "Folder for downloaded and converted models.")
     models_from: str = option("", "A local folder that is searched first for model files.")
     offline: bool = option(False, "Never use the network, only local files.")
