@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.adapters.backchannel.detector import SoundBackchannelDetector
+from antiphon.adapters.sound_backchannel.detector import SoundBackchannelDetector
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.contracts import OverlapSound
 from antiphon.errors import ModelError
 from antiphon.loading.loader import load, store_of
 from antiphon.modeling.onnx_stream import OnnxStream
-from antiphon.pipelines.checked_backchannel import CheckedBackchannel
-from antiphon.pipelines.turn_blend import DetectorFailures
+from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures
 from antiphon.settings import ModelSettings, Settings
 from tests.adapters.onnx_graphs import streaming_graph
 

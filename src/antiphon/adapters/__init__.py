@@ -20,7 +20,7 @@ ADAPTERS = (
     "silero",
     "smart_turn",
     "turn_stream",
-    "backchannel",
+    "sound_backchannel",
     "resemblyzer",
     "qwen3_tts",
     "hibari",

@@ -35,10 +35,9 @@ from antiphon.engine.grammar_trial import TRIALS
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.pipelines.cascade import Cascade
-from antiphon.pipelines.checked_backchannel import CheckedBackchannel
 from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
-from antiphon.pipelines.turn_blend import DetectorFailures, TurnBlend
+from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
 from antiphon.roles import ModelRole, shown_role
 
 # The maximum number of units for warming a native model.
@@ -93,7 +92,7 @@ class LoadedModels:
     failure_line: str = ""
     # Compares voices.
     speaker_model: SpeakerModel | None = None
-    # Judges speech over a response by its sound.
+    # Judges the sound of speech over a response.
     backchannel_detector: CheckedBackchannel | None = None
     # What the turn detectors and the backchannel detector did not judge, for metrics.
     detector_failures: DetectorFailures = field(default_factory=DetectorFailures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -35,21 +35,18 @@ from antiphon.loading.placement import engine_servers, placement
 from antiphon.loading.selection import (
     ALL_ROLES,
     LocalModel,
-    NamedDetector,
     RemoteModel,
-    named_detectors,
     selected_models,
     spec_of,
 )
+from antiphon.loading.turn_models import turn_blend
 from antiphon.pipelines.by_language import VoiceByLanguage
-from antiphon.pipelines.checked_backchannel import CheckedBackchannel
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
-from antiphon.pipelines.turn_blend import BlendPart, DetectorFailures, TurnBlend
+from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
 from antiphon.remote.chat.address import read_key
 from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
-from antiphon.remote.turn_detector import RemoteTurnDetector
 from antiphon.roles import ModelRole, role_named, shown_role
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store
@@ -82,7 +79,7 @@ class ModelsByRole(TypedDict, total=False):
     vad: VoiceActivityDetector
     # Judges whether a turn has ended.
     turn: TurnBlend
-    # Judges speech over a response by its sound.
+    # Judges the sound of speech over a response.
     backchannel: CheckedBackchannel
     # Compares voices.
     speaker: SpeakerModel
@@ -182,7 +179,7 @@ def load(
         by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
         if model.role not in ("vad", "backchannel", "speaker"):
             names.append(model.id)
-    if blend := _turn_blend(settings, detectors, failures) if "turn" in roles else None:
+    if blend := turn_blend(settings, detectors, failures) if "turn" in roles else None:
         by_role["turn"] = blend
     if "synthesizer" in by_role:
         by_role["synthesizer"], fallback_lane = _with_fallback(settings, by_role["synthesizer"], observe)
@@ -192,19 +189,6 @@ def load(
         reader = _load_reader(settings, observe)
         lanes += [reader.lane] if reader else []
     return _assembled(by_role, reader, names, lanes, settings, failures)
-
-
-def _turn_blend(
-    settings: Settings, detectors: Mapping[str, TurnDetector], failures: DetectorFailures
-) -> TurnBlend | None:
-    """The server's turn detector: that of the profile, or those of the settings. None if there is none."""
-    named = named_detectors(settings.models.turn_detector) or [NamedDetector(name, 1.0) for name in detectors]
-    key = settings.models.turn_detector_key
-    parts = [
-        BlendPart(one.id, RemoteTurnDetector(one.name, key) if one.is_remote else detectors[one.id], one.weight)
-        for one in named
-    ]
-    return TurnBlend(parts, failures) if parts else None
 
 
 def _check_engine(model: Model | LocalModel, engine: str) -> None:

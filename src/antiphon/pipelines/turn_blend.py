@@ -1,21 +1,31 @@
 """A turn detector that combines several: the weighted mean of their logits. One failing detector does not count.
 
 The server's turn detector is always a blend, even of one. A blend never stops a session: what is not judged is decided
-by the words and the silence.
+by the words and the silence. The failures of a backchannel detector are counted in the same way (CheckedBackchannel).
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio
+import numpy as np
+import numpy.typing as npt
 
 from antiphon.audio import Pcm
-from antiphon.contracts import StreamingTurnDetector, TurnDetector, TurnStream
+from antiphon.contracts import (
+    BackchannelDetector,
+    BackchannelStream,
+    OverlapSound,
+    StreamingTurnDetector,
+    TurnDetector,
+    TurnStream,
+)
 from antiphon.errors import ModelError, Refused
 
 log = logging.getLogger(__name__)
@@ -177,3 +187,38 @@ class BlendStream:
             self._failures.add(part.name, "not_a_number", f"it answered {probability}")
             return None
         return probability
+
+
+class CheckedBackchannel:
+    """A BackchannelDetector around another one."""
+
+    def __init__(self, detector: BackchannelDetector, failures: DetectorFailures) -> None:
+        self.id, self.frame_samples, self.threshold = detector.id, detector.frame_samples, detector.threshold
+        self._detector, self._failures = detector, failures
+
+    def open(self) -> CheckedStream:
+        """Return the stream of a new overlap."""
+        return CheckedStream(self.id, self._detector.open(), self._failures)
+
+
+class CheckedStream:
+    """A BackchannelStream around another one."""
+
+    def __init__(self, name: str, stream: BackchannelStream, failures: DetectorFailures) -> None:
+        self._name, self._stream, self._failures = name, stream, failures
+
+    async def feed(self, pcm: Pcm, response: npt.NDArray[np.float32]) -> list[OverlapSound]:
+        """Return the stream's sounds. Raises Refused and ModelError, also for a value that is no probability."""
+        began_s = time.monotonic()
+        try:
+            found = await self._stream.feed(pcm, response)
+        except (ModelError, Refused) as error:
+            self._failures.add(self._name, "error", str(error))
+            raise
+        if time.monotonic() - began_s > LATE_S:
+            self._failures.add(self._name, "late", f"more than {1000 * LATE_S:g} ms")
+        # Sums of rounded probabilities may be slightly above 1.
+        if not all(-1e-3 <= p <= 1.001 for sound in found for p in (sound.backchannel, sound.floor)):
+            self._failures.add(self._name, "not_a_number")
+            raise ModelError(f"{self._name} answered no probability")
+        return found

@@ -24,20 +24,23 @@ from antiphon.modeling.onnx_stream import Array, OnnxStream, graph_file, read_co
 class BackchannelShape(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a graph: the object in config.json."""
 
-    # The milliseconds of audio of one step, and of each frame in it.
+    # The milliseconds of audio of one step.
     chunk_ms: int = 40
+    # The milliseconds of each frame in it.
     frame_ms: int = 20
     # The .onnx file in the folder.
     file: str = "backchannel-fp32.onnx"
-    # The inputs for the audio, float32 [1, num_samples], and for the response, float32 [1, num_frames, 8].
+    # The input for the audio, float32 [1, num_samples].
     audio: str = "chunk"
+    # The input for the response, float32 [1, num_frames, 8].
     response: str = "bot_state"
     # The output with the classes' probabilities, float32 [1, num_frames, num_classes].
     output: str = "intent"
     # The classes, in the order of the output.
     classes: tuple[str, ...] = ("continuer", "assessment", "negative", "floor_take", "non_speech")
-    # The classes of backchannels, and those that take the floor.
+    # The classes of backchannels.
     backchannels: tuple[str, ...] = ("continuer", "assessment")
+    # The classes that take the floor.
     floor: tuple[str, ...] = ("negative", "floor_take")
     # The probability from which a sound counts. It is not published; this value is a choice.
     threshold: float = 0.6

@@ -4,7 +4,7 @@ from antiphon.adapters.spec import Spec
 
 SPEC = Spec(
     role="backchannel",
-    model="antiphon.adapters.backchannel.detector:SoundBackchannelDetector",
+    model="antiphon.adapters.sound_backchannel.detector:SoundBackchannelDetector",
     runs_on="lane",
     model_types=("backchannel-detector",),
     extra="",
