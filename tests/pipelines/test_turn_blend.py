@@ -94,6 +94,26 @@ def test_a_late_detector_does_not_hold_the_others_and_alone_is_waited_for(monkey
     asyncio.run(main())
 
 
+def test_a_late_answer_replaces_the_first_judgement_unless_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_blend, "LATE_S", 0.0)
+
+    async def main() -> None:
+        late, first = Hangs(), list[float]()
+
+        def learn(complete: float) -> None:
+            first.append(complete)
+            late.may_answer.set()
+
+        blend = blended(late, Says(0.8))
+        both = await blend.open().complete(0, TURN, learn)
+        assert (first, logit(both)) == ([0.8], pytest.approx((logit(0.7) + logit(0.8)) / 2))
+        late.may_answer.clear()
+        monkeypatch.setattr(turn_blend, "GIVEN_UP_S", 0.0)
+        assert await blend.open().complete(0, TURN, first.append) == 0.8
+
+    asyncio.run(main())
+
+
 def test_a_blend_of_models_without_a_common_language_is_refused_and_of_differing_ones_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -60,6 +61,10 @@ class TurnDetector(Protocol):
         ...
 
 
+# Gets a first judgement, which a better one will replace.
+LearnEarly = Callable[[float], object]
+
+
 class TurnStream(Protocol):
     """A turn detector's side of one session. It keeps the model's state, so it computes each sample of a turn once."""
 
@@ -70,12 +75,13 @@ class TurnStream(Protocol):
         """
         ...
 
-    async def complete(self, start: int, pcm: Pcm) -> float:
+    async def complete(self, start: int, pcm: Pcm, early: LearnEarly | None = None) -> float:
         """Return the probability, in [0, 1], that the speaker who paused has finished.
 
         Args:
             start: The session's sample at which the turn begins. A different value begins another turn.
             pcm: float32 [num_samples], 16 kHz: the turn with the pause, from its beginning.
+            early: Called with a first judgement if a part of the model is late. The result takes its place.
 
         Raises:
             Refused: The lane is full.

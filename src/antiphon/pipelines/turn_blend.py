@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -21,6 +21,7 @@ from antiphon.audio import Pcm
 from antiphon.contracts import (
     BackchannelDetector,
     BackchannelStream,
+    LearnEarly,
     OverlapSound,
     StreamingTurnDetector,
     TurnDetector,
@@ -30,8 +31,9 @@ from antiphon.errors import ModelError, Refused
 
 log = logging.getLogger(__name__)
 
-# Seconds after which a blend goes on without the detectors that have not answered.
-LATE_S = 0.05
+# Seconds after which a blend judges without the detectors that have not answered, and seconds after which it no longer
+# waits for them.
+LATE_S, GIVEN_UP_S = 0.05, 1.0
 # Bound of the logit of a probability of 0 or 1.
 MAX_LOGIT = 14.0
 
@@ -109,6 +111,14 @@ class TurnBlend:
         return await self.open().complete(0, pcm)
 
 
+def _mean(found: Mapping[str, tuple[float, float]]) -> float:
+    """Return the probability that has the mean logit of some probabilities, each with its weight."""
+    if len(found) == 1:
+        return next(iter(found.values()))[0]
+    total = sum(weight for _, weight in found.values())
+    return sigmoid(sum(weight * logit(p) for p, weight in found.values()) / total)
+
+
 class _WholeTurn:
     """A TurnStream of a detector without state."""
 
@@ -118,7 +128,7 @@ class _WholeTurn:
     async def follow(self, start: int, pcm: Pcm) -> None:
         """Do nothing: the detector computes the whole turn when it judges it."""
 
-    async def complete(self, start: int, pcm: Pcm) -> float:
+    async def complete(self, start: int, pcm: Pcm, early: LearnEarly | None = None) -> float:
         """Return the detector's probability, and raise its errors."""
         return await self._detector.complete(pcm)
 
@@ -141,10 +151,11 @@ class BlendStream:
             except (ModelError, Refused) as error:
                 self._failures.add(part.name, "error", str(error))
 
-    async def complete(self, start: int, pcm: Pcm) -> float:
-        """Return the mean, weighted, of the logits of the parts that answer within LATE_S, as a probability.
+    async def complete(self, start: int, pcm: Pcm, early: LearnEarly | None = None) -> float:
+        """Return the mean, weighted, of the logits of the parts that answer within GIVEN_UP_S, as a probability.
 
-        If none has answered by then, returns the first answer. Raises ModelError if no part answers.
+        After LATE_S, `early` gets the mean of those that have answered by then. Without `early`, it is the result. If
+        none has answered by then, waits for the first. Raises ModelError if no part answers.
         """
         found: dict[str, tuple[float, float]] = {}
         has_answer, is_over = anyio.Event(), anyio.Event()
@@ -168,13 +179,14 @@ class BlendStream:
             for name in sorted(waiting):
                 self._failures.add(name, "late", f"more than {1000 * LATE_S:g} ms")
             await has_answer.wait()
+            if early and waiting and found:
+                early(_mean(found))
+                with anyio.move_on_after(GIVEN_UP_S):
+                    await is_over.wait()
             group.cancel_scope.cancel()
         if not found:
             raise ModelError("no turn detector has judged the pause")
-        if len(found) == 1:
-            return next(iter(found.values()))[0]
-        total = sum(weight for _, weight in found.values())
-        return sigmoid(sum(weight * logit(p) for p, weight in found.values()) / total)
+        return _mean(found)
 
     async def _asked(self, part: BlendPart, stream: TurnStream, start: int, pcm: Pcm) -> float | None:
         """Return a part's probability; None, counted as a failure, if there is none."""

@@ -16,6 +16,7 @@ import numpy as np
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.adapters.turn_stream.shape import read_shape
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import LearnEarly
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.modeling.onnx_stream import Array, OnnxStream, graph_file
@@ -51,7 +52,7 @@ class StreamedTurn:
         """Compute the whole chunks of the turn so far. Raises what `complete` raises."""
         await self._lane.run(_Job(self, start, pcm, is_judged=False))
 
-    async def complete(self, start: int, pcm: Pcm) -> float:
+    async def complete(self, start: int, pcm: Pcm, early: LearnEarly | None = None) -> float:
         """Return the probability, in [0, 1], that the turn is complete. `pcm`: float32 [num_samples], 16 kHz.
 
         Waits in the lane. Raises Refused if the lane is full, and ModelError.

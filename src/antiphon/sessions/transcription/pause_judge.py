@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 import anyio.abc
 
@@ -121,13 +122,20 @@ class PauseJudge:
         self._evidence = replace(self._evidence, **known)  # type: ignore[arg-type]
         return self._segmenter.end_after(pause, self._model.silence_ms(self._evidence, self._segmenter.speaker_pauses))
 
+    def _learn_sound(self, pause: int, complete: float) -> None:
+        self._learn(pause, complete=complete)
+
     async def _judge(self, detector: TurnDetector, pause: int, start: int, pcm: Pcm) -> None:
         try:
-            complete = await (self._stream.complete(start, pcm) if self._stream else detector.complete(pcm))
+            if self._stream:
+                early = partial(self._learn_sound, pause)
+                complete = await self._stream.complete(start, pcm, early)
+            else:
+                complete = await detector.complete(pcm)
         except (ModelError, Refused) as error:
             # The blend of detectors has logged it once.
             log.debug("a pause was not judged: %s", error)
         else:
-            self._learn(pause, complete=complete)
+            self._learn_sound(pause, complete)
         self._judged = max(pause, self._judged or 0)
         self._changed.notify()
