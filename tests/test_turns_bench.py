@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import runpy
+from dataclasses import replace
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 from bench.common import RESULTS
 from bench.turn_taking.fit import fit, log_normal, logistic
-from bench.turn_taking.pauses import Pause, deepest_gap, is_whole, noise_like, read, speaker_of
+from bench.turn_taking.fit import main as fit_main
+from bench.turn_taking.pauses import Pause, deepest_gap, is_whole, noise_like, read, speaker_of, write
 from bench.turn_taking.replay import is_fitted, listening, outcome, turn_detector_alone
 
 from antiphon.turns.end_of_turn_table import (
@@ -113,3 +117,15 @@ def test_only_whole_sentences_are_ends():
     assert not is_whole({"corpus": "LJ Speech", "text": "of the true printed book,"})
     assert is_whole({"corpus": "FLEURS", "text": "und ist völlig isoliert"})
     assert speaker_of({"corpus": "FLEURS", "language": "de", "speaker": "fleurs-de-001"}) == "fleurs-de"
+
+
+def test_a_table_is_fitted_to_the_pauses_of_another_detector(tmp_path: Path) -> None:
+    # This detector judges worse than Smart Turn: a third of its logit is missing.
+    pauses = [replace(p, complete=1 / (1 + (1 / min(0.9999, max(1e-4, p.complete)) - 1) ** (2 / 3))) for p in read()]
+    other, out = tmp_path / "pauses.json", tmp_path / "table.py"
+    write(other, [], pauses, [])
+    fit_main(["--pauses", str(other), "--out", str(out)])
+    found = runpy.run_path(str(out))
+    assert found["THRESHOLDS"].keys() == {"low", "medium", "high", "auto"}
+    assert found["LOGISTIC"]["sound"]["sound"] > LOGISTIC["sound"]["sound"]
+    assert found["LOGISTIC"]["words"] == LOGISTIC["words"]

@@ -1,21 +1,23 @@
 """Fits the end-of-turn model to the pauses of pauses.py, and writes its table.
 
-    python -m bench.turn_taking.fit
+    python -m bench.turn_taking.fit [--pauses FILE] [--out TABLE]
 
-It needs no audio and no models. Its only input is bench/results/turns-pauses.json, and it computes the same table on
-every machine. Only the speakers of `replay.is_fitted` count. The pauses of one recording weigh at most as much as
-MAX_PAUSES pauses, so that long readings do not outweigh conversations.
+It needs no audio and no models. Its only input is a file of pauses.py: bench/results/turns-pauses.json, unless
+`--pauses` names another, such as one of another turn detector. It computes the same table on every machine. Only the
+speakers of `replay.is_fitted` count. The pauses of one recording weigh at most as much as MAX_PAUSES pauses, so that
+long readings do not outweigh conversations.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.turn_taking.pauses import Pause, read
+from bench.turn_taking.pauses import PAUSES, Pause, read
 from bench.turn_taking.replay import evidence_of, is_fitted, listening, renamed, scales
 
 from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurnTable, features
@@ -180,13 +182,17 @@ def _literal(value: Any) -> str:
     return str(value)
 
 
-def main() -> None:
-    pauses = read()
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Fit the end-of-turn model to the pauses of a turn detector.")
+    parser.add_argument("--pauses", type=Path, default=PAUSES, help="file that pauses.py wrote")
+    parser.add_argument("--out", type=Path, default=TABLE, help="module to write")
+    args = parser.parse_args(argv)
+    pauses = read(args.pauses)
     fitted = [p for p in pauses if is_fitted(p.speaker)]
     num_ends = sum(p.length_s is None for p in fitted)
     numbers = fit(pauses)
-    TABLE.write_text(text_of(numbers, len(fitted) - num_ends, num_ends), encoding="utf-8")
-    print(f"written: {TABLE}")
+    args.out.write_text(text_of(numbers, len(fitted) - num_ends, num_ends), encoding="utf-8")
+    print(f"written: {args.out}")
 
 
 if __name__ == "__main__":

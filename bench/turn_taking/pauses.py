@@ -1,6 +1,6 @@
 """Finds the pauses of recordings as the server sees them, and writes what the server knows in each of them.
 
-    python -m bench.turn_taking.pauses DATA
+    python -m bench.turn_taking.pauses DATA [--turn-detector DETECTORS --out FILE]
 
 DATA is a folder with a manifest.jsonl. Every pause of at least 0.2 s becomes a row of bench/results/turns-pauses.json:
 its length, the judgement of Smart Turn, the transcript of the turn so far, and the speaker. A pause is either inside a
@@ -9,6 +9,9 @@ an interrupted run can continue.
 
 The VAD, the segmenter, Smart Turn and Whisper are the server's own, with the server's thresholds. Each recording is
 followed by 3 s of noise like that of its quietest part.
+
+With `--turn-detector`, as in `antiphon serve`, another detector or a blend judges in place of Smart Turn. Its rows
+belong into a file of their own, from which fit.py makes a table.
 
 - Real pauses: the pauses in recordings of a single speaker, and the pauses in AMI meetings during which nobody else
   speaks before the same speaker continues.
@@ -36,14 +39,13 @@ from bench.hearing.clips import rows_of
 from bench.turn_taking.figures import frame_levels_db
 
 from antiphon.adapters.silero.detector import FRAME_SAMPLES, SileroDetector
-from antiphon.adapters.smart_turn.turn_detector import SmartTurn
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.adapters.whisper.transcriber import WhisperTranscriber
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.contracts import Window
 from antiphon.events.transcription import ServerVad
-from antiphon.loading.loader import store_of
+from antiphon.loading.loader import load, store_of
 from antiphon.settings import load as load_settings
 from antiphon.store.registry import MODELS
 from antiphon.turns.segmenter import Segmenter
@@ -89,7 +91,7 @@ class Pause:
     mixed: bool
     # Length of the pause in seconds; None if it is the end of the turn.
     length_s: float | None
-    # Probability, by Smart Turn, that the turn is complete, after 0.2 s of the pause.
+    # Probability, by the turn detector, that the turn is complete, after 0.2 s of the pause.
     complete: float
     # The same probability after 0.6 s; None if the pause is shorter.
     complete_later: float | None
@@ -231,22 +233,27 @@ def recordings(data: Path) -> Iterator[Recording]:
 
 
 class Listener:
-    """The server's own models, each with a lane that has one thread."""
+    """The server's own models, each with a lane that has one thread. `detector`: the value of `--turn-detector`."""
 
-    def __init__(self) -> None:
-        store, options = store_of(load_settings().models), LaneModelOptions()
+    def __init__(self, detector: str = "") -> None:
+        settings = load_settings()
+        store, options = store_of(settings.models), LaneModelOptions()
+        settings = replace(settings, models=replace(settings.models, turn_detector=detector))
 
         def folder(name: str) -> Path:
             return store.require(MODELS[name])
 
         self.vad = SileroDetector(folder("silero-vad-v6"), "silero-vad-v6", options)
-        self.turn_detector = SmartTurn(folder("smart-turn-v3.2"), "smart-turn-v3.2", options)
+        self.judges = load(settings, store, roles=("turn",))
+        assert self.judges.turn_detector
+        self.turn_detector = self.judges.turn_detector
         self.transcriber = WhisperTranscriber(folder("whisper-base"), "whisper-base", options)
         self.decode_s: list[float] = []
 
     def close(self) -> None:
         """Close the lanes of the models."""
-        for lane in (self.vad.lane, self.turn_detector.lane, self.transcriber.lane):
+        self.judges.close()
+        for lane in (self.vad.lane, self.transcriber.lane):
             lane.close()
 
     async def pauses(self, recording: Recording) -> list[Pause]:
@@ -322,9 +329,9 @@ def read(path: Path = PAUSES) -> list[Pause]:
     return [Pause(**row) for row in json.loads(path.read_text(encoding="utf-8"))["pauses"]]
 
 
-async def find(data: Path, path: Path, seen: list[str], found: list[Pause]) -> None:
+async def find(data: Path, path: Path, seen: list[str], found: list[Pause], detector: str = "") -> None:
     """Find the pauses of recordings that the file does not have yet, and add them to it."""
-    listener = Listener()
+    listener = Listener(detector)
     try:
         for recording in recordings(data):
             if recording.id in seen:
@@ -343,10 +350,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Find the pauses of recordings, as the server sees them.")
     parser.add_argument("data", type=Path, help="folder with a manifest.jsonl")
     parser.add_argument("--out", type=Path, default=PAUSES)
+    parser.add_argument("--turn-detector", default="", help="as in antiphon serve; needs --out")
     args = parser.parse_args()
+    if args.turn_detector and args.out == PAUSES:
+        parser.error("--turn-detector needs --out, because the rows of two detectors cannot be mixed")
     there = args.out.exists()
     seen = json.loads(args.out.read_text(encoding="utf-8"))["recordings"] if there else []
-    asyncio.run(find(args.data, args.out, seen, read(args.out) if there else []))
+    asyncio.run(find(args.data, args.out, seen, read(args.out) if there else [], args.turn_detector))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 | `transcriber` | `Transcriber` |
 | `vad` | `VoiceActivityDetector` |
 | `turn` | `TurnDetector` |
+| `backchannel` | `BackchannelDetector` |
 | `speaker` | `SpeakerModel` |
 | `language` | `LanguageModel` |
 | `synthesizer` | `Synthesizer` |
@@ -24,6 +25,7 @@ ModelRole = Literal[
     "transcriber",
     "vad",
     "turn",
+    "backchannel",
     "speaker",
     "language",
     "synthesizer",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import SettingsError, StoreError
-from antiphon.loading.selection import LocalModel, selected_models, spec_of
+from antiphon.loading.selection import LocalModel, RemoteModel, named_detectors, selected_models, spec_of
 from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
 
 
@@ -111,3 +111,25 @@ def test_when_a_speaker_model_is_named_then_it_is_selected_and_else_none_is() ->
     for wrong in ("nobody", "silero-vad-v6"):
         with pytest.raises(SettingsError, match=r"--speaker-model: there is no speaker .*resemblyzer"):
             speakers(wrong)
+
+
+def test_turn_detectors_are_names_folders_and_urls_with_weights(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text(json.dumps({"model_type": "turn-1-mini"}))
+
+    def chosen(text: str) -> list[tuple[str, str]]:
+        settings = Settings(models=ModelSettings(turn_detector=text))
+        found = [m for m in selected_models(settings, ("turn",)) if not isinstance(m, RemoteModel)]
+        return [(m.id, m.adapter) for m in found]
+
+    assert chosen("") == [("smart-turn-v3.2", "smart_turn")]
+    assert chosen("none") == chosen("http://127.0.0.1:9/judge") == []
+    assert chosen(f"smart-turn-v3.2, {tmp_path / 'own'}*2, https://host:1/judge") == [
+        ("smart-turn-v3.2", "smart_turn"),
+        ("own", "turn_stream"),
+    ]
+    found = named_detectors(f"{tmp_path / 'own'}*2.5,https://name:secret@host:1/judge")
+    assert [(one.id, one.weight) for one in found] == [("own", 2.5), ("host:1", 1.0)]
+    for wrong in ("nobody", "hibari-heart", "smart-turn-v3.2*0", "smart-turn-v3.2*x", "*2", "http://h/a,http://h/b"):
+        with pytest.raises(SettingsError, match="--turn-detector"):
+            chosen(wrong)

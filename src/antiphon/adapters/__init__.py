@@ -19,6 +19,8 @@ ADAPTERS = (
     "qwen3_asr",
     "silero",
     "smart_turn",
+    "turn_stream",
+    "sound_backchannel",
     "resemblyzer",
     "qwen3_tts",
     "hibari",

@@ -127,8 +127,9 @@ def check_folders(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) 
     Raises StoreError, which says why a folder does not load, and SettingsError.
     """
     for model in local_models(settings, roles):
-        # The weights of a model on engine servers are not here.
-        if isinstance(model, LocalModel) and not (model.role == "language" and engine_servers(settings)):
+        # The weights of a model on engine servers are not here. Detectors are ONNX graphs, which their adapters check.
+        is_elsewhere = model.role == "language" and engine_servers(settings)
+        if isinstance(model, LocalModel) and not is_elsewhere and model.role not in ("turn", "backchannel"):
             for note in check(model.path, model.role, pickled=settings.models.pickled_weights):
                 log.warning("%s: %s", model.path, note)
 

@@ -68,11 +68,25 @@ from antiphon.contracts.transcription import (
     one_slab,
     tuned,
 )
-from antiphon.contracts.turns import TurnDetector, VadStream, VoiceActivityDetector
+from antiphon.contracts.turns import (
+    RESPONSE_FEATURES,
+    BackchannelDetector,
+    BackchannelStream,
+    LearnEarly,
+    OverlapSound,
+    StreamingTurnDetector,
+    TurnDetector,
+    TurnStream,
+    VadStream,
+    VoiceActivityDetector,
+)
 from antiphon.contracts.video import VideoFrame, VideoModel, VideoProfile, VideoQuestion, VideoStream
 
 __all__ = [
+    "RESPONSE_FEATURES",
     "AudioPart",
+    "BackchannelDetector",
+    "BackchannelStream",
     "ConversationModel",
     "ConversationProfile",
     "ConversationStream",
@@ -86,6 +100,7 @@ __all__ = [
     "LanguageModel",
     "LanguageProfile",
     "LanguageStream",
+    "LearnEarly",
     "ListenStep",
     "LiveSynthesizer",
     "MediaPart",
@@ -98,6 +113,7 @@ __all__ = [
     "NativeProfile",
     "NativeStep",
     "NativeStream",
+    "OverlapSound",
     "Reply",
     "ReplyDone",
     "ReplyOptions",
@@ -109,6 +125,7 @@ __all__ = [
     "SpeakerModel",
     "SpeakerProfile",
     "SpeechChunk",
+    "StreamingTurnDetector",
     "Synthesizer",
     "SynthesizerProfile",
     "TextDelta",
@@ -122,6 +139,7 @@ __all__ = [
     "TuningCaps",
     "TuningLimits",
     "TurnDetector",
+    "TurnStream",
     "Unit",
     "Urgency",
     "VadStream",

@@ -1,8 +1,13 @@
-"""The contracts of the models that find turns: voice activity detectors and turn detectors."""
+"""The contracts of the models that find turns: voice activity detectors, turn detectors and backchannel detectors."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from antiphon.audio import Pcm
 
@@ -53,4 +58,97 @@ class TurnDetector(Protocol):
             Refused: The lane is full.
             ModelError: The model failed.
         """
+        ...
+
+
+# Gets a first judgement, which a better one will replace.
+LearnEarly = Callable[[float], object]
+
+
+class TurnStream(Protocol):
+    """A turn detector's side of one session. It keeps the model's state, so it computes each sample of a turn once."""
+
+    async def follow(self, start: int, pcm: Pcm) -> None:
+        """Compute the turn as far as it was heard, so that less is left for `complete`.
+
+        Raises what `complete` raises.
+        """
+        ...
+
+    async def complete(self, start: int, pcm: Pcm, early: LearnEarly | None = None) -> float:
+        """Return the probability, in [0, 1], that the speaker who paused has finished.
+
+        Args:
+            start: The session's sample at which the turn begins. A different value begins another turn.
+            pcm: float32 [num_samples], 16 kHz: the turn with the pause, from its beginning.
+            early: Called with a first judgement if a part of the model is late. The result takes its place.
+
+        Raises:
+            Refused: The lane is full.
+            ModelError: The model failed.
+        """
+        ...
+
+
+@runtime_checkable
+class StreamingTurnDetector(TurnDetector, Protocol):
+    """A turn detector that keeps state between the pauses of a session."""
+
+    def open(self) -> TurnStream:
+        """Open the stream of a new session. It needs no closing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapSound:
+    """How speech over a response sounds: probabilities in [0, 1] that it is a backchannel, and that it takes the floor.
+
+    The rest of the probability is for sounds that are not speech.
+    """
+
+    backchannel: float
+    floor: float
+
+
+# The features of the response in one frame, see `turns/response_sound.py`.
+RESPONSE_FEATURES = 8
+
+
+class BackchannelStream(Protocol):
+    """A backchannel detector's side of one overlap."""
+
+    async def feed(self, pcm: Pcm, response: npt.NDArray[np.float32]) -> list[OverlapSound]:
+        """Return how the speech sounds after each chunk that `pcm` completes, in order. Waits in the model's lane.
+
+        Args:
+            pcm: float32 [num_samples], 16 kHz: whole frames of the user's audio, after those of the last call.
+            response: float32 [num_frames, RESPONSE_FEATURES]: the state of the response in each of these frames.
+
+        Raises:
+            Refused: The lane is full.
+            ModelError: The model failed.
+        """
+        ...
+
+
+class BackchannelDetector(Protocol):
+    """One loaded backchannel detector, shared by all sessions. It needs no words."""
+
+    @property
+    def id(self) -> str:
+        """The name of the model, for the log and the metrics."""
+        ...
+
+    @property
+    def frame_samples(self) -> int:
+        """The number of samples of a frame at 16 kHz."""
+        ...
+
+    @property
+    def threshold(self) -> float:
+        """The probability, in (0, 1), from which a sound counts as a backchannel or as a claim to the floor."""
+        ...
+
+    def open(self) -> BackchannelStream:
+        """Open the stream of a new overlap. It needs no closing."""
         ...

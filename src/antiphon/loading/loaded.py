@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import anyio
@@ -24,7 +24,6 @@ from antiphon.contracts import (
     SpeakStep,
     Synthesizer,
     Transcriber,
-    TurnDetector,
     Unit,
     Urgency,
     VideoModel,
@@ -34,9 +33,11 @@ from antiphon.contracts import (
 )
 from antiphon.engine.grammar_trial import TRIALS
 from antiphon.engine.lane import Lane
+from antiphon.errors import ModelError
 from antiphon.pipelines.cascade import Cascade
 from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
+from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
 from antiphon.roles import ModelRole, shown_role
 
 # The maximum number of units for warming a native model.
@@ -69,7 +70,7 @@ class LoadedModels:
     # Detects speech.
     vad: VoiceActivityDetector | None
     # Judges whether a turn has ended.
-    turn_detector: TurnDetector | None
+    turn_detector: TurnBlend | None
     # Writes the text of answers.
     language_model: LanguageModel | None
     # Speaks text.
@@ -91,6 +92,10 @@ class LoadedModels:
     failure_line: str = ""
     # Compares voices.
     speaker_model: SpeakerModel | None = None
+    # Judges the sound of speech over a response.
+    backchannel_detector: CheckedBackchannel | None = None
+    # What the turn detectors and the backchannel detector did not judge, for metrics.
+    detector_failures: DetectorFailures = field(default_factory=DetectorFailures)
 
     @property
     def workers(self) -> dict[str, ModelWorker]:
@@ -186,7 +191,7 @@ class LoadedModels:
             if self.transcriber:
                 group.start_soon(_warm_transcriber, self.transcriber)
             if self.turn_detector:
-                group.start_soon(self.turn_detector.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
+                group.start_soon(_warm_turn_detector, self.turn_detector)
             if self.speaker_model:
                 group.start_soon(self.speaker_model.embed, np.zeros(SAMPLE_RATE_HZ, np.float32))
             if self.language_model and self.language_model.profile.keeps_to_schemas:
@@ -214,6 +219,12 @@ class LoadedModels:
         ):
             if close := getattr(model, "close", None):
                 close()
+
+
+async def _warm_turn_detector(detector: TurnBlend) -> None:
+    # The blend logs which of its detectors cannot judge. Sessions go on without them.
+    with suppress(ModelError):
+        await detector.complete(np.zeros(SAMPLE_RATE_HZ, np.float32))
 
 
 async def _warm_language_model(model: LanguageModel) -> None:

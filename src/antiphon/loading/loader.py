@@ -32,10 +32,18 @@ from antiphon.errors import ModelError
 from antiphon.extras import missing_packages
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import engine_servers, placement
-from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
+from antiphon.loading.selection import (
+    ALL_ROLES,
+    LocalModel,
+    RemoteModel,
+    selected_models,
+    spec_of,
+)
+from antiphon.loading.turn_models import turn_blend
 from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
+from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
 from antiphon.remote.chat.address import read_key
 from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
@@ -70,7 +78,9 @@ class ModelsByRole(TypedDict, total=False):
     # Detects speech.
     vad: VoiceActivityDetector
     # Judges whether a turn has ended.
-    turn: TurnDetector
+    turn: TurnBlend
+    # Judges the sound of speech over a response.
+    backchannel: CheckedBackchannel
     # Compares voices.
     speaker: SpeakerModel
     # Writes the text of answers.
@@ -141,6 +151,7 @@ def load(
         _check_engine(model, servers.kind if servers and model.role == "language" else engine)
     by_role: ModelsByRole = {}
     names, lanes = list[str](), list[Lane[Any, Any]]()
+    detectors, failures = dict[str, TurnDetector](), DetectorFailures()
     for remote in everything:
         if isinstance(remote, RemoteModel):
             by_role["language"] = RemoteLanguageModel(
@@ -158,11 +169,18 @@ def load(
             by_role.setdefault("language", getattr(loaded, spec.language_model))
         if spec.runs_on == "lane":
             lanes.append(loaded.lane)
+        if model.role == "turn":
+            detectors[model.id] = loaded
+            continue
+        if model.role == "backchannel":
+            loaded = CheckedBackchannel(loaded, failures)
         if model.role == "synthesizer":
             loaded = ReadingVoice(loaded)
         by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
-        if model.role not in ("vad", "turn", "speaker"):
+        if model.role not in ("vad", "backchannel", "speaker"):
             names.append(model.id)
+    if blend := turn_blend(settings, detectors, failures) if "turn" in roles else None:
+        by_role["turn"] = blend
     if "synthesizer" in by_role:
         by_role["synthesizer"], fallback_lane = _with_fallback(settings, by_role["synthesizer"], observe)
         lanes += [fallback_lane] if fallback_lane else []
@@ -170,7 +188,7 @@ def load(
     if "language" in by_role:
         reader = _load_reader(settings, observe)
         lanes += [reader.lane] if reader else []
-    return _assembled(by_role, reader, names, lanes, settings)
+    return _assembled(by_role, reader, names, lanes, settings, failures)
 
 
 def _check_engine(model: Model | LocalModel, engine: str) -> None:
@@ -188,6 +206,7 @@ def _assembled(
     names: Sequence[str],
     lanes: Sequence[Lane[Any, Any]],
     settings: Settings,
+    failures: DetectorFailures,
 ) -> LoadedModels:
     return LoadedModels(
         transcriber=by_role.get("transcriber"),
@@ -202,6 +221,8 @@ def _assembled(
         lanes=tuple(lanes),
         eager_frames=settings.engine.video_prefill == "eager",
         speaker_model=by_role.get("speaker"),
+        backchannel_detector=by_role.get("backchannel"),
+        detector_failures=failures,
         failure_line=settings.speech.failure_line,
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
@@ -21,7 +23,7 @@ from antiphon.store.registry import profile
 TRANSCRIPTION_ROLES: tuple[ModelRole, ...] = ("transcriber", "vad")
 LANGUAGE_ROLES: tuple[ModelRole, ...] = ("language",)
 SPEECH_ROLES: tuple[ModelRole, ...] = ("synthesizer",)
-TURN_ROLES: tuple[ModelRole, ...] = ("turn",)
+TURN_ROLES: tuple[ModelRole, ...] = ("turn", "backchannel")
 SPEAKER_ROLES: tuple[ModelRole, ...] = ("speaker",)
 CONVERSATION_ROLES: tuple[ModelRole, ...] = ("conversation_model",)
 VIDEO_ROLES: tuple[ModelRole, ...] = ("video_model",)
@@ -98,6 +100,10 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.models.partials and "transcriber" in roles:
         transcriber = next(m for m in models if m.role == "transcriber" and not isinstance(m, RemoteModel))
         models.append(_partials(settings.models.partials, transcriber))
+    if settings.models.turn_detector and "turn" in roles:
+        models = [*_without(models, "turn"), *_turn_detectors(settings.models.turn_detector)]
+    if settings.models.backchannel_detector and "backchannel" in roles:
+        models.append(_checkpoint("backchannel", settings.models.backchannel_detector))
     if settings.models.speaker_model and "speaker" in roles:
         models.append(_registered("speaker", settings.models.speaker_model, "--speaker-model"))
     if settings.engine.conversation_model and "conversation_model" in roles:
@@ -109,6 +115,50 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.engine.video_model and "video_model" in roles:
         models.append(_checkpoint("video_model", settings.engine.video_model))
     return tuple(dict.fromkeys(models))
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDetector:
+    """One entry of `--turn-detector`: a name, a folder or a URL, and its weight."""
+
+    name: str
+    weight: float
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the detector runs on another server."""
+        return self.name.startswith(("http://", "https://"))
+
+    @property
+    def id(self) -> str:
+        """The detector's name in the log and the metrics: without the path of a folder or of a URL."""
+        if self.is_remote:
+            return urlsplit(self.name).netloc.rpartition("@")[2]
+        return self.name if self.name in MODELS else Path(self.name).expanduser().resolve().name
+
+
+def named_detectors(text: str) -> list[NamedDetector]:
+    """Return the entries of `--turn-detector`; none for "none". Raises SettingsError if an entry or weight is bad."""
+    found = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, weight = entry.rpartition("*") if "*" in entry else (entry, "", "1")
+        if not re.fullmatch(r"\d+(\.\d+)?", weight) or float(weight) == 0 or not name:
+            raise SettingsError(f"--turn-detector {entry}: expected NAME or NAME*WEIGHT, with a weight above 0")
+        found.append(NamedDetector(name, float(weight)))
+    if len({one.id for one in found}) < len(found):
+        raise SettingsError(f"--turn-detector {text}: two of the detectors have the same name")
+    return [] if text.strip() == "none" else found
+
+
+def _turn_detectors(text: str) -> list[Model | LocalModel]:
+    """The turn detectors that this process runs."""
+    local = [one.name for one in named_detectors(text) if not one.is_remote]
+    return [
+        _registered("turn", name, "--turn-detector")
+        if name in MODELS or not Path(name).expanduser().exists()
+        else _checkpoint("turn", name)
+        for name in local
+    ]
 
 
 def _without(models: list[Selected], role: ModelRole) -> list[Selected]:
@@ -178,9 +228,12 @@ def _language_model(name: str) -> Selected:
     return LocalModel(path.stem if path.is_file() else path.name, path, "language", _adapter("language", path))
 
 
+_FLAG_ENDS = {"language": "-model", "turn": "-detector", "backchannel": "-detector"}
+
+
 def flag_of(role: str) -> str:
     """Return the flag that names a model of a role."""
-    return f"--{role.replace('_', '-')}{'-model' if role == 'language' else ''}"
+    return f"--{role.replace('_', '-')}{_FLAG_ENDS.get(role, '')}"
 
 
 def _checkpoint(role: ModelRole, name: str) -> LocalModel:

@@ -186,6 +186,7 @@ class Metrics:
         backlog_s: Callable[[], float],
         language: LanguageModel | None = None,
         workers: Mapping[str, ModelWorker] | None = None,
+        detector_failures: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         """Report lanes, workers, the longest backlog and the language model's KV, read at each request of /metrics.
 
@@ -194,6 +195,8 @@ class Metrics:
         """
         self.registry.register(_Lanes(lanes, backlog_s))
         self.registry.register(_Workers(workers or {}))
+        if detector_failures is not None:
+            self.registry.register(_DetectorFailures(detector_failures))
         if language:
             self.registry.register(_Kv(language))
 
@@ -351,6 +354,21 @@ class _Workers(Collector):
             alive.add_metric([name], 0 if worker.lost else 1)
             busy.add_metric([name], worker.busy_s())
         return (alive, busy)
+
+
+class _DetectorFailures(Collector):
+    def __init__(self, counts: Mapping[tuple[str, str], int]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        failures = CounterMetricFamily(
+            "antiphon_turn_detector_failures",
+            "Judgements of pauses and overlaps that a detector did not make. late: or made after 50 ms.",
+            labels=["detector", "reason"],
+        )
+        for (name, reason), count in list(self._counts.items()):
+            failures.add_metric([name, reason], count)
+        return (failures,)
 
 
 class _Lanes(Collector):

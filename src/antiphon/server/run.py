@@ -145,7 +145,13 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
     server = state.settings.server
     state.models = models
     state.stop = stop.set
-    state.metrics.watch(models.lanes, state.sessions.backlog_s, models.language_model, models.workers)
+    state.metrics.watch(
+        models.lanes,
+        state.sessions.backlog_s,
+        models.language_model,
+        models.workers,
+        models.detector_failures.counts,
+    )
     on_lost = stop.set if server.exit_on_model_loss else lambda: None
     assert state.group
     state.group.start_soon(reclaim_excess, state.memory)

@@ -257,6 +257,15 @@ class ModelSettings:
         "Speaker encoder, by which a conversation distinguishes its user's voice from others: `resemblyzer`. Without "
         "one, every voice counts as the user's.",
     )
+    turn_detector: str = option(
+        "",
+        "Turn detectors for `semantic_vad`, comma separated: names from `antiphon pull --list`, folders with a "
+        "config.json, or URLs. `NAME*2` gives one a weight. `none`: only the words and the silence decide.",
+    )
+    turn_detector_key: str = option("", "Key for turn detectors that are URLs (bearer token).", secret=True, form=KEY)
+    backchannel_detector: str = option(
+        "", "Backchannel detector, which decides speech over an answer before its words: a folder with a config.json."
+    )
     home: str = option("~/.cache/antiphon", "Folder for downloaded and converted models.")
     models_from: str = option("", "A local folder that is searched first for model files.")
     pickled_weights: bool = option(

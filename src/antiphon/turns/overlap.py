@@ -205,7 +205,8 @@ class OverlapDecider:
     is reported, together with the held events if the turn takes the floor. The owner runs the timers: it calls `decide`
     after DECISION_S and `take_floor` after MAX_BACKCHANNEL_S.
 
-    `undecided_turn` is the number of the turn whose events are held, or None. Read-only.
+    `undecided_turn` is the number of the turn whose events are held, or None. Read-only. `sounds_backchannel`: whether
+    the overlap sounds like a backchannel, which counts while it has no words. Set by the owner.
     """
 
     def __init__(self) -> None:
@@ -214,6 +215,7 @@ class OverlapDecider:
         self.undecided_turn: int | None = None
         self._held_events: list[TranscriptionEvent] = []
         self._text = ""
+        self.sounds_backchannel = False
         # Numbers of the turns that were dismissed and have no transcript yet.
         self._dismissed_turns: set[int] = set()
 
@@ -263,18 +265,20 @@ class OverlapDecider:
         if not overlaps:
             return [*self._move(OverlapInput.AGAIN, ""), event]
         self.undecided_turn, self._held_events, self._text = event.turn, [event], ""
+        self.sounds_backchannel = False
         return self._move(OverlapInput.BEGAN, "")
 
     def decide(self, *, speaking: bool) -> list[TranscriptionEvent]:
         """Decide the overlap DECISION_S after its start, and return the events to report. `speaking`: whether its
         speech still continues.
 
-        Speech that continues takes the floor, unless its words so far are a backchannel. Speech that has stopped is
-        reported as a backchannel, but may still take the floor when its words are known.
+        Speech that continues takes the floor, unless its words so far are a backchannel, or unless it has no words and
+        sounds like one. Speech that has stopped is reported as a backchannel, but may still take the floor when its
+        words are known.
         """
         if not speaking:
             return self._move(OverlapInput.STOPPED, "short_ack")
-        if self._text and is_backchannel(self._text):
+        if is_backchannel(self._text) if self._text else self.sounds_backchannel:
             return []
         return self._move(OverlapInput.GOES_ON, "speech_goes_on")
 

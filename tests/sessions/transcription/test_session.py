@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from antiphon.audio import Pcm
-from antiphon.contracts import Hypothesis, TranscriberProfile, TuningLimits, Window
-from antiphon.errors import Refused
+from antiphon.contracts import Hypothesis, LearnEarly, TranscriberProfile, TuningLimits, Window
+from antiphon.errors import ModelError, Refused
 from antiphon.events.transcription import (
     AppendAudio,
     ClearAudio,
@@ -525,6 +525,51 @@ def test_a_hesitation_ends_no_turn_and_what_follows_is_judged_anew_with_what_cam
     changes = judged(judge, words, quiet(12), words, quiet(100))
     assert [name for name, _ in changes] == ["SpeechStarted", "SpeechStopped"]
     assert judge.heard[1] > 2 * len(words)
+
+
+class StatefulJudge(Judge):
+    """A judge that records what its stream was given. `first`: its first judgement of each pause, if there is one."""
+
+    def __init__(self, *answers: float | Exception, first: float | None = None) -> None:
+        super().__init__(*answers)
+        self.first = first
+        self.followed: list[tuple[int, int]] = []
+        self.completed: list[tuple[int, int]] = []
+
+    def open(self) -> StatefulJudge:
+        return self
+
+    async def follow(self, start: int, pcm: Pcm) -> None:
+        self.followed.append((start, len(pcm)))
+        raise ModelError("not now")
+
+    async def complete(  # type: ignore[override]
+        self, start: int, pcm: Pcm, early: LearnEarly | None = None
+    ) -> float:
+        self.completed.append((start, len(pcm)))
+        verdict = await super().complete(pcm)
+        if early and self.first is not None:
+            early(self.first)
+            # The rest of the blend answers after the pause is over.
+            for _ in range(5000):
+                await anyio.lowlevel.checkpoint()
+        return verdict
+
+
+def test_a_detector_with_state_gets_a_turn_while_it_is_said_and_again_at_each_pause() -> None:
+    words = speech(2, 3)
+    judge = StatefulJudge(0.02, 0.99)
+    (_, _), (_, stop) = judged(judge, words, quiet(12), words, quiet(100))
+    assert stop
+    starts = {start for start, _ in (*judge.followed, *judge.completed)}
+    assert (len(starts), len(judge.completed)) == (1, 2)
+    lengths = [length for _, length in judge.followed]
+    assert len(lengths) >= 3
+    assert lengths == sorted(set(lengths))
+
+
+def test_a_first_judgement_counts_until_a_better_one_comes() -> None:
+    assert waited_ms(StatefulJudge(0.02, first=0.99)) == waited_ms(Judge(0.99)) < waited_ms(Judge(0.02))
 
 
 def test_words_that_go_on_make_a_turn_wait_whatever_the_turn_detector_finds() -> None:

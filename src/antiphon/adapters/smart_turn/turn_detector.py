@@ -21,10 +21,19 @@ from antiphon.errors import ModelError
 
 # The input of the graph: seconds of audio, and mel frames of 10 ms.
 INPUT_S, INPUT_FRAMES = 8, 800
+# The languages that v3.2 was trained for, as ISO 639-1 (its README).
+LANGUAGES = frozenset(
+    (
+        *("ar", "bn", "da", "de", "en", "es", "fi", "fr", "hi", "id", "it", "ja"),
+        *("ko", "mr", "nl", "no", "pl", "pt", "ru", "tr", "uk", "vi", "zh"),
+    )
+)
 
 
 class SmartTurn:
     """A TurnDetector. Its lane has one thread, which computes on one core."""
+
+    languages = LANGUAGES
 
     def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
         """Load `smart-turn.onnx` from the folder. Raises ModelError if it does not load."""

@@ -149,6 +149,7 @@ def new_conversation(
         model=models.for_conversations,
         new_id=wire.context.new_id,
         turn_detector=models.turn_detector,
+        backchannel_detector=models.backchannel_detector,
         image_reader=models.image_reader,
         speaker_model=models.speaker_model,
         measure=observers.measure,

@@ -6,7 +6,14 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
-from antiphon.contracts import ConversationModel, ImageReader, Transcriber, TurnDetector, VoiceActivityDetector
+from antiphon.contracts import (
+    BackchannelDetector,
+    ConversationModel,
+    ImageReader,
+    Transcriber,
+    TurnDetector,
+    VoiceActivityDetector,
+)
 from antiphon.contracts.speaker import SpeakerModel
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
@@ -43,6 +50,8 @@ class ConversationContext:
     new_id: Callable[[str], str]
     # Judges whether a pause ends a turn. If None, only the words and the length of the pause count.
     turn_detector: TurnDetector | None = None
+    # Judges speech over a response before it has words. If None, its words and its length decide.
+    backchannel_detector: BackchannelDetector | None = None
     # Reads the text on images for a model that takes no images. If None, such images are left out.
     image_reader: ImageReader | None = None
     # Tells the user's voice from other voices. If None, all voices count as the user's.

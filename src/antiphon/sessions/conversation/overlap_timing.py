@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.abc
 
+from antiphon.contracts import BackchannelDetector
 from antiphon.events.duplex import DuplexConfig
 from antiphon.events.transcription import (
     TranscriptDone,
@@ -16,6 +17,7 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
     TranscriptPartial,
 )
+from antiphon.sessions.conversation.overlap_sound import hear_overlap
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.overlap import DECISION_S, MAX_BACKCHANNEL_S, OverlapDecider
 
@@ -31,12 +33,14 @@ Apply = Callable[[list[TranscriptionEvent]], Awaitable[None]]
 class OverlapHolder:
     """Passes the events of a conversation's transcription through an OverlapDecider, and runs the decider's timers.
 
-    `apply` is awaited with the events that may be reported, in order. The client's decisions go to `decider`.
+    `apply` is awaited with the events that may be reported, in order. `detector` judges the sound of an overlap, if it
+    is loaded. The client's decisions go to `decider`.
     """
 
-    def __init__(self, apply: Apply) -> None:
+    def __init__(self, apply: Apply, detector: BackchannelDetector | None = None) -> None:
         self.decider = OverlapDecider()
         self._apply = apply
+        self._detector = detector
         # The lock keeps events in the order of the decisions, whichever task decided.
         self._order = anyio.Lock()
         self._timing: set[anyio.CancelScope] = set()
@@ -66,6 +70,8 @@ class OverlapHolder:
             turn = self.decider.undecided_turn
             if turn is not None and turn != before:
                 group.start_soon(self._decide, turn, listener, duplex, may_continue)
+                if self._detector:
+                    group.start_soon(self._hear, self._detector, turn, listener)
 
     async def decide(self, decision: Callable[[], list[TranscriptionEvent]]) -> None:
         """Call `decision`, a method of `decider`, and apply the events that it releases."""
@@ -81,6 +87,14 @@ class OverlapHolder:
         """Cancel all timers, after which no timeout decides an overlap."""
         for scope in self._timing:
             scope.cancel()
+
+    async def _hear(self, detector: BackchannelDetector, turn: int, listener: TranscriptionSession) -> None:
+        with anyio.CancelScope() as scope:
+            self._timing.add(scope)
+            try:
+                await hear_overlap(detector, self.decider, self.decide, turn, listener)
+            finally:
+                self._timing.discard(scope)
 
     async def _decide(
         self, turn: int, listener: TranscriptionSession, duplex: DuplexConfig | None, may_continue: bool

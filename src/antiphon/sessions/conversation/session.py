@@ -98,7 +98,7 @@ class ConversationSession:
         self._group: anyio.abc.TaskGroup | None = None
         self.history = ConversationHistory()
         self._floor = Floor()
-        self._overlaps = OverlapHolder(self._apply_all)
+        self._overlaps = OverlapHolder(self._apply_all, context.backchannel_detector)
         profile = context.model.profile
         self._turn_audio = TurnAudio(profile.audio_window_ms) if profile.accepts_media else None
         self._listener = TranscriptionSession(

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.turns.echo import EchoGuard, MicrophoneClock
+from antiphon.turns.response_sound import ResponseSound
 
 # Audio is live if over LIVE_PERIOD_S it arrived no faster than real time, except for a burst of LIVE_BURST_S after a
 # stall of the network.
@@ -76,6 +79,18 @@ class Arrivals:
         return min(MUTED_S, max(STALLED_S, STALLED_PIECES * max(self._piece_s, gap_s)))
 
 
+@dataclass(frozen=True, slots=True)
+class OverlapAudio:
+    """Frames of the user's audio, `pcm`: float32 [num_samples], up to the sample `end`.
+
+    `response`: the state of the response in each frame, see `ResponseSound.features`.
+    """
+
+    pcm: Pcm
+    response: npt.NDArray[np.float32]
+    end: int
+
+
 class EchoFilter:
     """Removes the echo of the server's output from the speech probabilities of a client's audio.
 
@@ -87,6 +102,7 @@ class EchoFilter:
         self._guard = guard
         self._frame_samples = frame_samples
         self._clock = MicrophoneClock()
+        self._response = ResponseSound()
         # The audio of the incomplete frame.
         self._rest: Pcm = np.zeros(0, np.float32)
 
@@ -97,12 +113,23 @@ class EchoFilter:
     def expect(self, pcm: Pcm, now_s: float, num_received: int) -> None:
         """Expect the echo of audio that is about to be sent and that plays after all audio sent before."""
         if self._guard:
-            self._guard.add_reference(pcm, self._clock.now(now_s, num_received))
+            now = self._clock.now(now_s, num_received)
+            self._guard.add_reference(pcm, now)
+            self._response.add(pcm, now)
 
     def expect_silence(self, now_s: float, num_received: int) -> None:
         """Expect no more echo, because audio that was not played by now never will be."""
         if self._guard:
-            self._guard.cut_reference(self._clock.now(now_s, num_received))
+            now = self._clock.now(now_s, num_received)
+            self._guard.cut_reference(now)
+            self._response.cut(now)
+
+    def response(
+        self, at: int, num_frames: int, frame_samples: int, now_s: float, num_received: int
+    ) -> npt.NDArray[np.float32]:
+        """Return the state of the response in the frames from the client's sample `at` on, see `ResponseSound`."""
+        muted = self._clock.now(now_s, num_received) - num_received
+        return self._response.features(at + muted, num_frames, frame_samples)
 
     def judge(
         self, pcm: Pcm, probabilities: list[float], at: int, now_s: float, num_received: int, *, is_live: bool

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 import anyio.abc
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import TurnDetector
+from antiphon.contracts import StreamingTurnDetector, TurnDetector, TurnStream
 from antiphon.errors import ModelError, Refused
 from antiphon.events.transcription import ServerVad
 from antiphon.signals import Signal
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 # Samples of silence after which the turn detector judges a pause.
 JUDGE_AFTER = MIN_SILENCE_MS * SAMPLE_RATE_HZ // 1000
+# Samples of a turn after which a detector with state computes what is new, so that little is left at the pause.
+FOLLOW_EVERY = SAMPLE_RATE_HZ // 2
 
 
 class PauseJudge:
@@ -30,6 +33,9 @@ class PauseJudge:
 
     def __init__(self, detector: TurnDetector | None, segmenter: Segmenter) -> None:
         self._detector = detector
+        self._stream: TurnStream | None = detector.open() if isinstance(detector, StreamingTurnDetector) else None
+        # The sample up to which the stream has followed the turn.
+        self._followed = 0
         self._segmenter = segmenter
         self._model: EndOfTurn | None = None
         # The first samples of the pause that the evidence is about and of the pause last passed to the detector.
@@ -71,6 +77,8 @@ class PauseJudge:
         if self._model is None:
             return
         quiet = self._segmenter.quiet_since
+        if quiet is None and self._stream:
+            self._follow_turn(group, self._stream)
         if quiet is None or quiet == self._asked or self._segmenter.now + waited - quiet < JUDGE_AFTER:
             return
         window = self._segmenter.window
@@ -79,9 +87,23 @@ class PauseJudge:
         self._asked = quiet
         self._learn(quiet)
         if self._detector:
-            group.start_soon(self._judge, self._detector, quiet, window.pcm)
+            group.start_soon(self._judge, self._detector, quiet, window.start, window.pcm)
         else:
             self._judged = quiet
+
+    def _follow_turn(self, group: anyio.abc.TaskGroup, stream: TurnStream) -> None:
+        """Let the detector compute the turn so far, if FOLLOW_EVERY samples are new."""
+        if self._segmenter.now - self._followed < FOLLOW_EVERY:
+            return
+        self._followed = self._segmenter.now
+        if window := self._segmenter.window:
+            group.start_soon(self._follow, stream, window.start, window.pcm)
+
+    async def _follow(self, stream: TurnStream, start: int, pcm: Pcm) -> None:
+        try:
+            await stream.follow(start, pcm)
+        except (ModelError, Refused) as error:
+            log.debug("a turn was not followed: %s", error)
 
     def heard(self, pause: int, text: str, language: str | None) -> bool:
         """Use the words of the turn, `text`, up to the pause that began at the sample `pause`. Returns False if that
@@ -100,12 +122,20 @@ class PauseJudge:
         self._evidence = replace(self._evidence, **known)  # type: ignore[arg-type]
         return self._segmenter.end_after(pause, self._model.silence_ms(self._evidence, self._segmenter.speaker_pauses))
 
-    async def _judge(self, detector: TurnDetector, pause: int, pcm: Pcm) -> None:
+    def _learn_sound(self, pause: int, complete: float) -> None:
+        self._learn(pause, complete=complete)
+
+    async def _judge(self, detector: TurnDetector, pause: int, start: int, pcm: Pcm) -> None:
         try:
-            complete = await detector.complete(pcm)
+            if self._stream:
+                early = partial(self._learn_sound, pause)
+                complete = await self._stream.complete(start, pcm, early)
+            else:
+                complete = await detector.complete(pcm)
         except (ModelError, Refused) as error:
-            log.warning("a pause was not judged: %s", error)
+            # The blend of detectors has logged it once.
+            log.debug("a pause was not judged: %s", error)
         else:
-            self._learn(pause, complete=complete)
+            self._learn_sound(pause, complete)
         self._judged = max(pause, self._judged or 0)
         self._changed.notify()

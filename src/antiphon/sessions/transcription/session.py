@@ -47,7 +47,7 @@ from antiphon.sessions.transcription.decoding import (
     Settle,
     WindowCommand,
 )
-from antiphon.sessions.transcription.microphone import MUTED_S, STALLED_S, Arrivals, EchoFilter
+from antiphon.sessions.transcription.microphone import MUTED_S, STALLED_S, Arrivals, EchoFilter, OverlapAudio
 from antiphon.sessions.transcription.pause_judge import PauseJudge
 from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
 from antiphon.turns.echo import EchoGuard
@@ -62,6 +62,8 @@ HEARD_PAUSE = SAMPLE_RATE_HZ // 5
 JUDGED_PIECE = SAMPLE_RATE_HZ // 5
 # Speech onset is detected up to ONSET_MS late.
 ONSET_MS = 500
+# Seconds of audio before the present with which the judgement of an overlap begins. They include its onset.
+OVERLAP_S = 1.0
 
 
 HandleOther = Callable[[ConversationCommand], Awaitable[None]]
@@ -207,6 +209,22 @@ class TranscriptionSession:
         window, quiet = self._segmenter.window, self._segmenter.quiet_since
         end = self._segmenter.now if quiet is None else quiet
         return (end - window.start) * 1000 // SAMPLE_RATE_HZ if window else 0
+
+    def overlap_audio(self, since: int | None, frame_samples: int) -> OverlapAudio | None:
+        """Return the whole frames of the open window from sample `since` on. `since` None: its last OVERLAP_S.
+
+        None if no window is open or no frame is new.
+        """
+        window = self._segmenter.window
+        if window is None:
+            return None
+        start = max(window.start, window.end - int(OVERLAP_S * SAMPLE_RATE_HZ) if since is None else since)
+        num_frames = (window.end - start) // frame_samples
+        if num_frames <= 0:
+            return None
+        end = start + num_frames * frame_samples
+        response = self._echo.response(start, num_frames, frame_samples, self._clock(), self._num_received())
+        return OverlapAudio(window.pcm[start - window.start : end - window.start], response, end)
 
     async def run(self) -> None:
         """Run both tasks until the inbox is closed and all audio in it is transcribed. An open turn is then committed,

@@ -157,7 +157,7 @@ class FlowSlots:
         captures: bool = True,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """`kv_dtype`: the type of the decoder's keys and values. The default on a GPU is float16, as the makers offer."""
+        """`kv_dtype`: the type of the decoder's keys and values. None: float16 on a GPU, as the makers offer."""
         self.flow, self.spare, self.max_prompt = flow, num_slots, max_prompt
         self.device = flow.encoder_proj.weight.device
         self.code_positions, self.frame_positions = positions(max_prompt)
