@@ -269,9 +269,7 @@ class ModelSettings:
     home: str = option("~/.cache/antiphon", "Folder for downloaded and converted models.")
     models_from: str = option("", "A local folder that is searched first for model files.")
     pickled_weights: bool = option(
-        False,
-        "Read weights from pickled files (`pytorch_model.bin`) if a folder of a language or video model has no "
-        "safetensors. Only tensors are read from them, and no code is run.",
+        False, "Read pickled weights (`pytorch_model.bin`) of folders without safetensors. No code in them is run."
     )
     offline: bool = option(False, "Never use the network, only local files.")
     device: str = option("cpu", "Device that models run on.", choices=("cpu", "cuda"))
@@ -349,12 +347,7 @@ class EngineOptions:
         "partials and 50 for units on a GPU, 0 on a CPU.",
         low=-1,
     )
-    flow_steps: int = option(
-        10,
-        "Steps in which MiniCPM-o's voice turns noise into sound. Fewer take less time on the GPU, and sound worse.",
-        low=1,
-        high=50,
-    )
+    flow_steps: int = option(10, "Steps from noise to sound of MiniCPM-o's voice; fewer are faster.", low=1, high=50)
     grammar_s: float = option(
         2.0,
         "Processor time for compiling the JSON schemas of one message or request, in seconds. They are compiled in a "
