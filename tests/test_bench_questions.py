@@ -44,5 +44,18 @@ def test_a_call_fits_by_its_name_and_the_arguments_that_were_said() -> None:
 
 
 def test_what_comes_in_a_pause_is_early() -> None:
-    hesitation = Hesitation({"pause": [1.0, 2.0]}, [])
+    hesitation = Hesitation({"pause": [1.0, 2.0], "turn_end": 4.0}, [], [0.9, 1.5, 2.5, 2.52, 4.5])
     assert [at for at in (0.9, 1.5, 2.05, 2.2) if hesitation.is_early(at)] == [1.5, 2.05]
+    assert hesitation.was_spoken_into
+    assert hesitation.talked_over_s == pytest.approx(0.04)
+
+
+def test_a_turn_is_answered_whole_if_each_item_continues_the_one_before() -> None:
+    def said(*items: dict[str, str]) -> Hesitation:
+        added = [(0.0, {"type": "conversation.item.added", "item": item}) for item in items]
+        return Hesitation({"pause": [1.0, 2.0], "turn_end": 4.0}, added, [])
+
+    first, answer = {"id": "a", "role": "user"}, {"id": "b", "role": "assistant"}
+    assert said(first, answer).is_whole
+    assert said(first, answer, {"id": "c", "role": "user", "continues": "a"}).is_whole
+    assert not said(first, answer, {"id": "c", "role": "user"}).is_whole

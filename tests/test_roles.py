@@ -11,7 +11,7 @@ from antiphon.roles import OTHER_NAMES, ModelRole, role_named, shown_role
 
 
 def test_metrics_and_logs_call_roles_as_they_always_did() -> None:
-    names = ["transcriber", "vad", "turn", "speaker", "language", "synthesizer"]
+    names = ["transcriber", "vad", "turn", "backchannel", "speaker", "language", "synthesizer"]
     assert [shown_role(role) for role in get_args(ModelRole)] == [*names, "partner", "watcher", "reader", "fallback"]
 
 

@@ -71,7 +71,8 @@ def test_when_a_model_does_not_load_then_the_error_is_one_line(tmp_path: Path) -
     )
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith(f"antiphon: {tmp_path.name} does not load from {tmp_path}")
+    refused = f"antiphon: --conversation-model {tmp_path}: it has no weights"
+    assert ended.stderr.splitlines()[-1].startswith(refused)
 
 
 def test_when_several_things_fail_then_the_first_antiphon_error_is_reported() -> None:

@@ -58,10 +58,10 @@ class DetectorFailures:
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
 
-    def add(self, name: str, reason: str, detail: str = "") -> None:
-        """Count a judgement that the detector `name` did not make, or made too late."""
+    def add(self, name: str, reason: str, detail: str = "", *, is_logged: bool = True) -> None:
+        """Count a judgement that the detector `name` did not make, or made too late. `is_logged`: log the first one."""
         self.counts[name, reason] += 1
-        if self.counts[name, reason] == 1:
+        if is_logged and self.counts[name, reason] == 1:
             log.warning("turns are decided without %s (%s)%s", name, reason, f": {detail}" if detail else "")
 
 
@@ -177,7 +177,9 @@ class BlendStream:
             with anyio.move_on_after(LATE_S):
                 await is_over.wait()
             for name in sorted(waiting):
-                self._failures.add(name, "late", f"more than {1000 * LATE_S:g} ms")
+                # A detector without others is waited for, so nothing is decided without it.
+                is_missed = len(self._streams) > 1
+                self._failures.add(name, "late", f"more than {1000 * LATE_S:g} ms", is_logged=is_missed)
             await has_answer.wait()
             if early and waiting and found:
                 early(_mean(found))
