@@ -53,6 +53,7 @@ MENUS = {
             "browser",
             "coming-from",
             "models",
+            "turn-models",
             "gpu",
             "certify",
             "packages",
