@@ -162,8 +162,14 @@ async def answered(socket: ClientConnection) -> list[dict[str, Any]]:
     return events
 
 
+# Each takes half a minute, because what a tiny random model says is long.
 @pytest.mark.parametrize(
-    "asks", [("input_audio_buffer.commit",), ("response.create",), ("input_audio_buffer.commit", "response.create")]
+    "asks",
+    [
+        ("input_audio_buffer.commit",),
+        pytest.param(("response.create",), marks=pytest.mark.heavy),
+        pytest.param(("input_audio_buffer.commit", "response.create"), marks=pytest.mark.heavy),
+    ],
 )
 def test_when_a_client_commits_or_asks_and_sends_nothing_more_then_it_is_answered(
     native: Process, asks: tuple[str, ...]
