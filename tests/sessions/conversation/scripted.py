@@ -80,6 +80,8 @@ class ScriptedModel:
         self.end.set()
         self.fails = fails
         self.left = 0
+        # What a response consists of.
+        self.chunks: tuple[ResponseChunk, ...] = (TextDelta("One two."), ResponseAudio(np.zeros(RATE_HZ, np.float32)))
 
     async def open(self, owner: object = None) -> ScriptedModel:
         return self
@@ -93,8 +95,8 @@ class ScriptedModel:
         self.asked.append(tuple(messages))
         try:
             await self.go.wait()
-            yield TextDelta("One two.")
-            yield ResponseAudio(np.zeros(RATE_HZ, np.float32))
+            for chunk in self.chunks:
+                yield chunk
             if self.fails:
                 raise ModelError("no")
             await self.end.wait()

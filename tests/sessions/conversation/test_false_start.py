@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -14,61 +14,33 @@ from hypothesis import strategies as st
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import (
     AudioPart,
-    Message,
-    ReplyDone,
-    ReplyOptions,
     ResponseAudio,
     ResponseChunk,
     TextDelta,
     ToolCallDelta,
     ToolCallStarted,
-    VoiceOptions,
 )
 from antiphon.events.conversation import ContentPart, CreateItem, Item, ResponseDone, TruncateItem
 from antiphon.events.duplex import SkipResponse
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
 from antiphon.events.words import Word
 from tests.scripted import ScriptedTranscriber, speech
-from tests.sessions.conversation.scripted import RATE_HZ, Scene, ScriptedModel, play
+from tests.sessions.conversation.scripted import RATE_HZ, Scene, play
 
 MEANING = ServerVad(0.5, 300, 4000, "medium")
 WHOLE = ["I would like to book a table."]
 
 
-class Talker(ScriptedModel):
-    """Says four seconds of audio, and then goes on until it is cancelled."""
-
-    async def respond(
-        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[ResponseChunk, None]:
-        self.asked.append(tuple(messages))
-        try:
-            await self.go.wait()
-            yield TextDelta("What would you like?")
-            words = [Word(w, i, i + 1, 1.0) for i, w in enumerate(["What", "would", "you", "like?"])]
-            yield ResponseAudio(np.zeros(4 * RATE_HZ, np.float32), tuple(words))
-            await self.end.wait()
-            yield ReplyDone("stop", 5, 2, 3)
-        finally:
-            self.left += 1
+# Four seconds of audio.
+WORDS = tuple(Word(word, i, i + 1, 1.0) for i, word in enumerate(["What", "would", "you", "like?"]))
+TALKS = (TextDelta("What would you like?"), ResponseAudio(np.zeros(4 * RATE_HZ, np.float32), WORDS))
+CALLS = (ToolCallStarted("call_1", "book"), ToolCallDelta("{}"))
 
 
-class Caller(ScriptedModel):
-    """Calls a function."""
-
-    async def respond(
-        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[ResponseChunk, None]:
-        self.asked.append(tuple(messages))
-        yield ToolCallStarted("call_1", "book")
-        yield ToolCallDelta("{}")
-        await self.end.wait()
-        yield ReplyDone("tool_calls", 5, 2, 3)
-
-
-def scene(model: type[ScriptedModel] = Talker, **config: Any) -> Scene:
+def scene(chunks: tuple[ResponseChunk, ...] = TALKS, **config: Any) -> Scene:
+    """Return a scene whose responses have these chunks, and then go on until they are cancelled."""
     made = Scene(**config)
-    made.model.respond = model.respond.__get__(made.model)  # type: ignore[method-assign]
+    made.model.chunks = chunks
     made.model.go.set()
     made.model.end.clear()
     return made
@@ -190,7 +162,7 @@ def test_when_the_response_calls_a_function_then_it_stays_in_the_history() -> No
         await room.say("For two.", 500)
         assert [m.role for m in room.model.asked[-1]] == ["user", "assistant", "user"]
 
-    assert play_in(lambda: scene(Caller), act).counted["false_starts"] == 0
+    assert play_in(lambda: scene(CALLS), act).counted["false_starts"] == 0
 
 
 def test_when_false_starts_are_not_forgiven_then_it_is_another_turn() -> None:
