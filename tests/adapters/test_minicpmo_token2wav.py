@@ -294,4 +294,7 @@ def test_a_conversation_of_the_released_folder_has_sound(tmp_path: Path) -> None
 
     assert asyncio.run(main()) > 5 * 24_000
     assert len(model.vocoder.free) > 0  # type: ignore[union-attr]
+    assert model.load().room > 0
+    model.vocoder.free.clear()  # type: ignore[union-attr]
+    assert model.load().room == 0
     model.close()
