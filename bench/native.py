@@ -161,10 +161,8 @@ def sound(sessions: int, minutes: float) -> dict[str, Any]:
         "sessions": sessions,
         "units": len(delays),
         "missed_units": sum(delay > UNIT_S for delay in delays),
-        # All sessions send at the same moments, so a stall of the machine is one moment at which all miss theirs.
-        "moments_with_missed_units": sorted(
-            {n for one in heard for n, delay in enumerate(one.delays) if delay > UNIT_S}
-        ),
+        # All sessions send at the same moments, so one stall of the machine is one moment at which all miss a unit.
+        "moments_of_them": len({n for one in heard for n, delay in enumerate(one.delays) if delay > UNIT_S}),
         "late_by_the_server": int(late),
         **spread(delays, "result", qs=(50, 95, 100)),
         "units_with_sound": sum(one.spoken for one in heard),
