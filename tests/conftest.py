@@ -30,6 +30,8 @@ os.environ.setdefault("ANTIPHON_PROFILE", "default")
 os.environ.setdefault("ANTIPHON_FALLBACK_VOICE", "off")
 # No limit by headroom, because tests open sessions in quick succession on busy machines. Tests of headroom turn it on.
 os.environ.setdefault("ANTIPHON_HEADROOM", "false")
+# Each worker's servers compute with one thread, because two workers with a thread for each core slow each other down.
+os.environ.setdefault("ANTIPHON_ENGINE_THREADS", "1")
 
 SMALL, VOICE = "smollm2-135m-instruct", "hibari-heart"
 DATA = Path(__file__).parent / "data"
