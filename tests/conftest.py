@@ -170,6 +170,12 @@ def talker(serve: Serve) -> Process:
 
 
 @pytest.fixture(scope="session")
+def partner(serve: Serve) -> Process:
+    """Return a server with the small language model and the speech synthesizer."""
+    return serve("--language-model", SMALL, "--synthesizer", VOICE, keep=True)
+
+
+@pytest.fixture(scope="session")
 def speaker(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
     """Return a server with the speech synthesizer. Its timeouts are short, because tests wait for them."""
     flags = ("--config-timeout-s", "2", "--idle-timeout-s", "2", "--sessions-per-key", "250")

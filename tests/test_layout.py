@@ -116,7 +116,7 @@ TORCH_FILES = {
 }
 TORCH_FILES |= {f"engine/local/kv/{name}.py" for name in ("page_pool", "parked", "session_tensors", "shape")}
 TORCH_FILES |= {f"engine/local/kernels/{name}.py" for name in ("attention", "graphs", "norms")}
-TORCH_FILES |= {"engine/threads.py", "engine/profiling.py"}
+TORCH_FILES |= {"engine/checkpoint_files.py", "engine/threads.py", "engine/profiling.py"}
 
 MODULES = sorted(SRC.rglob("*.py"))
 
