@@ -31,7 +31,7 @@ from antiphon.engine.local import CAPABILITIES
 from antiphon.errors import ModelError
 from antiphon.extras import missing_packages
 from antiphon.loading.loaded import LoadedModels
-from antiphon.loading.placement import engine_servers, placement
+from antiphon.loading.placement import engine_servers, language_key, placement
 from antiphon.loading.selection import (
     ALL_ROLES,
     LocalModel,
@@ -44,7 +44,6 @@ from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
-from antiphon.remote.chat.address import read_key
 from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.roles import ModelRole, role_named, shown_role
@@ -155,7 +154,7 @@ def load(
     for remote in everything:
         if isinstance(remote, RemoteModel):
             by_role["language"] = RemoteLanguageModel(
-                remote.address, read_key(settings.remote), settings.remote, settings.engine.context_tokens
+                remote.address, language_key(settings), settings.remote, settings.engine.context_tokens
             )
             names.append(remote.id)
     # Models that use others are loaded last.

@@ -10,7 +10,7 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from antiphon.errors import SettingsError
-from antiphon.remote.chat.address import read_key
+from antiphon.remote.address import read_key
 from antiphon.remote.engine import EngineServers, ServerKind
 from antiphon.roles import OTHER_NAMES
 from antiphon.settings import WEIGHTS, Settings
@@ -86,10 +86,16 @@ def engine_servers(settings: Settings) -> EngineServers | None:
     return EngineServers(
         kind,  # type: ignore[arg-type]
         urls,
-        read_key(remote),
+        language_key(settings),
         remote.remote_first_token_s,
         remote.remote_token_s,
     )
+
+
+def language_key(settings: Settings) -> str:
+    """Return the key of a language model's servers; "" for none. Raises SettingsError if its file cannot be read."""
+    remote = settings.remote
+    return read_key(remote.remote_key, remote.remote_key_file, "--remote-key-file")
 
 
 def _check(kind: str, url: str) -> None:

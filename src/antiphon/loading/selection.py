@@ -14,7 +14,7 @@ from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.placement import engine_servers, placement
-from antiphon.remote.chat.address import ServerAddress, is_address, parse_address
+from antiphon.remote.address import ServerAddress, is_address, parse_address
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings
 from antiphon.store import MODELS, Model
