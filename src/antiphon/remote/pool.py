@@ -30,6 +30,7 @@ from antiphon.remote.breaker import FIRST_PAUSE_S, MAX_PAUSE_S, ServerBreaker
 from antiphon.remote.http import PROBE_TIMEOUT_S, LoopClients
 from antiphon.remote.sse import ReaderTask, StreamEnded
 from antiphon.remote.trace_context import trace_headers
+from antiphon.roles import ModelRole
 
 log = logging.getLogger(__name__)
 
@@ -137,8 +138,9 @@ class Pool(Generic[E]):
     - `role`: the model's role, for metrics.
     - `endpoints`: at least one.
     - `key`: sent as a bearer token; "" for none.
-    - `max_s`: the longest deadline of a request's first item, in seconds. With a second attempt to come, half of it.
+    - `max_s`: the longest deadline of a request's first item, in seconds. If another attempt may follow, half of it.
     - `measures`: whether deadlines follow the measured times. If not, they are the longest allowed.
+    - `attempts`: the most attempts of one request; 0: one for each endpoint, and at least two.
     - `hedges`: whether a second request is sent when the first one is slower than usual, before its deadline.
     - `look`: asks an endpoint whether it works, and returns what it is, in words. Raises ModelError. With `look` and
       several endpoints, one that failed is looked at until it works. Meanwhile, the others are preferred.
@@ -148,12 +150,13 @@ class Pool(Generic[E]):
 
     def __init__(
         self,
-        role: str,
+        role: ModelRole,
         endpoints: Sequence[E],
         key: str = "",
         *,
         max_s: float = 10.0,
         measures: bool = True,
+        attempts: int = 0,
         hedges: bool = False,
         look: Callable[[E], Awaitable[str]] | None = None,
     ) -> None:
@@ -162,6 +165,7 @@ class Pool(Generic[E]):
         # closed.
         self.tasks: set[asyncio.Task[None]] = set()
         self.max_s = max_s
+        self._attempts = attempts or max(2, len(self.all))
         self._measures, self._hedges, self._look = measures, hedges, look
         self._watches = look is not None and len(self.all) > 1
         self._looked_at: set[E] = set()
@@ -286,16 +290,15 @@ class Pool(Generic[E]):
             AntiphonError: Any other error of `request`, which would occur again elsewhere.
         """
         attempts = [self._begin(request, self.choose(owner, bound))]
-        most = max(2, len(self.all))
         waiting: dict[asyncio.Future[T], _Attempt[T, E]] = {
             asyncio.ensure_future(attempts[0].reader.take()): attempts[0]
         }
         failed: dict[E, None] = {}
-        failure: AntiphonError = RemoteError(f"the model's server gave no word within {self.max_s:g} s")
+        failure: AntiphonError = RemoteError(f"the model's server gave no answer within {self.max_s:g} s")
         winner: _Attempt[T, E] | None = None
         try:
             while True:
-                is_last = len(attempts) == most
+                is_last = len(attempts) == self._attempts
                 timeout_s = self.max_s if is_last else self._patience_s(attempts[-1].endpoint, size)
                 done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 for future in done:

@@ -144,7 +144,7 @@ def test_a_first_attempt_that_was_only_late_is_taken_too() -> None:
 
 def test_a_server_that_never_speaks_is_given_up() -> None:
     async def use(client: ModelServerClient, server: ScriptedServer) -> None:
-        with pytest.raises(RemoteError, match="no word within 1 s"):
+        with pytest.raises(RemoteError, match="no answer within 1 s"):
             await collected(client)
         # Each attempt is abandoned. There are two if this machine began the second one in time.
         assert server.asked
