@@ -8,6 +8,7 @@ from antiphon.loading.placement import remote_key
 from antiphon.loading.selection import RemoteModel
 from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.pool import Pool
+from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.settings import Settings
 
 
@@ -18,6 +19,8 @@ def remote_model(settings: Settings, model: RemoteModel) -> Any:
     or an unreadable key file, and ModelError if the servers do not accept the key or do not serve the model.
     """
     key = remote_key(settings, model.role)
+    if model.role == "transcriber":
+        return RemoteTranscriber(model.address, key, settings.remote)
     return RemoteLanguageModel(model.address, key, settings.remote, settings.engine.context_tokens)
 
 

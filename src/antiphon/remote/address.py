@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from antiphon.errors import SettingsError
 
-HTTP = ("http", "https")
+# The schemes of URLs: of a language model's servers, and of a transcriber's.
+HTTP, TRANSCRIBER = ("http", "https"), ("http", "https", "ws", "wss", "tcp")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 
