@@ -1,4 +1,4 @@
-"""How often the servers of whole windows are asked for partials. Pure: callers pass the times.
+"""How often the servers of whole windows are asked for partials.
 
 A server may decode one window at a time, or many. A partial that waits there delays the finals behind it. So the number
 of partials under way at a server grows while their times stay near the shortest ones, and shrinks when they do not.
@@ -6,6 +6,7 @@ of partials under way at a server grows while their times stay near the shortest
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 # A partial is slow if it takes more than SLOW times as long as the fastest of the last MAX_TIMES ones, by their sizes.
@@ -23,6 +24,8 @@ class Pace:
         self._limit = 1.0
         self._running = 0
         self._seconds_by_size: deque[float] = deque(maxlen=MAX_TIMES)
+        # Partials that wait for their turn. A session has at most one.
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
@@ -34,9 +37,31 @@ class Pace:
         """Whether another partial has to wait."""
         return self._running >= self.limit
 
-    def begin(self) -> None:
-        """Count a partial that is sent now."""
+    @property
+    def num_waiting(self) -> int:
+        """The number of partials that wait."""
+        return len(self._waiting)
+
+    async def begin(self) -> None:
+        """Wait until another partial may be sent, and count it. The first to wait goes first."""
+        while self.is_full:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._wake()
+                raise
+            finally:
+                self._waiting.remove(turn)
         self._running += 1
+
+    def _wake(self) -> None:
+        """Let the first partial that still waits check whether it may be sent."""
+        turn = next((turn for turn in self._waiting if not turn.done()), None)
+        if turn:
+            turn.set_result(None)
 
     def end(self, took_s: float | None, size: float) -> float:
         """Note the end of a partial. Return the seconds for which its session should rest.
@@ -44,6 +69,7 @@ class Pace:
         `took_s`: None if it was cancelled or failed. `size`: as the time is proportional to it.
         """
         self._running -= 1
+        self._wake()
         if took_s is None:
             return 0.0
         by_size = took_s / size

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -65,8 +64,6 @@ class RemoteTranscriber:
         self._model = address.model
         endpoints = [TranscriberEndpoint(url) for url in address.urls]
         self.pool = Pool("transcriber", endpoints, key, max_s=settings.remote_answer_s, look=self._look)
-        # Partials that wait for a place at a server of windows.
-        self.waiting: deque[asyncio.Future[None]] = deque()
         asyncio.run(self._find_all())
         self._profile = _profile(self._model, self.pool.all)
 
@@ -77,7 +74,7 @@ class RemoteTranscriber:
 
     def busy(self) -> bool:
         """Return whether partials wait for a place at a server, so that a speculative decode would delay finals."""
-        return bool(self.waiting)
+        return any(e.server.pace.num_waiting for e in self.pool.all if isinstance(e.server, RestServer | WyomingServer))
 
     def overdue(self) -> bool:
         """Return False: the servers decide the order of their work."""
@@ -282,31 +279,20 @@ class RemoteTranscriptionStream:
         self, server: RestServer | WyomingServer, endpoint: TranscriberEndpoint, owner: Hashable | None
     ) -> Heard:
         """Send the newest window to a window server when it is this session's turn."""
-        waiting, pace = self._model.waiting, server.pace
         if (rest_s := self._rest_until_s - time.monotonic()) > 0:
             await asyncio.sleep(rest_s)
-        while pace.is_full:
-            place = asyncio.get_running_loop().create_future()
-            waiting.append(place)
-            try:
-                await place
-            finally:
-                if place in waiting:
-                    waiting.remove(place)
+        await server.pace.begin()
         assert self._partial
         window = self._partial
         # From now on, newer audio does not replace the window.
         self._partial = None
-        pace.begin()
         size, since_s, took_s = OVERHEAD_S + len(window.pcm) / SAMPLE_RATE_HZ, time.monotonic(), None
         try:
             heard = await self._pool.once(lambda _: server.hear(window), endpoint, owner, size=size)
             took_s = time.monotonic() - since_s
         finally:
             self._partial = window
-            self._rest_until_s = time.monotonic() + pace.end(took_s, size)
-            if waiting and not waiting[0].done():
-                waiting[0].set_result(None)
+            self._rest_until_s = time.monotonic() + server.pace.end(took_s, size)
         return heard
 
 
