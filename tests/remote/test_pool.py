@@ -172,7 +172,8 @@ def test_a_server_that_failed_is_asked_last_until_a_look_at_it_succeeds(monkeypa
         assert found.asked == ["a", "b", "b", "b"]
         assert not servers.is_away
         back.set()
-        await asyncio.wait(servers.tasks)
+        looks = [t for t in asyncio.all_tasks() if "_look_until_back" in repr(t.get_coro())]
+        await asyncio.wait(looks)
         assert not a.is_away
         assert servers.choose(None) is a
         back.clear()

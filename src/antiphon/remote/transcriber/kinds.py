@@ -21,7 +21,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from antiphon.contracts import Window
 from antiphon.errors import ModelError, Refused, RemoteError
 from antiphon.remote.address import split_api
-from antiphon.remote.http import PROBE_TIMEOUT_S, ListedModel, ask_document, error_text, models_in, optional
+from antiphon.remote.http import PROBE_TIMEOUT_S, ListedModel, ask_document, error_text, models_in, optional, reason
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.transcriber.rest import RestServer
 from antiphon.remote.transcriber.sockets import (
@@ -76,7 +76,7 @@ async def find(pool: Pool[TranscriberEndpoint], endpoint: TranscriberEndpoint, m
             return await _find_wyoming(pool, endpoint, model)
         return await _find_http(pool, endpoint, model)
     except (OSError, WebSocketException, httpx.HTTPError) as error:
-        raise RemoteError(f"{endpoint.url}: {error or type(error).__name__}") from error
+        raise RemoteError(f"{endpoint.url}: {reason(error)}") from error
 
 
 def said(pool: Pool[TranscriberEndpoint], endpoint: TranscriberEndpoint, model: str) -> Server | None:
@@ -165,9 +165,9 @@ async def _dialect(
             silence = Window(np.zeros(0, np.float32), final=True)
             for message in dialect.opening(model, silence):
                 await connection.send(message)
-            while (message := read_message(await connection.recv(), pool.key)).type != "session.updated":
-                if message.type == "error":
-                    what = error_text(optional(_any_decoder, message.error))
+            while (answer := read_message(await connection.recv(), pool.key)).type != "session.updated":
+                if answer.type == "error":
+                    what = error_text(optional(_any_decoder, answer.error))
                     raise ModelError(f"{endpoint.url} refuses PCM at {dialect.rate_hz} Hz or its session: {what}")
             return dialect
     except InvalidStatus as error:

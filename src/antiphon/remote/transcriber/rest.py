@@ -20,7 +20,7 @@ from antiphon.contracts import TranscriptionTask, Window
 from antiphon.errors import ModelError, RemoteError
 from antiphon.events.languages import language_code
 from antiphon.events.words import Word
-from antiphon.remote.http import MAX_DOCUMENT_BYTES, chunks, decoded, optional, read_failure, without_key
+from antiphon.remote.http import MAX_DOCUMENT_BYTES, chunks, decoded, optional, read_failure, reason, without_key
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.transcriber.heard import Heard, timed_words, words_of
 from antiphon.remote.transcriber.pace import Pace
@@ -117,7 +117,7 @@ class RestServer:
                 async with aclosing(chunks(answer, MAX_DOCUMENT_BYTES)) as found:
                     data = b"".join([chunk async for chunk in found])
         except httpx.HTTPError as error:
-            raise RemoteError(f"{self._endpoint.host}: {error or type(error).__name__}") from error
+            raise RemoteError(f"{self._endpoint.host}: {reason(error)}") from error
         return _heard(decoded(_decoder, without_key(data, self._pool.key), "transcript"))
 
     async def _failure(self, answer: httpx.Response) -> Exception:

@@ -27,7 +27,7 @@ from antiphon.errors import Refused, RemoteError
 from antiphon.events.languages import language_code
 from antiphon.events.words import Word
 from antiphon.remote.breaker import retry_after_s
-from antiphon.remote.http import CONNECT_TIMEOUT_S, MAX_OBJECTS, decoded, error_text, optional, without_key
+from antiphon.remote.http import CONNECT_TIMEOUT_S, MAX_OBJECTS, decoded, error_text, optional, reason, without_key
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.transcriber.heard import Heard, timed_words, words_of
 
@@ -227,7 +227,7 @@ def socket(pool: Pool[Any], url: str) -> _Connect:
 def refusal(host: str, error: Exception) -> Refused | RemoteError:
     """Convert an error of a connection. Raises no error; the text has no key."""
     if not isinstance(error, InvalidStatus):
-        return RemoteError(f"{host}: {error or type(error).__name__}")
+        return RemoteError(f"{host}: {reason(error)}")
     status, headers = error.response.status_code, error.response.headers
     if status in (429, 503):
         return Refused("The transcriber's server has no room.", retry_after_s(headers.get("Retry-After", "")))
