@@ -111,7 +111,8 @@ async def _find_http(pool: Pool[TranscriberEndpoint], endpoint: TranscriberEndpo
     is_antiphon = any(listed.owner == ANTIPHON for listed in models)
     if models and model not in names and not (is_antiphon and model == DEFAULT_MODEL):
         raise ModelError(f"{endpoint.url} has no model {model}; it has {_names(names)}")
-    endpoint.languages = names[model].languages if model in names else ()
+    listed = names.get(model) or next((one for one in models if is_antiphon and one.languages), None)
+    endpoint.languages = listed.languages if listed else ()
     if path != FILES:
         url = f"{_with_scheme(base, 'ws')}{REALTIME}?intent=transcription"
         if dialect := await _dialect(pool, endpoint, url, model):
