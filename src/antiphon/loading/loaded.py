@@ -198,7 +198,7 @@ class LoadedModels:
                 TRIALS.start()
             if self.language_model and not self.language_model.profile.remote:
                 group.start_soon(_warm_language_model, self.language_model)
-            if self.synthesizer:
+            if self.synthesizer and not self.synthesizer.profile.remote:
                 group.start_soon(_warm_synthesizer, self.synthesizer)
             if native := getattr(self.conversation_model, "native", None):
                 group.start_soon(_warm_native, native)

@@ -32,6 +32,7 @@ from antiphon.errors import ModelError
 from antiphon.extras import missing_packages
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import engine_servers, placement
+from antiphon.loading.remote_voice import remote_voice
 from antiphon.loading.selection import (
     ALL_ROLES,
     LocalModel,
@@ -154,9 +155,12 @@ def load(
     detectors, failures = dict[str, TurnDetector](), DetectorFailures()
     for remote in everything:
         if isinstance(remote, RemoteModel):
-            by_role["language"] = RemoteLanguageModel(
-                remote.address, read_key(settings.remote), settings.remote, settings.engine.context_tokens
-            )
+            if remote.role == "synthesizer":
+                by_role["synthesizer"] = ReadingVoice(remote_voice(remote.address, settings))
+            else:
+                by_role["language"] = RemoteLanguageModel(
+                    remote.address, read_key(settings.remote), settings.remote, settings.engine.context_tokens
+                )
             names.append(remote.id)
     # Models that use others are loaded last.
     for model in sorted(selected, key=lambda m: bool(spec_of(m).uses)):
@@ -279,7 +283,7 @@ def _with_fallback(
     """
     how = settings.speech.fallback_voice
     spec = next((s for s in SPECS.values() if s.role == "fallback"), None)
-    if spec is None or how == "off" or main.profile.streams_text:
+    if spec is None or how == "off" or main.profile.streams_text or not main.profile.languages:
         return main, None
     try:
         fallback = _imported(spec.model)(_lane_options(settings, "fallback", observe))

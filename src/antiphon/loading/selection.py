@@ -172,7 +172,7 @@ def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selec
         models = _without(models, "synthesizer")
         if synthesizer != "none":
             models.append(_synthesizer(synthesizer))
-    if not voices or synthesizer == "none":
+    if not voices or synthesizer == "none" or is_address(synthesizer):
         return models
     (speaker,) = (m for m in models if m.role == "synthesizer" and not isinstance(m, RemoteModel))
     if not spec_of(speaker).takes_voices:
@@ -198,7 +198,10 @@ def _partials(name: str, transcriber: Model | LocalModel) -> Model:
     return model
 
 
-def _synthesizer(name: str) -> Model | LocalModel:
+def _synthesizer(name: str) -> Selected:
+    if is_address(name):
+        address = parse_address(name, "--synthesizer")
+        return RemoteModel(address.model, address, "synthesizer")
     if (Path(name).expanduser() / "config.json").is_file():
         return _checkpoint("synthesizer", name)
     return _registered("synthesizer", name, "--synthesizer")
