@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocols": {"audio", "contracts", "errors", "events", "turns"},
     "transports": {"audio", "contracts", "errors", "events", "protocols", "signals", "state_machine"},
     "recording": {"audio", "errors", "events"},
-    "remote": {"audio", "contracts", "engine", "errors", "events", "settings", "shares", "text"},
+    "remote": {"audio", "contracts", "engine", "errors", "events", "roles", "settings", "shares", "text"},
     "client": {"audio", "errors", "protocols"},
     "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"admission", "cluster", "remote", "transports"},

@@ -17,11 +17,11 @@ from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import Pcm
 from antiphon.contracts import SpeechChunk, Synthesizer, Urgency, VoiceOptions
 from antiphon.loading.loader import prepare, store_of
-from antiphon.loading.remote_voice import remote_voice
 from antiphon.loading.selection import SPEECH_ROLES, selected_models
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.remote.address import parse_address
-from antiphon.settings import Settings, SpeechSettings
+from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
+from antiphon.settings import RemoteSettings, SpeechSettings
 from antiphon.settings import load as load_settings
 from tests.server.scripted import Echo, scripted_models, serving
 
@@ -59,7 +59,7 @@ def voice(request: pytest.FixtureRequest, local: ReadingVoice, server: str) -> S
         return local
     url, speech = REMOTE[request.param]
     address = parse_address(f"{url.format(server)}#{local.profile.id}", "--synthesizer", schemes=("http", "ws"))
-    return ReadingVoice(remote_voice(address, Settings(speech=SpeechSettings(**speech))))
+    return ReadingVoice(RemoteSynthesizer(address, "", SpeechSettings(**speech), RemoteSettings()))
 
 
 async def chunks_of(voice: Synthesizer, text: str = TEXT, **options: Any) -> list[SpeechChunk]:

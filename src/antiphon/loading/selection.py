@@ -14,7 +14,8 @@ from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.placement import engine_servers, placement
-from antiphon.remote.chat.address import ServerAddress, is_address, parse_address
+from antiphon.remote.address import ServerAddress, is_address, parse_address
+from antiphon.remote.synthesizer.synthesizer import SCHEMES
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings
 from antiphon.store import MODELS, Model
@@ -200,7 +201,7 @@ def _partials(name: str, transcriber: Model | LocalModel) -> Model:
 
 def _synthesizer(name: str) -> Selected:
     if is_address(name):
-        address = parse_address(name, "--synthesizer")
+        address = parse_address(name, "--synthesizer", schemes=SCHEMES, variable="ANTIPHON_SYNTHESIZER_KEY")
         return RemoteModel(address.model, address, "synthesizer")
     if (Path(name).expanduser() / "config.json").is_file():
         return _checkpoint("synthesizer", name)

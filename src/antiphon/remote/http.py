@@ -34,12 +34,12 @@ MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
 class LoopClients:
     """An `httpx.AsyncClient` for each event loop. A client is closed with its loop (`shutdown_asyncgens`).
 
-    Only the time to connect is limited; requests have their own limits. The constructor reads certificates, which takes
-    tens of milliseconds.
+    Only the time to connect is limited; requests have their own limits. Redirects are not followed. The constructor
+    reads certificates, which takes tens of milliseconds. `tls`: the context that verifies the servers.
     """
 
     def __init__(self) -> None:
-        self._tls = httpx.create_ssl_context()
+        self.tls = httpx.create_ssl_context()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
         self._closers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[httpx.AsyncClient, None]] = (
             WeakKeyDictionary()
@@ -50,7 +50,7 @@ class LoopClients:
         loop = asyncio.get_running_loop()
         found = self._clients.get(loop)
         if found is None:
-            self._closers[loop] = closer = _open(self._tls)
+            self._closers[loop] = closer = _open(self.tls)
             self._clients[loop] = found = await anext(closer)
         return found
 
@@ -185,7 +185,8 @@ async def read_failure(server: str, answer: httpx.Response, key: str) -> Antipho
     if status in (429, 503):
         return Refused("The model's server has no room.", retry_after_s(answer.headers.get("retry-after", "")))
     if status >= 500 or status < 400:
-        return RemoteError(f"{server} failed with status {status}")
+        redirect = ", a redirect, which is not followed" if answer.is_redirect else ""
+        return RemoteError(f"{server} failed with status {status}{redirect}")
     data = bytearray()
     async with aclosing(chunks(answer)) as found:
         async for chunk in found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -23,8 +23,8 @@ from antiphon.audio import Pcm
 from antiphon.contracts import VoiceOptions
 from antiphon.errors import AntiphonError, RemoteError
 from antiphon.remote.http import decoded, error_text, without_key
-from antiphon.remote.speech.sound import SampleFormat, SoundReader
-from antiphon.remote.trace_context import trace_headers
+from antiphon.remote.pool import Endpoint, Pool
+from antiphon.remote.synthesizer.sound import SampleFormat, SoundReader
 from antiphon.remote.websocket import abort, broken, open_websocket
 
 log = logging.getLogger(__name__)
@@ -91,31 +91,51 @@ class _Connection:
 
 
 @dataclass(slots=True)
-class _Loop:
-    """The idle connections of one event loop, and the tasks that open further ones."""
+class _Kept:
+    """The idle connections to one server in one event loop, and the tasks that open further ones."""
 
     idle: list[_Connection] = field(default_factory=list)
     opening: set[asyncio.Task[None]] = field(default_factory=set)
 
 
+async def _keep() -> AsyncGenerator[dict[str, _Kept], None]:
+    """Yield a place for connections, by URL. They are closed with the generator, at the latest when its loop ends."""
+    kept: dict[str, _Kept] = {}
+    try:
+        yield kept
+    finally:
+        for one in kept.values():
+            for task in one.opening:
+                task.cancel()
+            for connection in one.idle:
+                abort(connection.socket)
+        # A connection is closed in the next turn of the event loop.
+        await asyncio.sleep(0)
+
+
 class StreamSpeech:
-    """Speech from one server by WebSockets. `url`: ws:// or wss://. The other arguments are those of RestSpeech."""
+    """Speech by WebSockets. `raw`: the format of samples for which a server does not tell it."""
 
     # Streamed audio has the voice's own tempo.
     speeds = (1.0, 1.0)
 
-    def __init__(self, url: str, key: str, model: str, raw: SampleFormat) -> None:
-        self._url, self._key, self._model, self._raw = url, key, model, raw
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
+    def __init__(self, pool: Pool[Endpoint], model: str, raw: SampleFormat) -> None:
+        self._pool, self._model, self._raw = pool, model, raw
+        # The connections of each event loop, by URL, and the generator that closes them with the loop.
+        self._loops: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[dict[str, _Kept], AsyncGenerator[dict[str, _Kept], None]]
+        ] = WeakKeyDictionary()
 
-    async def speak(self, text: str, options: VoiceOptions, to_hz: int) -> AsyncGenerator[Pcm, None]:
+    async def speak(
+        self, endpoint: Endpoint, text: str, options: VoiceOptions, to_hz: int
+    ) -> AsyncGenerator[Pcm, None]:
         """Yield the audio of a text: float32 [num_samples], mono, at `to_hz`. Closing the generator ends the work.
 
         Raises RemoteError if the server fails or its answer is not audio, Refused if it has no room, and ModelError if
         it does not accept the key.
         """
-        loop = self._loops.setdefault(asyncio.get_running_loop(), _Loop())
-        connection = await self._take(loop)
+        kept = await self._kept(endpoint)
+        connection = await self._take(endpoint, kept)
         is_whole = False
         try:
             config = _encoder.encode(self._config(options))
@@ -130,19 +150,11 @@ class StreamSpeech:
         except WebSocketException as error:
             raise broken(SERVER, error) from None
         finally:
-            if is_whole and len(loop.idle) < MAX_IDLE:
-                loop.idle.append(connection)
+            if is_whole and len(kept.idle) < MAX_IDLE:
+                kept.idle.append(connection)
             else:
                 abort(connection.socket)
-                self._open_ahead(loop)
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop."""
-        if loop := self._loops.pop(asyncio.get_running_loop(), None):
-            for task in loop.opening:
-                task.cancel()
-            for connection in loop.idle:
-                abort(connection.socket)
+                self._open_ahead(endpoint, kept)
 
     def _config(self, options: VoiceOptions) -> _Config:
         return _Config(
@@ -156,29 +168,36 @@ class StreamSpeech:
             seed=options.seed,
         )
 
-    async def _take(self, loop: _Loop) -> _Connection:
-        while loop.idle:
-            connection = loop.idle.pop()
+    async def _kept(self, endpoint: Endpoint) -> _Kept:
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            keeper = _keep()
+            self._loops[loop] = (await anext(keeper), keeper)
+        return self._loops[loop][0].setdefault(endpoint.url, _Kept())
+
+    async def _take(self, endpoint: Endpoint, kept: _Kept) -> _Connection:
+        while kept.idle:
+            connection = kept.idle.pop()
             if connection.socket.state is State.OPEN:
                 return connection
-        return await self._open()
+        return await self._open(endpoint)
 
-    async def _open(self) -> _Connection:
-        headers: Mapping[str, str] = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        return _Connection(await open_websocket(SERVER, self._url, {**headers, **trace_headers()}))
+    async def _open(self, endpoint: Endpoint) -> _Connection:
+        url = "ws" + endpoint.url.removeprefix("http") + "/audio/speech/stream"
+        return _Connection(await open_websocket(SERVER, url, self._pool.headers(), self._pool.tls))
 
-    def _open_ahead(self, loop: _Loop) -> None:
+    def _open_ahead(self, endpoint: Endpoint, kept: _Kept) -> None:
         """Open a connection for the next text. Returns at once."""
 
         async def open_one() -> None:
             # The next text tries again, and reports the failure.
             with suppress(AntiphonError):
-                loop.idle.append(await self._open())
+                kept.idle.append(await self._open(endpoint))
 
-        if not loop.idle and not loop.opening:
+        if not kept.idle and not kept.opening:
             task = asyncio.create_task(open_one())
-            loop.opening.add(task)
-            task.add_done_callback(loop.opening.discard)
+            kept.opening.add(task)
+            task.add_done_callback(kept.opening.discard)
 
     async def _sound(self, socket: ClientConnection, to_hz: int) -> AsyncGenerator[Pcm, None]:
         reader = SoundReader(to_hz, self._raw, sniffs=False)
@@ -187,7 +206,7 @@ class StreamSpeech:
             if isinstance(found, bytes):
                 data = found
             else:
-                message = decoded(_decoder, without_key(found.encode(), self._key), "message of speech")
+                message = decoded(_decoder, without_key(found.encode(), self._pool.key), "message of speech")
                 if message.type == "error" or message.error:
                     raise RemoteError(f"{SERVER} failed in its answer: {error_text(message.message or message.type)}")
                 if message.type == "session.done":

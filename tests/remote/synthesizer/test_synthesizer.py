@@ -14,14 +14,13 @@ import pytest
 from antiphon.audio.wav import wav_header
 from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.errors import ModelError, Refused, RemoteError
-from antiphon.loading.remote_voice import remote_voice
+from antiphon.remote.address import parse_address
 from antiphon.remote.breaker import FAILURES_TO_OPEN
-from antiphon.remote.chat.address import parse_address
-from antiphon.remote.speech.synthesizer import CHUNK_S, RemoteSynthesizer
 from antiphon.remote.sse import MAX_EVENT_BYTES
-from antiphon.settings import RemoteSettings, Settings, SpeechSettings
+from antiphon.remote.synthesizer.synthesizer import CHUNK_S, RemoteSynthesizer
+from antiphon.settings import RemoteSettings, SpeechSettings
 from tests.remote.chat.scripted_server import Answer, Script, ScriptedServer, fails, hangs, scripted_server
-from tests.remote.speech.scripted_voice import (
+from tests.remote.synthesizer.scripted_voice import (
     RATE_HZ,
     SAMPLES,
     TONE,
@@ -43,12 +42,10 @@ def asked(*scripts: Script, use: Use, listing: Script | None = None, first_s: fl
     async def main() -> Any:
         async with scripted_server(*scripts) as server:
             server.voices = listing or server.voices
-            settings = Settings(
-                speech=SpeechSettings(**speech),
-                remote=RemoteSettings(remote_key=KEY, remote_first_token_s=first_s, remote_token_s=0.3),
-            )
+            remote = RemoteSettings(remote_answer_s=first_s, remote_token_s=0.3)
             address = parse_address(f"{server.url}#clever", "--synthesizer")
-            return await use(await asyncio.to_thread(remote_voice, address, settings), server)
+            voice = await asyncio.to_thread(RemoteSynthesizer, address, KEY, SpeechSettings(**speech), remote)
+            return await use(voice, server)
 
     return asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
@@ -146,7 +143,7 @@ async def garbage(answer: Answer) -> None:
 # The faults, with the words of the errors. After the last ones, audio was heard, so they are not tried again.
 BEFORE = {
     "closes": (closes, "the voice's server"),
-    "hangs": (hangs, "sent no audio for"),
+    "hangs": (hangs, "gave no answer within"),
     "garbage": (garbage, "the voice's server"),
     "fails": (fails(500), "status 500"),
     "a redirect": (fails(302, location="http://127.0.0.1:1/"), "status 302"),
@@ -163,7 +160,7 @@ BEFORE = {
     "no base64": (tells({"type": "speech.audio.delta", "audio": "?"}), "no valid base64"),
 }
 AFTER = {
-    "stops": (stops, "sent no audio for"),
+    "stops": (stops, "was silent for"),
     "half a WAV": (half_a_wav, "100 bytes before the end"),
     "is cut off": (speaks("audio/pcm", SAMPLES, complete=False), "the voice's server"),
     "ends its events": (tells({"type": "speech.audio.delta", "audio": base64(SAMPLES)}), "ended in the middle"),
@@ -184,7 +181,7 @@ def test_a_fault_before_the_first_sound_is_tried_again_once(fault: str) -> None:
             await spoken(voice)
         assert KEY not in str(error.value)
         assert len(server.asked) == 2
-        assert voice.is_away
+        assert voice.pool.is_away
 
     asked(script, wav, use=use, first_s=first_s)
 
@@ -260,7 +257,7 @@ def test_closing_ends_the_work_at_the_server_at_once() -> None:
         await chunks.aclose()
         await server.client_left()
         assert time.monotonic() - since_s < LIMIT_S / 10
-        assert voice.counts.answering == 0
+        assert voice.pool.all[0].running == 0
 
     asked(endless, use=use)
 
@@ -301,7 +298,8 @@ def test_a_key_that_is_not_accepted_or_a_server_that_is_not_there_is_told_at_the
 
     with pytest.raises(ModelError, match="does not accept the key"):
         asked(wav, use=use, listing=fails(401))
-    voice = remote_voice(parse_address("http://127.0.0.1:9/v1#tts-1", "--synthesizer"), Settings())
-    assert voice.is_away
+    address = parse_address("http://127.0.0.1:9/v1#tts-1", "--synthesizer")
+    voice = RemoteSynthesizer(address, "", SpeechSettings(), RemoteSettings())
+    assert voice.pool.is_away
     assert voice.profile.voices == ("default",)
     assert "does not list its voices" in caplog.text

@@ -19,10 +19,10 @@ import msgspec
 from antiphon.audio import Pcm
 from antiphon.contracts import VoiceOptions
 from antiphon.errors import ModelError, RemoteError
-from antiphon.remote.http import LoopClients, chunks, decoded, error_text, read_failure, without_key
-from antiphon.remote.speech.sound import SampleFormat, SoundReader
+from antiphon.remote.http import chunks, decoded, error_text, read_failure, without_key
+from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.sse import events
-from antiphon.remote.trace_context import trace_headers
+from antiphon.remote.synthesizer.sound import SampleFormat, SoundReader
 
 log = logging.getLogger(__name__)
 
@@ -83,54 +83,48 @@ _decoder, _encoder = msgspec.json.Decoder(_Event), msgspec.json.Encoder()
 
 
 class RestSpeech:
-    """Speech from one server by HTTP requests. Its connections are kept for the next text.
+    """Speech by HTTP requests. Connections are kept for the next text.
 
-    - `url`: where requests are sent to.
-    - `key`: the server's key; "" for none.
     - `format`: "wav", "pcm" or "sse" (events with PCM).
-    - `raw`: the format of samples for which the server does not tell it.
+    - `raw`: the format of samples for which a server does not tell it.
     """
 
     # The tempos that servers speak at themselves.
     speeds = (0.25, 4.0)
 
-    def __init__(self, url: str, key: str, model: str, format: str, raw: SampleFormat) -> None:
-        self._url, self._key, self._model = url, key, model
+    def __init__(self, pool: Pool[Endpoint], model: str, format: str, raw: SampleFormat) -> None:
+        self._pool, self._model = pool, model
         self._format, self._raw = format, raw
-        self._clients = LoopClients()
-        # The optional fields that the server has refused.
+        # The optional fields that a server has refused.
         self._refused = set[str]()
 
-    async def speak(self, text: str, options: VoiceOptions, to_hz: int) -> AsyncGenerator[Pcm, None]:
+    async def speak(
+        self, endpoint: Endpoint, text: str, options: VoiceOptions, to_hz: int
+    ) -> AsyncGenerator[Pcm, None]:
         """Yield the audio of a text: float32 [num_samples], mono, at `to_hz`. Closing the generator ends the request.
 
         Raises RemoteError if the server fails or its answer is not audio, Refused if it has no room, and ModelError if
         it does not accept the request.
         """
-        headers = {"Content-Type": "application/json"} | trace_headers()
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
+        headers = {"Content-Type": "application/json"} | self._pool.headers()
+        url = endpoint.url + "/audio/speech"
         try:
-            http = await self._clients.client()
+            http = await self._pool.client()
             while True:
                 body = _encoder.encode(self._body(text, options))
-                async with http.stream("POST", self._url, content=body, headers=headers) as answer:
+                async with http.stream("POST", url, content=body, headers=headers) as answer:
                     if answer.status_code == 200:
                         async with aclosing(self._sound(answer, to_hz)) as sound:
                             async for pcm in sound:
                                 yield pcm
                         return
-                    said = await read_failure("the voice's server", answer, self._key)
+                    said = await read_failure("the voice's server", answer, self._pool.key)
                 if not isinstance(said, str):
                     raise said
-                if not self._mended(said):
+                if not self._mended(endpoint, said):
                     raise ModelError(f"the voice's server does not accept this: {said}")
         except httpx.HTTPError as error:
             raise RemoteError(f"the voice's server: {error or type(error).__name__}") from error
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop."""
-        await self._clients.close()
 
     def _body(self, text: str, options: VoiceOptions) -> _Body:
         body = _Body(
@@ -149,12 +143,12 @@ class RestSpeech:
             setattr(body, name, None)
         return body
 
-    def _mended(self, said: str) -> bool:
+    def _mended(self, endpoint: Endpoint, said: str) -> bool:
         """Return whether the next request is another one, because the server refused one of its optional fields."""
         name = next((n for n in _OPTIONAL if n not in self._refused and re.search(rf"\b{n}\b", said)), None)
         if name is None:
             return False
-        log.info("%s does not accept the field %s, which is no longer sent", self._url, name)
+        log.info("%s does not accept the field %s, which is no longer sent", endpoint.url, name)
         self._refused.add(name)
         return True
 
@@ -186,7 +180,7 @@ class RestSpeech:
                 if data == b"[DONE]":
                     is_done = True
                     break
-                event = decoded(_decoder, without_key(data, self._key), "event of speech")
+                event = decoded(_decoder, without_key(data, self._pool.key), "event of speech")
                 if event.error is not None or event.type == "error":
                     raise RemoteError(f"the voice's server failed in its answer: {error_text(event.error)}")
                 audio = event.audio

@@ -55,7 +55,7 @@ async def ask_voices(base_url: str, key: str) -> ServerVoices:
     finally:
         await clients.close()
     if any(status in (401, 403) for status, _ in answers):
-        raise ModelError(f"{base_url} does not accept the key (ANTIPHON_REMOTE_KEY)")
+        raise ModelError(f"{base_url} does not accept the key (ANTIPHON_SYNTHESIZER_KEY)")
     (voices_status, voices), (models_status, models) = answers
     names, languages = _voices_in(voices) if voices_status == 200 else ((), ())
     return ServerVoices(names, languages, _models_in(models) if models_status == 200 else ())

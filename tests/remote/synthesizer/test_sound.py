@@ -13,7 +13,7 @@ from antiphon.audio import Pcm
 from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
 from antiphon.errors import RemoteError
-from antiphon.remote.speech.sound import MAX_HEADER_BYTES, SampleFormat, SoundReader
+from antiphon.remote.synthesizer.sound import MAX_HEADER_BYTES, SampleFormat, SoundReader
 
 RATE_HZ = 24_000
 TONE = np.sin(np.arange(2_400) / 20).astype(np.float32) / 2
