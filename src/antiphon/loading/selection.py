@@ -15,7 +15,8 @@ from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.placement import engine_servers, placement
 from antiphon.remote.address import ServerAddress, is_address, parse_address
-from antiphon.remote.synthesizer.synthesizer import SCHEMES
+from antiphon.remote.conversation.model import SCHEMES as CONVERSATION_SCHEMES
+from antiphon.remote.synthesizer.synthesizer import SCHEMES as VOICE_SCHEMES
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings
 from antiphon.store import MODELS, Model
@@ -108,10 +109,10 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.models.speaker_model and "speaker" in roles:
         models.append(_registered("speaker", settings.models.speaker_model, "--speaker-model"))
     if settings.engine.conversation_model and "conversation_model" in roles:
-        conversation_model = _checkpoint("conversation_model", settings.engine.conversation_model)
-        if spec_of(conversation_model).language_model and not language:
-            # The conversation model also serves as the language model.
-            models = _without(models, "language")
+        conversation_model = _conversation_model(settings.engine.conversation_model)
+        if not isinstance(conversation_model, LocalModel) or spec_of(conversation_model).language_model:
+            # The conversation model also serves as the language model, or stands in its place.
+            models = models if language else _without(models, "language")
         models.append(conversation_model)
     if settings.engine.video_model and "video_model" in roles:
         models.append(_checkpoint("video_model", settings.engine.video_model))
@@ -201,7 +202,7 @@ def _partials(name: str, transcriber: Model | LocalModel) -> Model:
 
 def _synthesizer(name: str) -> Selected:
     if is_address(name):
-        address = parse_address(name, "--synthesizer", schemes=SCHEMES, variable="ANTIPHON_SYNTHESIZER_KEY")
+        address = parse_address(name, "--synthesizer", schemes=VOICE_SCHEMES, variable="ANTIPHON_SYNTHESIZER_KEY")
         return RemoteModel(address.model, address, "synthesizer")
     if (Path(name).expanduser() / "config.json").is_file():
         return _checkpoint("synthesizer", name)
@@ -230,6 +231,13 @@ def _language_model(name: str) -> Selected:
             f"--language-model {name}: no model of that name (antiphon pull --list), no such folder or file"
         )
     return LocalModel(path.stem if path.is_file() else path.name, path, "language", _adapter("language", path))
+
+
+def _conversation_model(name: str) -> LocalModel | RemoteModel:
+    if not is_address(name):
+        return _checkpoint("conversation_model", name)
+    address = parse_address(name, "--conversation-model", schemes=CONVERSATION_SCHEMES)
+    return RemoteModel(address.model, address, "conversation_model")
 
 
 _FLAG_ENDS = {"language": "-model", "turn": "-detector", "backchannel": "-detector"}

@@ -303,7 +303,7 @@ class EngineOptions:
         "",
         "Conversation model, instead of the language model and the voice: the folder of a Qwen3-Omni or Qwen2.5-Omni "
         "checkpoint, which hears, sees, writes and speaks, or of a MiniCPM-o 4.5 checkpoint, which takes turns by "
-        "itself.",
+        "itself; or `URL#MODEL` of servers with the OpenAI Realtime API.",
         also="partner",
     )
     video_model: str = option(

@@ -3,77 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
 import pytest
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request, Response
+from websockets.asyncio.server import ServerConnection
 
 from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.errors import ModelError, Refused, RemoteError
 from antiphon.remote.address import parse_address
 from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
 from antiphon.settings import RemoteSettings, SpeechSettings
+from tests.remote.scripted_sockets import Script, Server, scripted_sockets, tell
 from tests.remote.synthesizer.scripted_voice import RATE_HZ, SAMPLES, TONE, base64
 
 KEY, LIMIT_S = "sk-not-to-be-seen", 30
-Script = Callable[[ServerConnection], Awaitable[None]]
-
-
-class Server:
-    """Runs a script for each text, and repeats the last one. `messages`: what clients sent; `num_open`: connections."""
-
-    def __init__(self, scripts: tuple[Script, ...]) -> None:
-        self.scripts = scripts
-        self.messages: list[dict[str, Any]] = []
-        self.num_opened = self.num_texts = 0
-        # Released for each connection.
-        self.opened = asyncio.Semaphore(0)
-        self.left = asyncio.Event()
-        # The status with which the next upgrades are answered; None: they are accepted.
-        self.status: int | None = None
-        self.url = ""
-
-    async def handle(self, socket: ServerConnection) -> None:
-        self.num_opened += 1
-        self.opened.release()
-        try:
-            async for message in socket:
-                self.messages.append(json.loads(message))
-                if self.messages[-1]["type"] == "input.done":
-                    self.num_texts += 1
-                    await self.scripts[min(self.num_texts, len(self.scripts)) - 1](socket)
-        except ConnectionClosed:
-            self.left.set()
-
-    def refuse(self, socket: ServerConnection, request: Request) -> Response | None:
-        if "upgrade" not in request.headers:
-            return socket.respond(404, "")
-        if self.status is None:
-            return None
-        response = socket.respond(self.status, "")
-        response.headers["Retry-After"] = "20"
-        response.headers["Location"] = "ws://127.0.0.1:1/"
-        return response
-
-
-@asynccontextmanager
-async def scripted(*scripts: Script) -> AsyncIterator[Server]:
-    server = Server(scripts)
-    async with serve(server.handle, "127.0.0.1", 0, process_request=server.refuse) as found:
-        server.url = f"ws://127.0.0.1:{next(iter(found.sockets)).getsockname()[1]}/v1/audio/speech/stream"
-        yield server
 
 
 def asked(*scripts: Script, use: Callable[[RemoteSynthesizer, Server], Awaitable[Any]], answer_s: float = 20.0) -> Any:
     async def main() -> Any:
-        async with scripted(*scripts) as server:
-            address = parse_address(f"{server.url}#clever", "--synthesizer", schemes=("ws",))
+        async with scripted_sockets("input.done", *scripts) as server:
+            address = parse_address(f"{server.url}/audio/speech/stream#clever", "--synthesizer", schemes=("ws",))
             remote = RemoteSettings(remote_answer_s=answer_s, remote_token_s=0.3)
             voice = await asyncio.to_thread(RemoteSynthesizer, address, KEY, SpeechSettings(), remote)
             return await use(voice, server)
@@ -84,10 +36,6 @@ def asked(*scripts: Script, use: Callable[[RemoteSynthesizer, Server], Awaitable
 async def spoken(voice: RemoteSynthesizer, name: str = "default") -> np.ndarray:
     async with aclosing(voice.speak("Good morning.", VoiceOptions(name), lambda: Urgency.FINAL)) as chunks:
         return np.concatenate([chunk.pcm async for chunk in chunks])
-
-
-async def tell(socket: ServerConnection, kind: str, **fields: Any) -> None:
-    await socket.send(json.dumps({"type": kind, **fields}))
 
 
 async def speaks(socket: ServerConnection) -> None:
@@ -192,7 +140,7 @@ def test_a_fault_before_the_first_sound_is_tried_again_once(fault: str) -> None:
         server.scripts = (script,)
         with pytest.raises(RemoteError, match=why):
             await spoken(voice)
-        assert server.num_texts == 4
+        assert server.num_asked == 4
 
     asked(script, speaks, use=use, answer_s=0.4 if fault == "hangs" else 20.0)
 
@@ -204,7 +152,7 @@ def test_a_fault_after_the_first_sound_ends_the_text(fault: str) -> None:
     async def use(voice: RemoteSynthesizer, server: Server) -> None:
         with pytest.raises(RemoteError, match=why):
             await spoken(voice)
-        assert server.num_texts == 1
+        assert server.num_asked == 1
         np.testing.assert_allclose(await spoken(voice), TONE, atol=1e-4)
 
     asked(script, speaks, use=use)

@@ -16,13 +16,13 @@ from typing import Protocol
 
 from antiphon.audio import Pcm
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
-from antiphon.errors import ModelError, RemoteError, SettingsError
+from antiphon.errors import RemoteError, SettingsError
 from antiphon.remote.address import ServerAddress, split_api
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.synthesizer.rest import RestSpeech
 from antiphon.remote.synthesizer.sound import SampleFormat
 from antiphon.remote.synthesizer.stream import StreamSpeech
-from antiphon.remote.synthesizer.voices import ServerVoices, ask_voices
+from antiphon.remote.synthesizer.voices import ServerVoices, ask_voices, ordered_voices
 from antiphon.settings import RemoteSettings, SpeechSettings
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class RemoteSynthesizer:
         self.profile = SynthesizerProfile(
             address.model,
             speech.synthesizer_rate,
-            _ordered(speech.voices, listed.voices) or (SERVERS_VOICE,),
+            ordered_voices(speech.voices, listed.voices) or (SERVERS_VOICE,),
             listed.languages,
             self._wire.speeds,
             word_times=False,
@@ -151,14 +151,6 @@ def _base(url: str) -> str:
     """Return the base of a server's API as an http:// URL: without the path of speech."""
     base, _ = split_api(url, (STREAM_PATH, REST_PATH))
     return "http" + base.removeprefix("ws") if base.startswith("ws") else base
-
-
-def _ordered(named: tuple[str, ...], listed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the named voices, then the other voices of the list. Raises ModelError if a named voice is not listed."""
-    if missing := [name for name in named if listed and name not in listed]:
-        known = ", ".join(listed[:20]) + (" …" if len(listed) > 20 else "")
-        raise ModelError(f"--voice: the voice's server has no {missing[0]}; it has {known}")
-    return tuple(dict.fromkeys((*named, *listed)))
 
 
 def _pieces(pcm: Pcm, num_samples: int) -> Iterator[Pcm]:

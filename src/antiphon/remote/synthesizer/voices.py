@@ -87,3 +87,11 @@ def _voices_in(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _is_code(code: object) -> bool:
     return isinstance(code, str) and len(code) == 2 and code.isascii() and code.islower()
+
+
+def ordered_voices(named: tuple[str, ...], listed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the named voices, then the other voices of the list. Raises ModelError if a named voice is not listed."""
+    if missing := [name for name in named if listed and name not in listed]:
+        known = ", ".join(listed[:20]) + (" …" if len(listed) > 20 else "")
+        raise ModelError(f"--voice: the voice's server has no {missing[0]}; it has {known}")
+    return tuple(dict.fromkeys((*named, *listed)))
