@@ -70,7 +70,13 @@ class RemoteConversationModel:
     async def connect(self, endpoint: Endpoint) -> RealtimeSession:
         """Open a session at a server. Raises RemoteError, Refused and ModelError."""
         url = f"ws{endpoint.url.removeprefix('http')}{PATH}?model={self._model}"
-        return RealtimeSession(await open_websocket(SERVER, url, self.pool.headers(), self.pool.tls))
+        session = RealtimeSession(await open_websocket(SERVER, url, self.pool.headers(), self.pool.tls))
+        try:
+            await session.begin()
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def sent_voice(self, voice: VoiceOptions | None) -> VoiceOptions | None:
         """Return a voice as it is sent to a server: without the name that stands for the server's own."""

@@ -35,6 +35,7 @@ from antiphon.contracts import (
 from antiphon.errors import ModelError, RemoteError
 from antiphon.remote.conversation import events
 from antiphon.remote.conversation.items import WIRE_HZ, items_of, tools_of
+from antiphon.remote.http import CONNECT_TIMEOUT_S
 from antiphon.remote.websocket import abort, broken
 from antiphon.text.word_timing import WordPacer
 
@@ -104,6 +105,24 @@ class RealtimeSession:
         if self._settling:
             self._settling.cancel()
         abort(self._socket)
+
+    async def begin(self) -> None:
+        """Wait until the server has created the session.
+
+        Raises ModelError if it refuses the session, such as for a model that it does not have, and RemoteError if it is
+        not a server of conversations.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                event = events.read(await self._socket.recv())
+        except TimeoutError:
+            raise RemoteError(f"{SERVER} created no session within {CONNECT_TIMEOUT_S:g} s") from None
+        except WebSocketException as error:
+            raise broken(SERVER, error) from None
+        if event.type == "error" and event.error:
+            raise ModelError(f"{SERVER} refuses a conversation: {event.error.message[:300]}")
+        if event.type != "session.created":
+            raise RemoteError(f"{SERVER} is none of OpenAI's Realtime API: it began with {event.type[:60]!r}")
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None

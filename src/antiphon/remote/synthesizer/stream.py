@@ -176,7 +176,10 @@ class StreamSpeech:
         return self._loops[loop][0].setdefault(endpoint.url, _Kept())
 
     async def _take(self, endpoint: Endpoint, kept: _Kept) -> _Connection:
-        while kept.idle:
+        while kept.idle or kept.opening:
+            if not kept.idle:
+                await asyncio.wait(kept.opening)
+                continue
             connection = kept.idle.pop()
             if connection.socket.state is State.OPEN:
                 return connection
