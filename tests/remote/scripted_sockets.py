@@ -30,12 +30,16 @@ class Server:
         self.left = asyncio.Event()
         # The status with which the next upgrades are answered; None: they are accepted.
         self.status: int | None = None
+        # What it sends first; None: nothing.
+        self.greeting: dict[str, Any] | None = None
         self.url = ""
 
     async def handle(self, socket: ServerConnection) -> None:
         self.num_opened += 1
         self.opened.release()
         try:
+            if self.greeting:
+                await socket.send(json.dumps(self.greeting))
             async for message in socket:
                 self.messages.append(json.loads(message))
                 if self.messages[-1]["type"] == self.trigger:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Hashable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from antiphon.contracts import ConversationProfile, Message, ReplyOptions, ResponseChunk, VoiceOptions
@@ -44,6 +44,8 @@ class RemoteConversationModel:
 
     def __init__(self, address: ServerAddress, key: str, remote: RemoteSettings) -> None:
         self._model, self.next_s = address.model, remote.remote_token_s
+        # The servers that take no images.
+        self.blind = set[Endpoint]()
         self.pool = Pool(
             "conversation_model",
             [Endpoint(_base(url)) for url in address.urls],
@@ -70,7 +72,8 @@ class RemoteConversationModel:
     async def connect(self, endpoint: Endpoint) -> RealtimeSession:
         """Open a session at a server. Raises RemoteError, Refused and ModelError."""
         url = f"ws{endpoint.url.removeprefix('http')}{PATH}?model={self._model}"
-        session = RealtimeSession(await open_websocket(SERVER, url, self.pool.headers(), self.pool.tls))
+        socket = await open_websocket(SERVER, url, self.pool.headers(), self.pool.tls)
+        session = RealtimeSession(socket, can_see=endpoint not in self.blind)
         try:
             await session.begin()
         except BaseException:
@@ -110,6 +113,16 @@ class RemoteConversationModel:
         return next((one for one in found if one.voices), ServerVoices())
 
 
+@dataclass(slots=True)
+class _Call:
+    """The arguments of a response. `has_failed`: whether it failed, so that no session of it is used again."""
+
+    messages: Sequence[Message]
+    options: ReplyOptions
+    voice: VoiceOptions | None
+    has_failed: bool = False
+
+
 class RemoteConversationStream:
     """One conversation with a model on other servers. A ConversationStream, used from one event loop."""
 
@@ -130,11 +143,16 @@ class RemoteConversationStream:
 
         Raises RemoteError, Refused and ModelError.
         """
-        request = partial(self._attempt, messages=messages, options=options, voice=self._model.sent_voice(voice))
-        chunks = self._model.pool.stream(request, self._owner, next_s=self._model.next_s, bound=self._endpoint)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
+        call = _Call(messages, options, self._model.sent_voice(voice))
+        request = partial(self._attempt, call=call)
+        try:
+            chunks = self._model.pool.stream(request, self._owner, next_s=self._model.next_s, bound=self._endpoint)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        except RemoteError:
+            call.has_failed = True
+            raise
 
     def close(self) -> None:
         """End the conversation, and its session at the server."""
@@ -143,9 +161,7 @@ class RemoteConversationStream:
             self._session.close()
             self._session = None
 
-    async def _attempt(
-        self, endpoint: Endpoint, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[ResponseChunk, None]:
+    async def _attempt(self, endpoint: Endpoint, call: _Call) -> AsyncGenerator[ResponseChunk, None]:
         session = self._session if endpoint is self._endpoint else None
         if session is None or not session.is_open:
             session = await self._model.connect(endpoint)
@@ -153,15 +169,17 @@ class RemoteConversationStream:
             self._session = None
         is_usable = False
         try:
-            async with aclosing(session.respond(messages, options, voice)) as chunks:
+            async with aclosing(session.respond(call.messages, call.options, call.voice)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             is_usable = True
         except asyncio.CancelledError:
-            # The response was cancelled, and the session goes on.
-            is_usable = True
+            # The response was cancelled, and the session goes on, unless the server was silent for too long.
+            is_usable = not call.has_failed
             raise
         finally:
+            if not session.can_see:
+                self._model.blind.add(endpoint)
             if is_usable and session.is_open and self._session is None and not self._is_closed:
                 self._endpoint, self._session = endpoint, session
             else:
