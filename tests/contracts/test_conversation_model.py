@@ -24,8 +24,8 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.errors import ModelError
-from antiphon.remote.address import parse_address
-from antiphon.remote.conversation.model import SCHEMES, RemoteConversationModel
+from antiphon.remote.address import CONVERSATION_MODEL, parse_address
+from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.settings import RemoteSettings
 from tests.scripted import speech, text
 from tests.server.scripted import RATE_HZ, WORD_S, Echo, serving
@@ -58,7 +58,7 @@ def tested(request: pytest.FixtureRequest, served: tuple[str, Echo]) -> Subject:
     url, echo = served
     echo.asked.clear()
     address = f"{url.replace('ws://', request.param)}/v1#echo"
-    parsed = parse_address(address, "--conversation-model", schemes=SCHEMES)
+    parsed = parse_address(address, "--conversation-model", schemes=CONVERSATION_MODEL)
     return Subject(RemoteConversationModel(parsed, "", RemoteSettings()), echo)
 
 

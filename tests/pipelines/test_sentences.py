@@ -200,7 +200,7 @@ def test_words_get_their_times_before_they_are_played_even_if_the_voice_stalls()
 
 
 class Recorded:
-    """A voice whose word times are known, and not told: pauses between words are of random lengths."""
+    """A voice whose word times are known to the test only. Pauses between words are of random lengths."""
 
     def __init__(self, seed: int, texts_ahead: int) -> None:
         profile = SynthesizerProfile("recorded", RATE_HZ, ("one",), (), (1.0, 1.0), word_times=False)

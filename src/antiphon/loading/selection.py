@@ -14,9 +14,14 @@ from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.placement import engine_servers, placement
-from antiphon.remote.address import ServerAddress, is_address, parse_address
-from antiphon.remote.conversation.model import SCHEMES as CONVERSATION_SCHEMES
-from antiphon.remote.synthesizer.synthesizer import SCHEMES as VOICE_SCHEMES
+from antiphon.remote.address import (
+    CONVERSATION_MODEL,
+    SYNTHESIZER,
+    TRANSCRIBER,
+    ServerAddress,
+    is_address,
+    parse_address,
+)
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings
 from antiphon.store import MODELS, Model
@@ -100,7 +105,9 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.models.transcriber and "transcriber" in roles:
         models = [*_without(models, "transcriber"), _transcriber(settings.models.transcriber)]
     if settings.models.partials and "transcriber" in roles:
-        transcriber = next(m for m in models if m.role == "transcriber" and not isinstance(m, RemoteModel))
+        transcriber = next(m for m in models if m.role == "transcriber")
+        if isinstance(transcriber, RemoteModel):
+            raise SettingsError(f"--partials {settings.models.partials}: the transcriber is on another server")
         models.append(_partials(settings.models.partials, transcriber))
     if settings.models.turn_detector and "turn" in roles:
         models = [*_without(models, "turn"), *_turn_detectors(settings.models.turn_detector)]
@@ -184,12 +191,20 @@ def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selec
     return models + [_registered("synthesizer", f"{speaker.adapter}-{voice}", "--voice") for voice in voices]
 
 
-def _transcriber(name: str) -> Model | LocalModel:
+def _transcriber(name: str) -> Selected:
+    if name not in MODELS and _is_elsewhere(name):
+        address = parse_address(name, "--transcriber", schemes=TRANSCRIBER, variable="ANTIPHON_TRANSCRIBER_KEY")
+        return RemoteModel(address.model, address, "transcriber")
     if name not in MODELS:
         return _checkpoint("transcriber", name)
     if MODELS[name].role != "transcriber":
         raise SettingsError(f"--transcriber {name}: that is a {MODELS[name].role}")
     return MODELS[name]
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Return whether a name is meant as that of a model on another server, even if its URL has no scheme."""
+    return is_address(name) or ("#" in name and not Path(name).expanduser().exists())
 
 
 def _partials(name: str, transcriber: Model | LocalModel) -> Model:
@@ -202,7 +217,7 @@ def _partials(name: str, transcriber: Model | LocalModel) -> Model:
 
 def _synthesizer(name: str) -> Selected:
     if is_address(name):
-        address = parse_address(name, "--synthesizer", schemes=VOICE_SCHEMES, variable="ANTIPHON_SYNTHESIZER_KEY")
+        address = parse_address(name, "--synthesizer", schemes=SYNTHESIZER, variable="ANTIPHON_SYNTHESIZER_KEY")
         return RemoteModel(address.model, address, "synthesizer")
     if (Path(name).expanduser() / "config.json").is_file():
         return _checkpoint("synthesizer", name)
@@ -218,7 +233,7 @@ def _registered(role: ModelRole, name: str, flag: str) -> Model:
 
 
 def _language_model(name: str) -> Selected:
-    if is_address(name):
+    if name not in MODELS and _is_elsewhere(name):
         address = parse_address(name, "--language-model")
         return RemoteModel(address.model, address, "language")
     if name in MODELS:
@@ -236,7 +251,7 @@ def _language_model(name: str) -> Selected:
 def _conversation_model(name: str) -> LocalModel | RemoteModel:
     if not is_address(name):
         return _checkpoint("conversation_model", name)
-    address = parse_address(name, "--conversation-model", schemes=CONVERSATION_SCHEMES)
+    address = parse_address(name, "--conversation-model", schemes=CONVERSATION_MODEL)
     return RemoteModel(address.model, address, "conversation_model")
 
 

@@ -10,6 +10,7 @@ from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.remote.pool import Pool
 from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
+from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.settings import Settings
 
 
@@ -24,6 +25,8 @@ def remote_model(settings: Settings, model: RemoteModel) -> Any:
         return RemoteConversationModel(model.address, key, settings.remote)
     if model.role == "synthesizer":
         return RemoteSynthesizer(model.address, key, settings.speech, settings.remote)
+    if model.role == "transcriber":
+        return RemoteTranscriber(model.address, key, settings.remote)
     return RemoteLanguageModel(model.address, key, settings.remote, settings.engine.context_tokens)
 
 

@@ -17,8 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from antiphon.audio import Pcm
-from antiphon.audio.activity import speech_stretches
 from antiphon.audio.playback_clock import PlaybackClock
+from antiphon.audio.quiet import speech_stretches
 from antiphon.contracts import ResponseAudio, SpeechChunk, Synthesizer, Urgency, VoiceOptions
 from antiphon.errors import AntiphonError, ModelError, Refused, RemoteError, RemoteProtocolError
 from antiphon.events.words import Word

@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 
 from antiphon.errors import SettingsError
 
+# The schemes of URLs: of a language model's servers, of a conversation model's, of a transcriber's, and of a voice's.
 HTTP = ("http", "https")
+CONVERSATION_MODEL = (*HTTP, "ws", "wss")
+TRANSCRIBER = SYNTHESIZER = (*CONVERSATION_MODEL, "tcp")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 

@@ -213,12 +213,14 @@ class ListedModel:
     - `context_tokens`: the size of its context, in tokens; 0 if the list does not report it.
     - `owner`: the software that serves the model, such as "vllm".
     - `has_parent`: True if it is an adapter of another model in the list.
+    - `languages`: those that it understands or speaks; empty if the list does not report them.
     """
 
     id: str
     context_tokens: int = 0
     owner: str = ""
     has_parent: bool = False
+    languages: tuple[str, ...] = ()
 
 
 _null = msgspec.Raw(b"null")
@@ -231,6 +233,7 @@ class _Entry(msgspec.Struct, gc=False):
     max_model_len: msgspec.Raw = _null
     owned_by: msgspec.Raw = _null
     parent: msgspec.Raw = _null
+    languages: msgspec.Raw = _null
 
 
 class _List(msgspec.Struct):
@@ -238,6 +241,7 @@ class _List(msgspec.Struct):
 
 
 _list_decoder, _text_decoder = msgspec.json.Decoder(_List), msgspec.json.Decoder(str)
+_texts_decoder = msgspec.json.Decoder(tuple[str, ...])
 _tokens_decoder = msgspec.json.Decoder(Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)])
 
 
@@ -277,6 +281,7 @@ def models_in(data: bytes) -> list[ListedModel]:
                     optional(_tokens_decoder, entry.max_model_len) or 0,
                     optional(_text_decoder, entry.owned_by) or "",
                     entry.parent != _null,
+                    optional(_texts_decoder, entry.languages) or (),
                 )
             )
     return found

@@ -41,6 +41,8 @@ DEADLINE_FACTOR, MIN_DEADLINE_S = 4.0, 1.0
 # If a server asks for a pause up to MAX_WAIT_S, the request is repeated after it. A longer pause is passed to the
 # client.
 MAX_WAIT_S = 2.0
+# The longest time for closing a pool.
+CLOSE_S = 4.0
 
 
 class Times:
@@ -191,7 +193,15 @@ class Pool(Generic[E]):
         return key | trace_headers()
 
     async def close(self) -> None:
-        """Close the connections of the running event loop."""
+        """End what runs in this event loop, and close its connections. Takes up to CLOSE_S."""
+        loop = asyncio.get_running_loop()
+        if tasks := [task for task in self.tasks if task.get_loop() is loop]:
+            # Connections that are being closed are not interrupted.
+            _, running = await asyncio.wait(tasks, timeout=CLOSE_S / 2)
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running, timeout=CLOSE_S / 2)
         await self._clients.close()
 
     def deadline_s(self, endpoint: E, size: float = 1.0) -> float:
@@ -235,6 +245,33 @@ class Pool(Generic[E]):
         begun = await self.first(whole, owner, size=size, bound=bound)
         begun.reader.end()
         return begun.first
+
+    async def once(
+        self, request: Callable[[E], Awaitable[T]], endpoint: E, owner: Hashable | None = None, *, size: float = 1.0
+    ) -> T:
+        """Send a request to an endpoint that `choose` has returned, and return the answer. No other one is asked.
+
+        Raises Refused if it has no room, RemoteError if it fails or is later than its deadline, and the other errors of
+        `request`.
+        """
+        endpoint.requests += 1
+        endpoint.running += 1
+        since_s, deadline_s = time.monotonic(), self.deadline_s(endpoint, size)
+        try:
+            async with asyncio.timeout(deadline_s):
+                found = await request(endpoint)
+        except TimeoutError:
+            failure = RemoteError(f"the model's server gave no answer within {deadline_s:g} s")
+            self.failed(endpoint, owner, failure)
+            raise failure from None
+        except (RemoteError, Refused) as error:
+            self.failed(endpoint, owner, error)
+            raise
+        finally:
+            endpoint.running -= 1
+        endpoint.times.note(time.monotonic() - since_s, size)
+        endpoint.succeeded(owner)
+        return found
 
     async def stream(
         self,
@@ -330,7 +367,7 @@ class Pool(Generic[E]):
                     attempt.reader.end()
             for endpoint in failed:
                 if winner is None or endpoint is not winner.endpoint:
-                    self.failed(endpoint, owner, failure)
+                    self._broke(endpoint, owner, failure)
 
     def _begin(self, request: Callable[[E], AsyncGenerator[T, None]], endpoint: E) -> _Attempt[T, E]:
         endpoint.requests += 1
@@ -373,8 +410,15 @@ class Pool(Generic[E]):
 
     # --- health -------------------------------------------------------------------------------------------------------
 
-    def failed(self, endpoint: E, owner: Hashable | None, error: Exception) -> None:
-        """Note a failure of an owner's request, and look at the endpoint until it works again. Returns at once."""
+    def failed(self, endpoint: E, owner: Hashable | None, error: RemoteError | Refused) -> None:
+        """Count a failure of an owner's request, and look at the endpoint until it works again. Returns at once."""
+        endpoint.failures += 1
+        if isinstance(error, Refused):
+            endpoint.breaker.refused(owner, time.monotonic(), error.retry_after_s)
+            return
+        self._broke(endpoint, owner, error)
+
+    def _broke(self, endpoint: E, owner: Hashable | None, error: Exception) -> None:
         if not endpoint.is_away:
             log.warning("%s gave no answer: %s", endpoint.url, error)
         endpoint.failed(owner)

@@ -246,7 +246,9 @@ class ModelSettings:
         choices=("auto", "default", "large", "light", "hub"),
     )
     transcriber: str = option(
-        "", "Transcriber: a name from `antiphon pull --list`, or the folder of a checkpoint (Qwen3-ASR)."
+        "",
+        "Transcriber: a name from `antiphon pull --list`, the folder of a checkpoint (Qwen3-ASR), or a model on other "
+        "servers, `URL[,URL]#MODEL`.",
     )
     partials: str = option(
         "",

@@ -26,9 +26,9 @@ from antiphon.contracts import (
 )
 from antiphon.errors import ModelError, RemoteError
 from antiphon.events.tools import Tool, ToolCall
-from antiphon.remote.address import parse_address
+from antiphon.remote.address import CONVERSATION_MODEL, parse_address
 from antiphon.remote.conversation import session
-from antiphon.remote.conversation.model import SCHEMES, RemoteConversationModel, RemoteConversationStream
+from antiphon.remote.conversation.model import RemoteConversationModel, RemoteConversationStream
 from antiphon.settings import RemoteSettings
 from antiphon.vision.images import EncodedImage
 from tests.remote.scripted_sockets import Script, Server, scripted_sockets, tell
@@ -50,7 +50,7 @@ def asked(*servers: tuple[Script, ...], use: Use, first_s: float = 20.0) -> Any:
             for server in found:
                 server.greeting = {"type": "session.created", "session": {}}
             address = parse_address(
-                f"{','.join(server.url for server in found)}#clever", "--conversation-model", schemes=SCHEMES
+                f"{','.join(server.url for server in found)}#clever", "--conversation-model", schemes=CONVERSATION_MODEL
             )
             remote = RemoteSettings(remote_first_token_s=first_s, remote_token_s=0.3)
             model = await asyncio.to_thread(RemoteConversationModel, address, KEY, remote)

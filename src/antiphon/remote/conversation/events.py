@@ -50,14 +50,14 @@ def session_update(voice: str, speed: float) -> SessionUpdate:
     return SessionUpdate(_Session(_Audio(_Input(pcm), output)))
 
 
-class CreateItem(msgspec.Struct, tag="conversation.item.create"):
+class ItemCreation(msgspec.Struct, tag="conversation.item.create"):
     """Appends an item to the conversation."""
 
     event_id: str
     item: SentItem
 
 
-class DeleteItem(msgspec.Struct, tag="conversation.item.delete"):
+class ItemDeletion(msgspec.Struct, tag="conversation.item.delete"):
     """Removes an item from the conversation."""
 
     event_id: str
@@ -79,20 +79,20 @@ class RequestedResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_choice: str | dict[str, str] | None = None
 
 
-class CreateResponse(msgspec.Struct, tag="response.create"):
-    """Requests a response."""
+class ResponseCreation(msgspec.Struct, tag="response.create"):
+    """Requests a response of the model to the conversation so far."""
 
     event_id: str
     response: RequestedResponse
 
 
-class CancelResponse(msgspec.Struct, tag="response.cancel"):
-    """Ends the response under way."""
+class ResponseCancellation(msgspec.Struct, tag="response.cancel"):
+    """Ends the response that is under way, if there is one."""
 
     event_id: str
 
 
-class Error(msgspec.Struct):
+class ServerFault(msgspec.Struct):
     """What an error event says. `event_id`: the event that it is about, if the server knows it."""
 
     message: str = ""
@@ -100,8 +100,8 @@ class Error(msgspec.Struct):
     event_id: str | None = None
 
 
-class Item(msgspec.Struct):
-    """An item of the model."""
+class ModelItem(msgspec.Struct):
+    """An item that the model adds to the conversation: a message or a call."""
 
     id: str = ""
     type: str = ""
@@ -120,8 +120,8 @@ class _Usage(msgspec.Struct):
     input_token_details: _Cached | None = None
 
 
-class Response(msgspec.Struct):
-    """The state of a response."""
+class ResponseState(msgspec.Struct):
+    """A response, with its state and what it used."""
 
     id: str = ""
     status: str = ""
@@ -130,33 +130,39 @@ class Response(msgspec.Struct):
     usage: _Usage | None = None
 
 
-class Event(msgspec.Struct):
-    """Any event of the server."""
+class ServerEvent(msgspec.Struct):
+    """Any event of the server. Fields that it does not have are empty."""
 
+    # The name of the event.
     type: str = ""
+    # The response that it is about.
     response_id: str = ""
+    # The item that it is about.
     item_id: str = ""
     # Text, or base64 of audio. Older servers of vLLM-Omni call the audio `audio`.
     delta: str = ""
     # See `delta`.
     audio: str = ""
-    item: Item | None = None
-    response: Response | None = None
-    error: Error | None = None
+    # An item that begins or ends.
+    item: ModelItem | None = None
+    # A response that begins or ends.
+    response: ResponseState | None = None
+    # An error of the server.
+    error: ServerFault | None = None
 
 
-_decoder = msgspec.json.Decoder(Event)
+_decoder = msgspec.json.Decoder(ServerEvent)
 encode = msgspec.json.Encoder().encode
 
 
-def read(data: str | bytes) -> Event:
+def read(data: str | bytes) -> ServerEvent:
     """Read an event. Raises RemoteError if it is not one."""
     if isinstance(data, bytes):
         raise RemoteError("the model's server sent bytes instead of an event")
     return decoded(_decoder, data.encode(), "event of a conversation")
 
 
-def why_failed(response: Response) -> str:
+def why_failed(response: ResponseState) -> str:
     """Return the reason of a response that failed, in words."""
     details = response.status_details
     error = details.get("error") if isinstance(details, dict) else None

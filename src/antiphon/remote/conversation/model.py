@@ -1,7 +1,7 @@
 """A ConversationModel on other servers, over OpenAI's Realtime API: vLLM-Omni, another antiphon, a hosted service.
 
 The conversation itself stays here: turns, what was heard, resume and recordings. A server has a copy of it. If a
-server fails, the next response is made by another one, which gets the conversation anew, its older turns as text.
+server fails, another one makes the next response. It gets the whole conversation, with older turns as text.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from antiphon.settings import RemoteSettings
 
 log = logging.getLogger(__name__)
 
-# The schemes of the servers' URLs.
-SCHEMES = ("http", "https", "ws", "wss")
 PATH = "/realtime"
 # The name that stands for a server's own voice, which is not sent to it.
 SERVERS_VOICE = "default"

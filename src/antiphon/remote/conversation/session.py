@@ -163,7 +163,7 @@ class RealtimeSession:
     async def _settle(self, answer: _Known) -> None:
         try:
             async with asyncio.timeout(SETTLE_S):
-                await self._send(events.CancelResponse(self._event_id(_CANCELS)))
+                await self._send(events.ResponseCancellation(self._event_id(_CANCELS)))
                 with suppress(RemoteError, ModelError):
                     async for _ in self._read(answer):
                         pass
@@ -187,12 +187,12 @@ class RealtimeSession:
             same += 1
         for known in reversed(self._known[same:]):
             for item_id in reversed(known.ids):
-                await self._send(events.DeleteItem(self._event_id(_DELETES), item_id))
+                await self._send(events.ItemDeletion(self._event_id(_DELETES), item_id))
         del self._known[same:]
         for message in messages[same:]:
             items = items_of(message, hears=hears or message is messages[-1], sees=self.can_see)
             for item in items:
-                await self._send(events.CreateItem(self._event_id(_CREATES), item))
+                await self._send(events.ItemCreation(self._event_id(_CREATES), item))
             self._known.append(_Known(message, [item.id for item in items]))
 
     async def _request(self, instructions: str, options: ReplyOptions, voice: VoiceOptions | None) -> None:
@@ -206,7 +206,7 @@ class RealtimeSession:
             tools=tools_of(options.tools) or None,
             tool_choice=choice if options.tools else None,
         )
-        await self._send(events.CreateResponse(self._event_id(_RESPONDS), wanted))
+        await self._send(events.ResponseCreation(self._event_id(_RESPONDS), wanted))
 
     async def _send(self, event: msgspec.Struct) -> None:
         await self._socket.send(events.encode(event), text=True)
@@ -222,7 +222,7 @@ class RealtimeSession:
             event = events.read(await self._socket.recv())
             match event.type:
                 case "error":
-                    self._check(event.error or events.Error())
+                    self._check(event.error or events.ServerFault())
                 case "response.output_item.added" if event.item:
                     answer.ids.append(event.item.id)
                     if event.item.type == "function_call":
@@ -247,7 +247,7 @@ class RealtimeSession:
                     yield self._done(event.response, answer)
                     return
 
-    def _check(self, error: events.Error) -> None:
+    def _check(self, error: events.ServerFault) -> None:
         """Raise the error that the server reports, unless it is about something that has no effect."""
         about = error.event_id or ""
         if about.startswith((_DELETES, _CANCELS)) or error.code == "response_cancel_not_active":
@@ -260,7 +260,7 @@ class RealtimeSession:
             raise ModelError(f"{SERVER} does not accept this: {said}")
         raise RemoteError(f"{SERVER} reports an error: {said}")
 
-    def _done(self, response: events.Response, answer: _Known) -> ReplyDone:
+    def _done(self, response: events.ResponseState, answer: _Known) -> ReplyDone:
         if response.status == "failed":
             raise RemoteError(f"{SERVER} failed in its answer: {events.why_failed(response)}")
         answer.is_whole = response.status in ("completed", "incomplete", "")

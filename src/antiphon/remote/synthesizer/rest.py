@@ -206,8 +206,8 @@ def _bytes_of(text: str) -> bytes:
 
 def _told(parameters: str, headers: Mapping[str, str], raw: SampleFormat) -> SampleFormat:
     """Return the format of samples, with the rate and the channels that an answer's headers tell."""
-    told = dict(re.findall(r"\b(rate|channels)=\"?(\d{1,7})", parameters))
-    rate = told.get("rate") or next((headers[name] for name in _RATE_HEADERS if name in headers), "")
+    stated = dict(re.findall(r"\b(rate|channels)=\"?(\d{1,7})", parameters))
+    rate = stated.get("rate") or next((headers[name] for name in _RATE_HEADERS if name in headers), "")
     return SampleFormat(
-        int(rate) if rate.isdecimal() and len(rate) < 8 else raw.rate_hz, int(told.get("channels", raw.channels))
+        int(rate) if rate.isdecimal() and len(rate) < 8 else raw.rate_hz, int(stated.get("channels", raw.channels))
     )

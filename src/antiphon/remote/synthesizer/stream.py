@@ -66,6 +66,7 @@ class _Done(msgspec.Struct, tag="input.done"):
 class _Message(msgspec.Struct):
     """Any message of the server."""
 
+    # The name of the message.
     type: str = ""
     # Of a text that begins: the format of its samples. Missing: 24 kHz, mono.
     sample_rate: int | None = None

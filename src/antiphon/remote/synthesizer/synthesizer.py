@@ -27,8 +27,6 @@ from antiphon.settings import RemoteSettings, SpeechSettings
 
 log = logging.getLogger(__name__)
 
-# The schemes of the servers' URLs.
-SCHEMES = ("http", "https", "ws", "wss")
 # The ends of URLs, which are optional over HTTP.
 REST_PATH, STREAM_PATH = "/audio/speech", "/audio/speech/stream"
 # The name that stands for a server's own voice, which is not sent to it.

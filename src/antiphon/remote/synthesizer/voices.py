@@ -76,11 +76,11 @@ def _voices_in(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (), ()
     names, languages = list[str](), list[str]()
     for entry in (found.voices if isinstance(found, _Voices) else found)[:MAX_VOICES]:
-        told = entry if isinstance(entry, dict) else {"id": entry}
-        name = told.get("id") or told.get("voice_id") or told.get("name")
+        fields = entry if isinstance(entry, dict) else {"id": entry}
+        name = fields.get("id") or fields.get("voice_id") or fields.get("name")
         if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS:
             names.append(name)
-            own = told.get("languages")
+            own = fields.get("languages")
             languages += [code for code in own if _is_code(code)] if isinstance(own, list) else []
     return tuple(dict.fromkeys(names)), tuple(dict.fromkeys(languages))[:MAX_LANGUAGES]
 
