@@ -8,6 +8,10 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
+# The level of a voice is measured in steps of STEP_S. A step is speech if its level is at most RANGE_DB below that of
+# the loud parts: the 95th percentile.
+STEP_S, RANGE_DB, LOUD_PERCENT = 0.01, 40.0, 95
+
 
 async def split_at_quiet(slabs: AsyncIterable[Pcm], length_s: float, slack_s: float) -> AsyncIterator[tuple[int, Pcm]]:
     """Split audio that arrives in slabs of any length into parts of at most `length_s` seconds.
@@ -62,3 +66,20 @@ def spread_over_sound(weights: Sequence[float], pcm: Pcm) -> list[float]:
     ends, sums = np.flatnonzero(voiced), np.concatenate(([0.0], np.cumsum(weights)))
     edges = sums / max(sums[-1], 1e-9) * (len(ends) - 1)
     return [float(t) for t in ends[np.rint(edges).astype(int)] * _FRAME_SAMPLES / SAMPLE_RATE_HZ]
+
+
+def speech_stretches(pcm: Pcm, rate_hz: int) -> list[tuple[float, float]]:
+    """Return the beginning and the end of each stretch of speech, in seconds; empty for silence.
+
+    For the clean audio of a synthesizer. Pauses of less than STEP_S are not found. `pcm`: float32 [num_samples], at
+    `rate_hz`.
+    """
+    step = round(STEP_S * rate_hz)
+    num_steps = len(pcm) // step
+    if not num_steps:
+        return []
+    levels = np.square(pcm[: num_steps * step].reshape(num_steps, step)).mean(1)
+    floor = np.percentile(levels, LOUD_PERCENT) * 10 ** (-RANGE_DB / 10)
+    speaks = np.concatenate(([False], levels > floor, [False]))
+    edges = np.flatnonzero(speaks[1:] != speaks[:-1]) * STEP_S
+    return [(float(start_s), float(end_s)) for start_s, end_s in zip(edges[::2], edges[1::2], strict=True)]

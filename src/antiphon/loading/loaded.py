@@ -202,12 +202,13 @@ class LoadedModels:
                 TRIALS.start()
             if self.language_model and not self.language_model.profile.remote:
                 group.start_soon(_warm_language_model, self.language_model)
-            if self.synthesizer:
+            if self.synthesizer and not self.synthesizer.profile.remote:
                 group.start_soon(_warm_synthesizer, self.synthesizer)
             if native := getattr(self.conversation_model, "native", None):
                 group.start_soon(_warm_native, native)
-            if self.conversation_model and self.conversation_model.profile.accepts_media:
-                group.start_soon(_warm_conversation_model, self.conversation_model)
+            partner = self.conversation_model
+            if partner and partner.profile.accepts_media and not partner.profile.remote:
+                group.start_soon(_warm_conversation_model, partner)
 
     def close(self) -> None:
         """Stop the workers of all models. Running steps finish first; jobs that wait in the lanes are dropped."""

@@ -157,7 +157,7 @@ def load(
     for remote in everything:
         if isinstance(remote, RemoteModel):
             loaded = remote_model(settings, remote)
-            by_role[remote.role] = loaded
+            by_role[remote.role] = ReadingVoice(loaded) if remote.role == "synthesizer" else loaded
             pools += pools_of(loaded)
             names.append(remote.id)
     # Models that use others are loaded last.
@@ -284,7 +284,7 @@ def _with_fallback(
     """
     how = settings.speech.fallback_voice
     spec = next((s for s in SPECS.values() if s.role == "fallback"), None)
-    if spec is None or how == "off" or main.profile.streams_text:
+    if spec is None or how == "off" or main.profile.streams_text or not main.profile.languages:
         return main, None
     try:
         fallback = _imported(spec.model)(_lane_options(settings, "fallback", observe))

@@ -14,7 +14,14 @@ from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.placement import engine_servers, placement
-from antiphon.remote.address import TRANSCRIBER, ServerAddress, is_address, parse_address
+from antiphon.remote.address import (
+    CONVERSATION_MODEL,
+    SYNTHESIZER,
+    TRANSCRIBER,
+    ServerAddress,
+    is_address,
+    parse_address,
+)
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings
 from antiphon.store import MODELS, Model
@@ -109,10 +116,10 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.models.speaker_model and "speaker" in roles:
         models.append(_registered("speaker", settings.models.speaker_model, "--speaker-model"))
     if settings.engine.conversation_model and "conversation_model" in roles:
-        conversation_model = _checkpoint("conversation_model", settings.engine.conversation_model)
-        if spec_of(conversation_model).language_model and not language:
-            # The conversation model also serves as the language model.
-            models = _without(models, "language")
+        conversation_model = _conversation_model(settings.engine.conversation_model)
+        if not isinstance(conversation_model, LocalModel) or spec_of(conversation_model).language_model:
+            # The conversation model also serves as the language model, or stands in its place.
+            models = models if language else _without(models, "language")
         models.append(conversation_model)
     if settings.engine.video_model and "video_model" in roles:
         models.append(_checkpoint("video_model", settings.engine.video_model))
@@ -174,7 +181,7 @@ def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selec
         models = _without(models, "synthesizer")
         if synthesizer != "none":
             models.append(_synthesizer(synthesizer))
-    if not voices or synthesizer == "none":
+    if not voices or synthesizer == "none" or is_address(synthesizer):
         return models
     (speaker,) = (m for m in models if m.role == "synthesizer" and not isinstance(m, RemoteModel))
     if not spec_of(speaker).takes_voices:
@@ -208,7 +215,10 @@ def _partials(name: str, transcriber: Model | LocalModel) -> Model:
     return model
 
 
-def _synthesizer(name: str) -> Model | LocalModel:
+def _synthesizer(name: str) -> Selected:
+    if is_address(name):
+        address = parse_address(name, "--synthesizer", schemes=SYNTHESIZER, variable="ANTIPHON_SYNTHESIZER_KEY")
+        return RemoteModel(address.model, address, "synthesizer")
     if (Path(name).expanduser() / "config.json").is_file():
         return _checkpoint("synthesizer", name)
     return _registered("synthesizer", name, "--synthesizer")
@@ -236,6 +246,13 @@ def _language_model(name: str) -> Selected:
             f"--language-model {name}: no model of that name (antiphon pull --list), no such folder or file"
         )
     return LocalModel(path.stem if path.is_file() else path.name, path, "language", _adapter("language", path))
+
+
+def _conversation_model(name: str) -> LocalModel | RemoteModel:
+    if not is_address(name):
+        return _checkpoint("conversation_model", name)
+    address = parse_address(name, "--conversation-model", schemes=CONVERSATION_MODEL)
+    return RemoteModel(address.model, address, "conversation_model")
 
 
 _FLAG_ENDS = {"language": "-model", "turn": "-detector", "backchannel": "-detector"}

@@ -7,7 +7,9 @@ from typing import Any
 from antiphon.loading.placement import remote_key
 from antiphon.loading.selection import RemoteModel
 from antiphon.remote.chat.language import RemoteLanguageModel
+from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.remote.pool import Pool
+from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
 from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.settings import Settings
 
@@ -19,6 +21,10 @@ def remote_model(settings: Settings, model: RemoteModel) -> Any:
     or an unreadable key file, and ModelError if the servers do not accept the key or do not serve the model.
     """
     key = remote_key(settings, model.role)
+    if model.role == "conversation_model":
+        return RemoteConversationModel(model.address, key, settings.remote)
+    if model.role == "synthesizer":
+        return RemoteSynthesizer(model.address, key, settings.speech, settings.remote)
     if model.role == "transcriber":
         return RemoteTranscriber(model.address, key, settings.remote)
     return RemoteLanguageModel(model.address, key, settings.remote, settings.engine.context_tokens)

@@ -305,7 +305,7 @@ class EngineOptions:
         "",
         "Conversation model, instead of the language model and the voice: the folder of a Qwen3-Omni or Qwen2.5-Omni "
         "checkpoint, which hears, sees, writes and speaks, or of a MiniCPM-o 4.5 checkpoint, which takes turns by "
-        "itself.",
+        "itself; or `URL#MODEL` of servers with the OpenAI Realtime API.",
         also="partner",
     )
     video_model: str = option(
@@ -395,11 +395,27 @@ class SpeechSettings:
     """The section `[speech]`: the synthesizer, its voices, and the timeouts of speech streams."""
 
     synthesizer: str = option(
-        "", "Speech synthesizer: a name from `antiphon pull --list`, a checkpoint's folder (Qwen3-TTS), or `none`."
+        "",
+        "Speech synthesizer: a name from `antiphon pull --list`, a checkpoint's folder (Qwen3-TTS), `URL#MODEL` of a "
+        "server that speaks, or `none`.",
+    )
+    synthesizer_format: str = option(
+        "wav",
+        "Format in which a voice's server is asked for audio: `wav`, whose header tells the rate, `pcm`, or `sse` "
+        "(events with PCM). An answer in another of these formats is read too.",
+        choices=("wav", "pcm", "sse"),
+    )
+    synthesizer_rate: int = option(
+        24000,
+        "Rate in Hz of the audio that a voice's server sends without telling its rate. Audio of another rate is "
+        "resampled to it.",
+        low=8000,
+        high=48000,
     )
     voices: tuple[str, ...] = option(
         (),
-        "Voice to load in addition to the default one (`emma`, `fenrir`, `fable`, `kore`, `all`); repeat for several.",
+        "Voice to load in addition to the default one (`emma`, `fenrir`, `fable`, `kore`, `all`); repeat for several. "
+        "Of a server: the voices to use, the default first.",
         flag="voice",
     )
     voices_per_key: int = option(

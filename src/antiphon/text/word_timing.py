@@ -4,6 +4,7 @@ letters of each word and the typical pace of speech.
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Callable, Sequence
 
@@ -35,9 +36,21 @@ class WordPacer:
         """
         self._text += text
 
-    def advance(self, length_s: float) -> tuple[Word, ...]:
+    @property
+    def rest(self) -> str:
+        """The text whose words have no times yet."""
+        return self._text
+
+    @property
+    def timed_s(self) -> float:
+        """The end of the last word that has a time, in seconds from the start of the audio."""
+        return self._timed_s
+
+    def advance(self, length_s: float, until_s: float = math.inf) -> tuple[Word, ...]:
         """Add `length_s` seconds of audio, and return the words that end within the audio so far, in order, each once.
         Times are seconds from the start of the audio.
+
+        Words that end after `until_s` are kept for a later call. Their times are more accurate when all audio is known.
         """
         self._audio_s += length_s
         out: list[Word] = []
@@ -47,23 +60,30 @@ class WordPacer:
             if not rest and not _is_ideograph(word):
                 break
             end_s = self._timed_s + _length_s(word)
-            if end_s > self._audio_s:
+            if end_s > min(self._audio_s, until_s):
                 break
             if not pause_s(word):
                 out.append(Word(word, self._timed_s, end_s, 1.0))
             self._text, self._timed_s = rest, end_s
         return tuple(out)
 
-    def finish(self) -> tuple[Word, ...]:
+    def finish(self, stretches: Sequence[tuple[float, float]] = ()) -> tuple[Word, ...]:
         """Return the remaining words, stretched or compressed over the remaining audio, so that the last word ends with
         the audio. After that, the next text may be fed, whose times continue from there.
+
+        `stretches`: the beginning and the end of each stretch of speech in the audio, in seconds. The words then divide
+        the remaining speech instead, without its pauses.
         """
         words = list[str]()
         while word := _first_word(self._text):
             words.append(word)
             self._text = self._text[self._text.index(word) + len(word) :]
         start_s = min(self._timed_s, self._audio_s)
-        out = [w for w in spread_words(words, start_s, self._audio_s - start_s, _length_s) if not pause_s(w.text)]
+        left = [(max(from_s, start_s), to_s) for from_s, to_s in stretches if to_s > start_s]
+        if left and not any(map(pause_s, words)):
+            out = _spread_over_speech(words, left)
+        else:
+            out = [w for w in spread_words(words, start_s, self._audio_s - start_s, _length_s) if not pause_s(w.text)]
         self._text, self._timed_s = "", self._audio_s
         return tuple(out)
 
@@ -82,6 +102,23 @@ def spread_words(
         out.append(Word(word, at_s, end_s, 1.0))
         at_s = end_s
     return out
+
+
+def _spread_over_speech(words: Sequence[str], stretches: Sequence[tuple[float, float]]) -> list[Word]:
+    """Return `words` with times. They divide the stretches of speech in proportion to their lengths."""
+    whole = sum(to_s - from_s for from_s, to_s in stretches)
+    found, ends = list[Word](), iter(stretches)
+    from_s, to_s = next(ends)
+    # The speech before the current stretch, and the end of the last word.
+    before_s, start_s = 0.0, from_s
+    for word in spread_words(words, 0.0, whole, _length_s):
+        while word.end_s > before_s + (to_s - from_s) + 1e-9 and (following := next(ends, None)):
+            before_s += to_s - from_s
+            from_s, to_s = following
+        end_s = min(to_s, from_s + word.end_s - before_s)
+        found.append(Word(word.text, start_s, end_s, 1.0))
+        start_s = end_s
+    return found
 
 
 def _first_word(text: str) -> str:
