@@ -3,6 +3,7 @@
     antiphon bench turns [--data DIR] [--sections curve,barge-in,sounds,voices]
     antiphon bench turns --data DIR --sections full-duplex-bench --out FOLDER
     antiphon bench turns --data DIR --referee voicebench|hotato [--over semantic_vad,speech-to-speech] [--calls N]
+    antiphon bench turns --items DIR [--turn-detector DETECTORS]
 
 - `curve`: Smart Turn alone and the end-of-turn model, by eagerness, over the pauses of bench/results/turns-pauses.json,
   of speakers that the model was not fitted to. It needs no server and no audio. bench/turn_taking/pauses.py creates
@@ -15,6 +16,7 @@
   named.
 
 With `--referee`, a caller of another project measures this server and peers instead (bench/referees).
+With `--items`, the turn detector is measured on turns of eot-bench or TurnBench (bench/turn_taking/items.py).
 
 All sections except `curve` play real recordings in real time to a real server with the default models, with the
 defaults of each mode of turn-taking. Intervals are 95 % intervals: Wilson's for shares, from a bootstrap over trials
@@ -39,6 +41,7 @@ from bench.referees.measure import REFEREES, referee
 from bench.referees.servers import NAMES
 from bench.turn_taking.curve import curve
 from bench.turn_taking.interruptions import barge_in
+from bench.turn_taking.items import items
 from bench.turn_taking.sounds import over_an_answer
 from bench.turn_taking.voices import voices
 
@@ -86,6 +89,8 @@ def main() -> None:
     parser.add_argument(
         "--referee", choices=tuple(REFEREES), help="measure with this package's caller, not by sections"
     )
+    parser.add_argument("--items", type=Path, help="measure the turn detector on a folder of eot-bench or TurnBench")
+    parser.add_argument("--turn-detector", default="", help="`--items`: as in antiphon serve")
     parser.add_argument("--over", default=",".join(NAMES), help="`--referee`: the servers [%(default)s]")
     parser.add_argument("--calls", type=int, default=6, help="`--referee`: calls with each server")
     args = parser.parse_args()
@@ -94,6 +99,10 @@ def main() -> None:
         if unknown := set(over) - set(NAMES):
             parser.error(f"--over: there is no server {', '.join(sorted(unknown))}. It takes {', '.join(NAMES)}")
         print(f"\nwritten: {referee(args.referee, args.data, over, args.calls)}")
+        return
+    if args.items:
+        found = items(args.items, args.turn_detector)
+        print(f"\nwritten: {save(f'turns-items-{args.items.name}', {'machine': machine(), 'items': found})}")
         return
     wanted = args.sections.split(",")
     if unknown := set(wanted) - set(SECTIONS):

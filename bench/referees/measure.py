@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.common import HERE, machine, save, show
+from bench.common import HERE, RESULTS, machine, save, show
 from bench.house import git
 from bench.referees import hotato, voicebench
 from bench.referees.calls import Line, calls
@@ -31,7 +31,11 @@ def referee(name: str, data: Path, over: Sequence[str], count: int) -> Path:
     Servers that are not named in `over` keep their last results.
     """
     script = calls(data, count)
-    facts = {"machine": machine(), "data": data.name, "commit": git(HERE.parent, "rev-parse", "--short", "HEAD")}
+    facts = {
+        "machine": machine(),
+        "data": data.name,
+        "commit": git(HERE.parent, "rev-parse", "--short", "HEAD").decode().strip(),
+    }
     rows, path = dict[str, dict[str, str]](), HERE
     for server in over:
         load_before = os.getloadavg()[0]
@@ -46,7 +50,7 @@ def referee(name: str, data: Path, over: Sequence[str], count: int) -> Path:
             rows[server] = row(result)
             result["calls"] = [[asdict(heard) for heard in one] for one in found]
         loads = {"load_before": load_before, "load_after": os.getloadavg()[0]}
-        path = save(f"referee-{name}", {server: facts | loads | result})
+        path = save(f"referee-{name}", {server: facts | loads | result}, RESULTS)
     if rows:
         show(f"{name}, {count} calls: seconds; 95 % intervals in parentheses", rows)
     return path
