@@ -92,13 +92,14 @@ def main() -> None:
     parser.add_argument("--items", type=Path, help="measure the turn detector on a folder of eot-bench or TurnBench")
     parser.add_argument("--turn-detector", default="", help="`--items`: as in antiphon serve")
     parser.add_argument("--over", default=",".join(NAMES), help="`--referee`: the servers [%(default)s]")
+    parser.add_argument("--keep", type=Path, help="`--referee`: a folder for the files of each call")
     parser.add_argument("--calls", type=int, default=6, help="`--referee`: calls with each server")
     args = parser.parse_args()
     if args.referee:
         over = args.over.split(",")
         if unknown := set(over) - set(NAMES):
             parser.error(f"--over: there is no server {', '.join(sorted(unknown))}. It takes {', '.join(NAMES)}")
-        print(f"\nwritten: {referee(args.referee, args.data, over, args.calls)}")
+        print(f"\nwritten: {referee(args.referee, args.data, over, args.calls, args.keep)}")
         return
     if args.items:
         found = items(args.items, args.turn_detector)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import tempfile
 import wave
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ OPERATIONS = {
 HEADER_BYTES = 8
 # The level from which a step of the loudspeaker is speech, and the seconds of silence after which speech has ended.
 SPEECH_DBFS, ENDED_S = -45.0, 1.0
-# Seconds after a line without a report, after which hotato is told not to wait any longer.
+# Seconds without a report, after which hotato gets a timeout.
 PATIENCE_S = 25.0
 # Seconds before a line in the recording that hotato scores, and the longest call.
 LEAD_S, CALL_S = 2.0, 300.0
@@ -138,14 +137,14 @@ class SessionServer:
         await socket.send(json.dumps({"schema": PROTOCOL, "type": "event", "event": event}))
 
 
-def call(lines: Sequence[Line], target: Target) -> list[Heard]:
-    """Hold one call, and return what hotato measured of each line. Raises RuntimeError if hotato ends with an error."""
-    with tempfile.TemporaryDirectory(prefix="referee-") as name:
-        folder = Path(name)
-        caller, began = asyncio.run(_call(lines, target, folder))
-        slices = _slices(caller, began, lines, folder)
-        _drive("score", slices, folder / "scores.json", folder)
-        scores = json.loads((folder / "scores.json").read_text())
+def call(lines: Sequence[Line], target: Target, folder: Path) -> list[Heard]:
+    """Hold one call, and return what hotato measured of each line. `folder` gets its files.
+
+    Raises RuntimeError if hotato ends with an error.
+    """
+    caller, began = asyncio.run(_call(lines, target, folder))
+    _drive("score", _slices(caller, began, lines, folder), folder / "scores.json", folder)
+    scores = json.loads((folder / "scores.json").read_text())
     return [heard(line, score) for line, score in zip(lines, scores, strict=False)]
 
 

@@ -70,7 +70,7 @@ def _end_of(text: str) -> str:
 def session(turn_detection: str | None) -> dict[str, Any]:
     """Return a session's configuration. None leaves the turn detection to the server."""
     audio: dict[str, Any] = {
-        "input": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}},
+        "input": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}, "transcription": {"model": "whisper-1"}},
         "output": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}},
     }
     if turn_detection:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ PATIENCE_MS, CALL_MS = 30_000, 240_000
 
 
 def scenario(lines: Sequence[Line], target: Target, folder: Path) -> Path:
-    """Write the recordings of a call and its scenario into a folder. Return the scenario's path.
+    """Write the recordings of a call and its scenario into a folder, which gets its events, too. Return its path.
 
     A scenario is YAML, of which JSON is a part.
     """
@@ -55,7 +54,11 @@ def scenario(lines: Sequence[Line], target: Target, folder: Path) -> Path:
         "vad": {"agent": {"min_silence_ms": SENTENCE_GAP_MS}},
         "adapter": {
             "type": "realtime:RealtimeAdapter",
-            "options": {"url": target.url.replace("http", "ws", 1) + CONVERSATION, "configuration": target.session},
+            "options": {
+                "url": target.url.replace("http", "ws", 1) + CONVERSATION,
+                "configuration": target.session,
+                "log": str(folder / "events.jsonl"),
+            },
         },
         "turns": turns,
     }
@@ -64,22 +67,23 @@ def scenario(lines: Sequence[Line], target: Target, folder: Path) -> Path:
     return path
 
 
-def call(lines: Sequence[Line], target: Target) -> list[Heard]:
-    """Hold one call, and return what voicebench heard of each line. Raises RuntimeError if it could not connect."""
+def call(lines: Sequence[Line], target: Target, folder: Path) -> list[Heard]:
+    """Hold one call, and return what voicebench heard of each line. `folder` gets its files.
+
+    Raises RuntimeError if voicebench ends with an error.
+    """
     python = environment("voicebench")
-    with tempfile.TemporaryDirectory(prefix="referee-") as name:
-        folder = Path(name)
-        command = [str(python.parent / "voicebench"), "run", str(scenario(lines, target, folder))]
-        done = subprocess.run(
-            [*command, "--out", str(folder), "--format", "json", "--quiet"],
-            env=os.environ | {"PYTHONPATH": str(ADAPTER)},
-            capture_output=True,
-            text=True,
-            timeout=2 * CALL_MS / 1000,
-        )
-        if done.returncode:
-            raise RuntimeError(f"voicebench ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
-        report = json.loads((folder / "report.json").read_text())
+    command = [str(python.parent / "voicebench"), "run", str(scenario(lines, target, folder))]
+    done = subprocess.run(
+        [*command, "--out", str(folder), "--format", "json", "--quiet"],
+        env=os.environ | {"PYTHONPATH": str(ADAPTER)},
+        capture_output=True,
+        text=True,
+        timeout=2 * CALL_MS / 1000,
+    )
+    if done.returncode:
+        raise RuntimeError(f"voicebench ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+    report = json.loads((folder / "report.json").read_text())
     return heard(report["sessions"][0], lines)
 
 

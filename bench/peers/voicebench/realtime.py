@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 from voicebench import audio
@@ -19,12 +20,16 @@ TRANSCRIBED = "conversation.item.input_audio_transcription.completed"
 
 
 class RealtimeAdapter(WebSocketAdapter):
-    """A session of the Realtime API. `configuration` is sent as its first `session.update`."""
+    """A session of the Realtime API. `configuration` is sent as its first `session.update`.
+
+    `log`: a file that gets each event of the server without its audio, with the second at which it came; "": none.
+    """
 
     name: ClassVar[str] = "realtime"
 
-    def __init__(self, configuration: dict[str, Any], **options: Any) -> None:
+    def __init__(self, configuration: dict[str, Any], log: str = "", **options: Any) -> None:
         super().__init__(**options)
+        self._log = Path(log) if log else None
         self._configuration = configuration
         self._answers: list[str] = []
         # The item that plays, its seconds so far, and the time at which all of it will have been played.
@@ -51,6 +56,10 @@ class RealtimeAdapter(WebSocketAdapter):
     def handle_text(self, message: str, now: float) -> None:
         event = json.loads(message)
         kind = event["type"]
+        if self._log:
+            row = {"at_s": round(now, 3)} | {name: value for name, value in event.items() if name != "delta"}
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
         if kind == "response.output_audio.delta":
             self._play(event, audio.from_pcm16(base64.b64decode(event["delta"])), now)
         elif kind == "input_audio_buffer.speech_started":

@@ -26,11 +26,13 @@ class _Config(msgspec.Struct, kw_only=True):
 
     # The rate of the audio that the encoder takes, in samples a second. Only 16 kHz is supported.
     rate_hz: int = SAMPLE_RATE_HZ
-    # The .onnx file of the encoder, and its output with the frames; "": its only output.
+    # The .onnx file of the encoder.
     encoder: str = "encoder.onnx"
+    # The encoder's output with the frames; "": its only output.
     frames: str = ""
-    # The .onnx file of the head, and its output with the value; "": its only output.
+    # The .onnx file of the head.
     head: str = "head.onnx"
+    # The head's output with the value; "": its only output.
     output: str = ""
     # Whether the value is a logit, not a probability.
     is_logit: bool = False
