@@ -284,7 +284,7 @@ class Listener:
                 if window.id != window_id:
                     before, window_id = f"{before} {last_text}".strip(), window.id
                 complete = await self.turn_detector.complete(window.pcm)
-                last_text = await self._text(window.pcm)
+                last_text = await self.text(window.pcm)
                 text = f"{before} {last_text}".strip()
                 pause = Pause(
                     recording.id,
@@ -309,7 +309,8 @@ class Listener:
             found.append(pause)
         return found
 
-    async def _text(self, pcm: Pcm) -> str:
+    async def text(self, pcm: Pcm) -> str:
+        """Return the transcript of 16 kHz audio; empty if it is no speech."""
         began = time.monotonic()
         hypothesis = await self.transcriber.decode(Window(pcm, final=True))
         self.decode_s.append(time.monotonic() - began)

@@ -20,6 +20,7 @@ ADAPTERS = (
     "silero",
     "smart_turn",
     "turn_stream",
+    "encoder_head",
     "sound_backchannel",
     "resemblyzer",
     "qwen3_tts",

@@ -136,7 +136,7 @@ class NamedDetector:
     @property
     def is_remote(self) -> bool:
         """Whether the detector runs on another server."""
-        return self.name.startswith(("http://", "https://"))
+        return self.name.startswith(("http://", "https://", "ws://", "wss://"))
 
     @property
     def id(self) -> str:
