@@ -143,7 +143,7 @@ def _word_in_file(word: Word, timeline: SpeechTimeline) -> Word:
 
 
 async def segments_by_words(
-    parts: AsyncIterable[FileInfo | TranscriptSegment],
+    parts: AsyncIterable[FileInfo | TranscriptSegment], max_pause_s: float = MAX_PAUSE_S
 ) -> AsyncIterator[FileInfo | TranscriptSegment]:
     """Yield a transcriber's results, with its segments divided by `by_words` and renumbered."""
     number = 0
@@ -151,13 +151,13 @@ async def segments_by_words(
         if not isinstance(part, TranscriptSegment):
             yield part
             continue
-        for segment in by_words(part):
+        for segment in by_words(part, max_pause_s):
             yield replace(segment, id=number)
             number += 1
 
 
-def by_words(segment: TranscriptSegment) -> list[TranscriptSegment]:
-    """Divide a segment at pauses of MAX_PAUSE_S and more. Each part lasts from the start of its first word to the end
+def by_words(segment: TranscriptSegment, max_pause_s: float = MAX_PAUSE_S) -> list[TranscriptSegment]:
+    """Divide a segment at pauses of `max_pause_s` and more. Each part lasts from the start of its first word to the end
     of its last word. Whisper's own times begin a segment up to 3 s before its speech if a pause precedes it.
 
     The texts of the parts add up to the segment's text. A segment without words stays as it is. The parts of a divided
@@ -166,7 +166,7 @@ def by_words(segment: TranscriptSegment) -> list[TranscriptSegment]:
     words = segment.words
     if not words:
         return [segment]
-    pauses = [k for k in range(1, len(words)) if words[k].start_s - words[k - 1].end_s >= MAX_PAUSE_S]
+    pauses = [k for k in range(1, len(words)) if words[k].start_s - words[k - 1].end_s >= max_pause_s]
     offsets = _offsets(segment.text, words)
     firsts = [0, *(k for k in pauses if offsets[k] is not None)]
     parts = []
