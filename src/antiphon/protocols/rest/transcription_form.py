@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.data_uri import decode_base64, split_data_uri
 from antiphon.events.transcription import ServerVad
 from antiphon.protocols.fields import nearest, unknown_parameter
 from antiphon.protocols.model_names import language_code
@@ -28,16 +29,23 @@ FIELDS = (
     "channels",
     "chunking_strategy",
     "file",
+    "known_speaker_names",
+    "known_speaker_references",
     "language",
+    "max_speakers",
     "model",
     "prompt",
     "response_format",
+    "speaker_labels",
+    "speakers",
     "stream",
     "temperature",
     "timestamp_granularities",
 )
 # Maximum number of characters of a speaker's name.
 MAX_NAME_CHARS = 64
+# Maximum number of speakers with references, as in OpenAI's service, and of speakers that can be asked for.
+MAX_KNOWN, MAX_SPEAKERS = 4, 99
 # Accepted spellings of true and false.
 TRUE, FALSE = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off", "null")
 # Values of `language` that request language detection.
@@ -70,12 +78,25 @@ class FileRequest:
     channels: ChannelMode = "mix"
     # The names of the persons on the channels, in the order of the channels.
     channel_names: tuple[str, ...] = ()
+    # Whether subtitles and `verbose_json` tell who speaks.
+    speaker_labels: bool = False
+    # The number of speakers; None: it is found out.
+    speakers: int | None = None
+    # The largest number of speakers; None: there is no limit.
+    max_speakers: int | None = None
+    # The names of speakers with references, each with the encoded audio of the reference.
+    known_speakers: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def tells_speakers(self) -> bool:
+        """Whether the answer tells who speaks, also if the channels do not."""
+        return self.format == "diarized_json" or self.speaker_labels
 
     @property
     def needs_word_times(self) -> bool:
         """Whether the answer needs word times: for words, segments, subtitles or the order of several channels."""
         timed = self.format in ("verbose_json", "srt", "vtt") and not self.stream
-        return timed or self.format == "diarized_json" or self.channels != "mix"
+        return timed or self.tells_speakers or self.channels != "mix"
 
 
 def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRequest:
@@ -102,6 +123,16 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
         raise RemoteProtocolError(
             "invalid_value", "timestamp_granularities needs response_format verbose_json.", "timestamp_granularities"
         )
+    speaker_labels = _flag(one.get("speaker_labels", ""), "speaker_labels")
+    if speaker_labels and form in ("json", "text"):
+        raise RemoteProtocolError(
+            "invalid_value",
+            "speaker_labels needs response_format diarized_json, verbose_json, srt or vtt.",
+            "speaker_labels",
+        )
+    if speaker_labels and form != "diarized_json" and _flag(one.get("stream", ""), "stream"):
+        message = "A stream tells speakers only with response_format diarized_json."
+        raise RemoteProtocolError("invalid_value", message, "speaker_labels")
     return FileRequest(
         model=one["model"],
         format=form,
@@ -114,6 +145,10 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
         speech_detection=_speech_detection(one),
         channels=_channel_mode(one.get("channels", "mix")),
         channel_names=_names(fields, "channel_names"),
+        speaker_labels=speaker_labels,
+        speakers=_count(one.get("speakers", ""), "speakers"),
+        max_speakers=_count(one.get("max_speakers", ""), "max_speakers"),
+        known_speakers=_known_speakers(fields),
     )
 
 
@@ -143,6 +178,37 @@ def _names(fields: dict[str, list[str]], name: str) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise RemoteProtocolError("invalid_value", f"Invalid {name}: two names are equal.", name)
     return names
+
+
+def _count(text: str, name: str) -> int | None:
+    if not text.strip():
+        return None
+    if not text.strip().isdecimal() or not 1 <= int(text) <= MAX_SPEAKERS:
+        message = f"Invalid {name}: '{text[:MAX_NAME_CHARS]}'. Expected 1 to {MAX_SPEAKERS}."
+        raise RemoteProtocolError("invalid_value", message, name)
+    return int(text)
+
+
+def _known_speakers(fields: dict[str, list[str]]) -> tuple[tuple[str, bytes], ...]:
+    """Return the names of known speakers, each with its reference. The references are not decoded as audio yet."""
+    names, param = _names(fields, "known_speaker_names"), "known_speaker_references"
+    references = _repeated(fields, param)
+    if len(names) != len(references):
+        message = f"There are {len(names)} known_speaker_names and {len(references)} known_speaker_references."
+        raise RemoteProtocolError("invalid_value", message, param)
+    if len(names) > MAX_KNOWN:
+        raise RemoteProtocolError("invalid_value", f"At most {MAX_KNOWN} speakers can be known.", "known_speaker_names")
+    found = []
+    for name, reference in zip(names, references, strict=True):
+        header, body = split_data_uri(reference)
+        try:
+            if not header.endswith(";base64"):
+                raise ValueError("expected a data URL with base64")
+            found.append((name, decode_base64(body)))
+        except ValueError as error:
+            message = f"The reference of '{name}' is invalid: {error}."
+            raise RemoteProtocolError("invalid_value", message, param) from None
+    return tuple(found)
 
 
 def _channel_mode(text: str) -> ChannelMode:

@@ -5,6 +5,7 @@ A file may hold hours of audio in a few kilobytes, so it is decoded in slabs as 
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, closing
@@ -17,12 +18,12 @@ from starlette.responses import Response
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.channels import MAX_MIXED
-from antiphon.audio.containers import OneChannel, SkippedAudio, decode_in_slabs, measure_s
+from antiphon.audio.containers import OneChannel, SkippedAudio, decode_beginning, decode_in_slabs, measure_s
 from antiphon.audio.file_parts import view_of
 from antiphon.contracts import FileInfo, FileOptions, Transcriber, TranscriptionTask, TranscriptSegment
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import transcriptions as openai_rest
-from antiphon.protocols.rest.transcription_form import FileRequest, parse_form
+from antiphon.protocols.rest.transcription_form import MAX_KNOWN, FileRequest, parse_form
 from antiphon.server.access_log import current_request
 from antiphon.server.http.auth import identify
 from antiphon.server.http.body import FORM_BYTES, limited_form
@@ -30,14 +31,18 @@ from antiphon.server.http.disconnect import HeldStream, unless_disconnected
 from antiphon.server.http.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 from antiphon.sessions.transcription.file_channels import CHANNEL_PAUSE_S, Parts, channels_to_hear, in_order, surveyed
+from antiphon.sessions.transcription.file_speakers import FileVoices, UnfitReference, known_voice
 from antiphon.sessions.transcription.file_speech import FILE_VAD, segments_by_words, transcribe_speech
 from antiphon.shares.threads import FILE_THREADS, in_thread
+from antiphon.turns.voices.speakers import SpeakerHints
 
 MAX_FIELDS = 40
 # Seconds of audio that are decoded at a time. They take 2 MB, and about 50 ms.
 SLAB_S = 30.0
 # The response header with the seconds of a damaged file that could not be decoded.
 SKIPPED_HEADER = "antiphon-skipped-seconds"
+# Seconds of a reference that are used, and maximum bytes of its form field.
+MAX_REFERENCE_S, REFERENCE_BYTES = 10.0, 1 << 20
 NO_SPEAKERS = (
     "No speaker model is loaded, so nobody can be told apart by voice: start the server with "
     "`antiphon serve --speaker-model resemblyzer`. For a file with one person on each channel, `channels=separate` "
@@ -84,12 +89,14 @@ class _Transcript:
     - `state`, `asked`, `options`: the server, the request, and how to transcribe.
     - `skipped`: counts the audio that could not be decoded.
     - `channels`: what became of the channels, if they are transcribed one by one.
+    - `voices`: finds out who says what, if speakers are told apart by voice.
     """
 
     def __init__(self, state: ServerState, asked: FileRequest, options: FileOptions) -> None:
         self.state, self.asked, self.options = state, asked, options
         self.skipped = SkippedAudio()
         self.channels: list[openai_rest.ChannelNote] = []
+        self.voices: FileVoices | None = None
 
     async def parts(self, file: BinaryIO, stack: AsyncExitStack) -> Parts:
         """Return the segments of a file, then its FileInfo. `stack` ends the transcription. Raises BodyTooLarge."""
@@ -98,8 +105,8 @@ class _Transcript:
             facts = await surveyed(file, partial(in_thread, places=FILE_THREADS))
             heard = channels_to_hear(facts, self.asked.channels, self.asked.channel_names)
         if heard is None:
-            if self.asked.format == "diarized_json":
-                raise RemoteProtocolError("model_not_found", NO_SPEAKERS, "response_format")
+            if self.asked.tells_speakers:
+                self.voices = await self._listener()
             return segments_by_words(await self._of_audio(_slabs(self.state, file, self.skipped), stack))
         if len(heard) > MAX_MIXED:
             message = f"{len(heard)} channels have sounds of their own; at most {MAX_MIXED} are transcribed separately."
@@ -116,14 +123,38 @@ class _Transcript:
             made[name] = segments_by_words(await self._of_audio(slabs, stack), CHANNEL_PAUSE_S)
         return in_order(made)
 
+    async def _listener(self) -> FileVoices:
+        """Return what finds out who speaks. Raises RemoteProtocolError without a model, or for an unfit reference."""
+        models, asked = self.state.loaded(), self.asked
+        model = models.speaker_model
+        clustering = model.profile.clustering if model else None
+        if model is None or clustering is None:
+            param = "response_format" if asked.format == "diarized_json" else "speaker_labels"
+            raise RemoteProtocolError("model_not_found", NO_SPEAKERS, param)
+        known = []
+        for name, reference in asked.known_speakers:
+            try:
+                pcm = await in_thread(
+                    decode_beginning, io.BytesIO(reference), SAMPLE_RATE_HZ, MAX_REFERENCE_S, places=FILE_THREADS
+                )
+                known.append(await known_voice(name, pcm, model, clustering, models.required_vad))
+            except (MediaError, UnfitReference) as error:
+                message = f"The reference of '{name}' cannot be used: {error}."
+                raise RemoteProtocolError("invalid_value", message, "known_speaker_references") from None
+        return FileVoices(model, clustering, SpeakerHints(tuple(known), asked.speakers, asked.max_speakers))
+
     async def _of_audio(self, slabs: AsyncGenerator[Pcm, None], stack: AsyncExitStack) -> Parts:
         models = self.state.loaded()
+        transcriber = models.required_transcriber
         await stack.enter_async_context(aclosing(slabs))
         if self.asked.speech_detection is None:
-            parts = models.required_transcriber.transcribe(slabs, self.options)
+            if self.voices:
+                slabs = await stack.enter_async_context(aclosing(self.voices.heard(slabs)))
+            parts = transcriber.transcribe(slabs, self.options)
         else:
             vad = FILE_VAD if self.asked.speech_detection == "auto" else self.asked.speech_detection
-            parts = transcribe_speech(models.required_transcriber, models.required_vad, slabs, self.options, vad)
+            listener = self.voices.hear if self.voices else None
+            parts = transcribe_speech(transcriber, models.required_vad, slabs, self.options, vad, listener)
         await stack.enter_async_context(aclosing(parts))  # type: ignore[type-var]
         return parts
 
@@ -135,7 +166,13 @@ async def _read(
     max_bytes = state.settings.audio.max_file_bytes
     too_large = BodyTooLarge(f"The file is larger than {max_bytes} bytes.", "file_too_large", "file")
     form = await stack.enter_async_context(
-        limited_form(request, max_bytes + FORM_BYTES, max_fields=MAX_FIELDS, error=too_large)
+        limited_form(
+            request,
+            max_bytes + FORM_BYTES + MAX_KNOWN * REFERENCE_BYTES,
+            max_fields=MAX_FIELDS,
+            error=too_large,
+            max_field_bytes=REFERENCE_BYTES,
+        )
     )
     fields: dict[str, list[str]] = {}
     for key, value in form.multi_items():
@@ -183,6 +220,8 @@ async def _whole(parts: Parts, transcript: _Transcript) -> Response:
             segments.append(part)
         else:
             info = part
+    if transcript.voices:
+        segments = await transcript.voices.labelled(segments)
     transcript.state.metrics.measure("file", time.monotonic() - started_s)
     media_type, text = openai_rest.body(
         transcript.asked, options.task, info, segments, skipped.seconds, transcript.channels
@@ -194,6 +233,7 @@ async def _whole(parts: Parts, transcript: _Transcript) -> Response:
 async def _events(parts: Parts, transcript: _Transcript) -> AsyncIterator[str]:
     info, sent, num_tokens = FileInfo(transcript.options.language or "en", 0.0), "", 0
     is_diarized = transcript.asked.format == "diarized_json"
+    segments = list[TranscriptSegment]()
     try:
         async for part in parts:
             if not isinstance(part, TranscriptSegment):
@@ -203,9 +243,15 @@ async def _events(parts: Parts, transcript: _Transcript) -> AsyncIterator[str]:
             num_tokens += len(part.tokens)
             if text:
                 sent += text
-                yield openai_rest.delta_event(text, openai_rest.segment_id(part) if is_diarized else None)
-                if is_diarized:
+                # A voice is known at the end of the file, and may divide the segment then.
+                is_complete = is_diarized and transcript.voices is None
+                yield openai_rest.delta_event(text, openai_rest.segment_id(part) if is_complete else None)
+                if is_complete:
                     yield openai_rest.segment_event(part)
+                segments.append(part)
+        if transcript.voices:
+            for segment in await transcript.voices.labelled(segments):
+                yield openai_rest.segment_event(segment)
     except (ModelError, Refused) as error:
         yield openai_rest.error_event(str(error))
         return
