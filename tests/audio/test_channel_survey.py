@@ -106,7 +106,7 @@ def test_a_channel_is_decoded_without_the_crosstalk_of_the_other(call: Pcm, one:
         pcm = np.concatenate(list(decode(io.BytesIO(data), channel=OneChannel(channel, facts))))
         assert len(pcm) == pytest.approx(len(left), abs=200)
         assert np.mean(heard(speech, pcm)) > 0.95
-    # Whoever listens is silent.
+    # The side that listens is silent.
     end = np.concatenate(list(decode(io.BytesIO(data), channel=OneChannel(0, facts))))[len(one) + 1600 :]
     assert np.sqrt(np.mean(end**2)) < 0.1 * np.sqrt(np.mean((0.03 * other) ** 2))
 

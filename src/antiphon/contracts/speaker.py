@@ -48,22 +48,20 @@ class VoiceClustering:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerProfile:
-    """Facts of a speaker encoder.
+    """Facts of a speaker encoder."""
 
-    - `id`: the model's name. Vectors of encoders with different ids cannot be compared.
-    - `size`: the length of a vector.
-    - `least_s`: the shortest speech that gives a meaningful vector, in seconds.
-    - `thresholds`: at least one threshold, in ascending order of `shared_s`.
-    - `enrolled`: the thresholds for the similarity to the nearest take of an enrolled voice
-      (`turns/voices/enrolment.py`), which has many seconds of speech. Empty if `thresholds` also apply to such takes.
-    - `clustering`: how the voices of a recording are found. None if the encoder was not measured for this.
-    """
-
+    # The model's name. Vectors of encoders with different ids cannot be compared.
     id: str
+    # The length of a vector.
     size: int
+    # The shortest speech that gives a meaningful vector, in seconds.
     least_s: float
+    # At least one threshold, in ascending order of `shared_s`.
     thresholds: tuple[VoiceThreshold, ...]
+    # The thresholds for the similarity to the nearest take of an enrolled voice (`turns/voices/enrolment.py`), which has
+    # many seconds of speech. Empty if `thresholds` also apply to such takes.
     enrolled: tuple[VoiceThreshold, ...] = ()
+    # How the voices of a recording are found. None if the encoder was not measured for this.
     clustering: VoiceClustering | None = None
 
     def threshold(self, one_s: float, other_s: float, *, enrolled: bool = False) -> VoiceThreshold:

@@ -196,7 +196,7 @@ class TranscriptSegment:
     words: tuple[Word, ...] = ()
     # The tokens of each of the words; empty if the transcriber does not report them.
     word_tokens: tuple[tuple[int, ...], ...] = ()
-    # Who says it: a given name, or a label such as "A"; empty if speakers are not told apart. Transcribers leave it
+    # Who says it: a given name, or a label such as "A"; empty if speakers are not distinguished. Transcribers leave it
     # empty.
     speaker: str = ""
 

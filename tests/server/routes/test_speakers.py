@@ -104,7 +104,7 @@ def test_hints_are_followed(url: str) -> None:
         assert {s["speaker"] for s in answer["segments"]} == {"A"}
 
 
-def test_channels_that_are_no_call_are_told_apart_by_voice(url: str) -> None:
+def test_channels_that_are_no_call_are_distinguished_by_voice(url: str) -> None:
     answer = post(url, response_format="diarized_json", channels="auto").json()
     assert [s["speaker"] for s in answer["segments"]] == ["A", "B", "A"]
 

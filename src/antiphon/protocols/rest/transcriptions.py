@@ -90,7 +90,7 @@ class _VerboseSegment(msgspec.Struct):
     compression_ratio: float
     # Probability that the segment contains no speech.
     no_speech_prob: float
-    # Who says it, if speakers are told apart.
+    # Who says it, if speakers are distinguished.
     speaker: str | UnsetType = UNSET
 
 
@@ -303,7 +303,7 @@ def _sse(event: _TextDelta | _DiarizedSegment | _TextDone | _ErrorEvent) -> str:
 def srt(segments: Iterable[TranscriptSegment]) -> str:
     """Format SubRip subtitles: one cue per segment, numbered from 1, with times as HH:MM:SS,mmm.
 
-    If speakers are told apart, a cue begins with the speaker and a colon. Returns an empty string if there are no
+    If speakers are distinguished, a cue begins with the speaker and a colon. Returns an empty string if there are no
     segments.
     """
     return "".join(
@@ -319,7 +319,7 @@ def _spoken(segment: TranscriptSegment) -> str:
 def vtt(segments: Iterable[TranscriptSegment]) -> str:
     """Format WebVTT subtitles: one cue per segment, with times as HH:MM:SS.mmm.
 
-    If speakers are told apart, the text of a cue is in a voice tag, `<v A>`. Returns only the header if there are no
+    If speakers are distinguished, the text of a cue is in a voice tag, `<v A>`. Returns only the header if there are no
     segments.
     """
     cues = (f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{_voiced(s)}\n\n" for s in segments)

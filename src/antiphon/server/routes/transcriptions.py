@@ -44,7 +44,7 @@ SKIPPED_HEADER = "antiphon-skipped-seconds"
 # Seconds of a reference that are used, and maximum bytes of its form field.
 MAX_REFERENCE_S, REFERENCE_BYTES = 10.0, 1 << 20
 NO_SPEAKERS = (
-    "No speaker model is loaded, so nobody can be told apart by voice: start the server with "
+    "No speaker model is loaded, so voices cannot be distinguished: start the server with "
     "`antiphon serve --speaker-model resemblyzer`. For a file with one person on each channel, `channels=separate` "
     "needs no model."
 )
@@ -89,7 +89,7 @@ class _Transcript:
     - `state`, `asked`, `options`: the server, the request, and how to transcribe.
     - `skipped`: counts the audio that could not be decoded.
     - `channels`: what became of the channels, if they are transcribed one by one.
-    - `voices`: finds out who says what, if speakers are told apart by voice.
+    - `voices`: finds out who says what, if speakers are distinguished by voice.
     """
 
     def __init__(self, state: ServerState, asked: FileRequest, options: FileOptions) -> None:

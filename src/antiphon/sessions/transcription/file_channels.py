@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, closing
 from dataclasses import replace
 from itertools import count
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 from antiphon.audio.channel_survey import ChannelFacts
 from antiphon.audio.containers import survey_channels
@@ -16,8 +16,8 @@ from antiphon.contracts import FileInfo, TranscriptSegment, speaker_label
 CHANNEL_PAUSE_S = 0.5
 
 Parts = AsyncIterator[FileInfo | TranscriptSegment]
-# Runs a function in a thread.
-InThread = Callable[..., Any]
+# Runs a function in a thread, and returns its result.
+InThread = Callable[..., Awaitable[ChannelFacts | None]]
 
 
 async def surveyed(file: str | BinaryIO, in_thread: InThread) -> ChannelFacts:
