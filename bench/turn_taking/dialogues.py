@@ -41,9 +41,9 @@ class Turn:
     speaker: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dialogue:
-    """A mixed recording, float32 at 16 kHz, and who says what in it, in the order of the starts."""
+    """A recording, float32 at 16 kHz, and who says what in it, in the order of the starts."""
 
     name: str
     condition: str
