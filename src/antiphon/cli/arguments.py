@@ -33,6 +33,7 @@ BENCHMARKS = (
     "engine",
     "engines",
     "tts",
+    "speakers",
     "talk",
     "turns",
     "duplex",

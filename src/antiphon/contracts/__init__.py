@@ -66,6 +66,7 @@ from antiphon.contracts.transcription import (
     TuningLimits,
     Window,
     one_slab,
+    speaker_label,
     tuned,
 )
 from antiphon.contracts.turns import (
@@ -154,5 +155,6 @@ __all__ = [
     "VoiceThreshold",
     "Window",
     "one_slab",
+    "speaker_label",
     "tuned",
 ]
