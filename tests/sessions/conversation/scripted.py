@@ -168,8 +168,8 @@ class PlayedTurns:
 
     async def claim_floor(self) -> None:
         """Let the speech sound as if it claims the floor, as the listener judges it when audio was analysed."""
-        self.session._listener._claim._num_frames = LONG_FRAMES  # noqa: SLF001
-        await self.session._audio_heard()  # noqa: SLF001
+        self.session._listener._claim._num_frames = LONG_FRAMES
+        await self.session._audio_heard()
         await self.settle()
 
     async def end_turn(self, at_ms: int = 0) -> int:

@@ -36,9 +36,6 @@ from antiphon.events.conversation import (
 from antiphon.events.transcription import (
     GuessDropped,
     ServerVad,
-    SpeechStarted,
-    SpeechStopped,
-    TranscriptDone,
     TranscriptFailed,
     TranscriptPartial,
     TurnCleared,
@@ -241,7 +238,7 @@ async def _clear(room: Room) -> None:
 
 
 async def _commit(room: Room) -> None:
-    await room.session._commit(room.turn)  # noqa: SLF001
+    await room.session._commit(room.turn)
 
 
 @pytest.mark.parametrize("meanwhile", [_cancel, _ask, _speak, _delete, _fail, _commit, _clear])

@@ -58,7 +58,7 @@ class SentAudio:
         if item_id != self._item_id or at < 0:
             return None
         kept = np.concatenate([np.zeros(0, np.int16), *self._chunks])[at:]
-        return kept.astype(np.float32) / 32767
+        return kept.astype(np.float32) / np.float32(32767)
 
 
 @dataclass(slots=True)
