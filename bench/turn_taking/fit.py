@@ -37,6 +37,7 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "auxiliary": (-1.0, 1.0),
     "filler": (-2.0, 1.0),
     "dictating": (-1.5, 1.0),
+    "listing": (-1.0, 1.0),
     "complete": (2.0, 1.0),
 }
 # By eagerness: upper limits, in seconds, of the median and of the 95th percentile of the wait at true ends of turns.

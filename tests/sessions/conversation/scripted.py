@@ -54,6 +54,7 @@ from antiphon.events.transcription import (
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.inbox import Inbox
+from antiphon.turns.floor_claim import LONG_FRAMES
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 
 RATE_HZ = 24_000
@@ -165,6 +166,12 @@ class PlayedTurns:
         self.turn += 1
         await self.transcription(SpeechStarted(self.turn, at_ms))
 
+    async def claim_floor(self) -> None:
+        """Let the speech sound as if it claims the floor, as the listener judges it when audio was analysed."""
+        self.session._listener._claim._num_frames = LONG_FRAMES
+        await self.session._audio_heard()
+        await self.settle()
+
     async def end_turn(self, at_ms: int = 0) -> int:
         """End the turn, which lasted 100 ms, and return its number. Its transcript is still to come."""
         await self.session.handle_transcription(SpeechStopped(self.turn, at_ms))
@@ -212,9 +219,10 @@ class Scene(PlayedTurns):
         clock: Callable[[], float] = time.monotonic,
         speaker_model: SpeakerModel | None = None,
         enrolled: tuple[EnrolledVoice, ...] = (),
+        model: ScriptedModel | None = None,
         **config: Any,
     ) -> None:
-        model = ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
+        model = model or ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
         super().__init__(model, Inbox(60))
         config.setdefault("allows_backchannels", bool(vad and vad.eagerness))
         listens_to: PrimarySpeakerMode = "enrolled" if enrolled else "auto" if speaker_model else "off"

@@ -38,6 +38,7 @@ class PauseJudge:
         self._followed = 0
         self._segmenter = segmenter
         self._model: EndOfTurn | None = None
+        self._nothing = PauseEvidence()
         # The first samples of the pause that the evidence is about and of the pause last passed to the detector.
         self._pause: int | None = None
         self._asked: int | None = None
@@ -48,9 +49,12 @@ class PauseJudge:
         self._changed = Signal()
 
     def configure(self, vad: ServerVad | None) -> None:
-        """Judge by the eagerness of `vad` from now on. Without an eagerness, pauses are not judged."""
+        """Judge by the eagerness and the hint of `vad` from the next pause on. Without an eagerness, pauses are not
+        judged.
+        """
         eagerness = vad.eagerness if vad else None
         self._model = EndOfTurn(eagerness) if eagerness else None
+        self._nothing = PauseEvidence(expects=vad.expects if vad else None)
 
     @property
     def is_on(self) -> bool:
@@ -118,7 +122,7 @@ class PauseJudge:
         if self._model is None or pause != self._segmenter.quiet_since:
             return False
         if pause != self._pause:
-            self._pause, self._evidence = pause, PauseEvidence()
+            self._pause, self._evidence = pause, self._nothing
         self._evidence = replace(self._evidence, **known)  # type: ignore[arg-type]
         return self._segmenter.end_after(pause, self._model.silence_ms(self._evidence, self._segmenter.speaker_pauses))
 

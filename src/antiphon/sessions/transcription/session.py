@@ -51,6 +51,7 @@ from antiphon.sessions.transcription.microphone import MUTED_S, STALLED_S, Arriv
 from antiphon.sessions.transcription.pause_judge import PauseJudge
 from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
 from antiphon.turns.echo import EchoGuard
+from antiphon.turns.floor_claim import FloorClaim
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 from antiphon.turns.voices.primary_speaker import TurnSpeaker
 
@@ -85,6 +86,7 @@ class TranscriptionSession:
     - `guards_echo`: whether to ignore responses that the microphone picks up. `expect_echo` then has to get the audio
       that is sent.
     - `tap`: awaited with all audio before it is analysed.
+    - `on_heard`: awaited when audio was analysed and a turn is open.
     - `on_commit`: awaited after each accepted commit of the client, with the number of the turn that the commit ended.
     - `speaker_model`: tells voices apart, for `primary_speaker`.
     - `on_other_voice`: awaited with the number of an open turn if its voice turns out not to be the user's.
@@ -107,6 +109,7 @@ class TranscriptionSession:
         turn_detector: TurnDetector | None = None,
         guards_echo: bool = False,
         tap: Callable[[Pcm], Awaitable[None]] | None = None,
+        on_heard: Callable[[], Awaitable[None]] | None = None,
         on_commit: Callable[[int], Awaitable[None]] | None = None,
         speaker_model: SpeakerModel | None = None,
         on_other_voice: Callable[[int], Awaitable[None]] | None = None,
@@ -120,9 +123,10 @@ class TranscriptionSession:
         self._min_commit_ms = min_commit_ms
         self._measure = measure
         self._handle_other = handle_other
-        self._tap, self._on_commit = tap, on_commit
+        self._tap, self._on_heard, self._on_commit = tap, on_heard, on_commit
         self._guards_echo = guards_echo
         self._echo = EchoFilter(EchoGuard() if guards_echo else None, detector.frame_samples)
+        self._claim = FloorClaim(detector.frame_samples)
         self._arrivals = Arrivals()
         # The sample from which the idle timeout counts, unless the user has spoken after it.
         self._idle_from = 0
@@ -192,6 +196,11 @@ class TranscriptionSession:
         the inbox and by the VAD's detection delay.
         """
         return self._segmenter.window is not None and self._segmenter.quiet_since is None
+
+    @property
+    def claims_floor(self) -> bool:
+        """Whether the user's speech sounds as if it claims the floor, see `FloorClaim`."""
+        return self._claim.claims
 
     @property
     def is_silent(self) -> bool:
@@ -340,11 +349,15 @@ class TranscriptionSession:
         self.audio_s += len(pcm) / SAMPLE_RATE_HZ
         if self._guards_echo and self.config.vad:
             probabilities, heard_since = self._without_echo(pcm, probabilities)
+        if self._on_heard:
+            self._claim.feed(pcm, probabilities)
         await self._apply_steps(self._segmenter.feed(pcm, probabilities, heard_since))
         await self._decoding.retract_guess()
         assert self._group
         self._pauses.follow(self._group)
         self.speakers.follow(self._group)
+        if self._on_heard and self._segmenter.in_turn:
+            await self._on_heard()
         await self._report_silence()
 
     async def _report_silence(self) -> None:
@@ -388,6 +401,7 @@ class TranscriptionSession:
         await self._apply_steps(self._segmenter.clear())
         self._vad.reset()
         self._echo.clear()
+        self._claim.clear()
 
     async def _leave(self) -> None:
         turn = self._segmenter.turn
