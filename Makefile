@@ -115,7 +115,7 @@ $(VENV)/run.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
-	$(BIN)/python deploy/lock.py install dev
+	PIP_COMPILE=0 $(BIN)/python deploy/lock.py install dev
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@ $(VENV)/run.stamp
 

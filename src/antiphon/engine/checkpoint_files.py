@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -41,7 +41,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 def mapped_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Return all tensors of a folder by name, each mapped. Raises OSError, and the errors of safetensors."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for path in checkpoint_files(folder):
         with safe_open(path, framework="pt") as file:
             found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -90,14 +90,11 @@ class LoadingProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _followed(self, factory: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def _followed(self, bar: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, str]) -> Any:
         """Take the place of the bar that `transformers` shows while it goes through the tensors."""
-        if options.get("desc") != LOADING or not args:
-            return factory(*args, **options)
-        return self._each(list(args[0]))
+        return self._each(list(args[0])) if options.get("desc") == LOADING else bar(*args, **options)
 
-    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
-        items = list(items)
+    def _each(self, items: Sequence[Any]) -> Iterator[Any]:
         for item in items:
             yield item
             # The tensors are counted as if they had one size.

@@ -32,7 +32,7 @@ from antiphon.released.comparison import (
 from antiphon.released.folder import folder_problem, is_text_model, missing_files, path_problem
 from antiphon.released.headers import StoredTensor, stored_tensors
 from antiphon.released.manifest import Fields, flat
-from antiphon.released.memory import ModelMemory, gb, memory_of
+from antiphon.released.memory import ModelMemory, gb, memory_of_tensors
 from antiphon.roles import ModelRole
 
 # Beginnings of the `model_type` of models that have no adapter here, and the models' names.
@@ -228,13 +228,14 @@ def _compared(found: Inspection, fields: Fields) -> Inspection:
         if own and release is None:
             notes.append(f"no manifest of {family.title} has these sizes: its tensors are not compared")
         return replace(_placed(found, None), problems=tuple(problems), notes=tuple(notes))
-    comparison = compare(expected_tensors(family, release, fields), tensors)
+    expected = expected_tensors(family, release, fields)
+    comparison = compare(expected, tensors)
     problems += _tensor_lines(comparison, release, own, family, fields, tensors)
     problems += _token_problems(found.path, release)
     if comparison.unknown and not comparison.missing:
         notes.append(f"{named(comparison.unknown)}: not in the release, and not read")
     found = replace(found, title=release.repository, release=release.id, tensors=comparison)
-    found = _placed(found, memory_of(family, release, fields), family)
+    found = _placed(found, memory_of_tensors(family, release, fields, expected), family)
     return replace(found, problems=tuple(problems), notes=(*notes, *found.notes))
 
 
