@@ -30,7 +30,7 @@ from antiphon.events.languages import LANGUAGE_NAMES
 from antiphon.events.words import Word
 from antiphon.remote.address import ServerAddress
 from antiphon.remote.pool import Pool
-from antiphon.remote.transcriber.heard import Heard, WordTokens
+from antiphon.remote.transcriber.heard import HeardText, WordTokens
 from antiphon.remote.transcriber.kinds import Server, TranscriberEndpoint, find, said
 from antiphon.remote.transcriber.rest import RestServer
 from antiphon.remote.transcriber.sockets import StreamingServer, Utterance
@@ -212,7 +212,7 @@ class RemoteTranscriptionStream:
 
     # --- finals -------------------------------------------------------------------------------------------------------
 
-    async def _final(self, window: Window, options: FileOptions | None = None) -> Heard:
+    async def _final(self, window: Window, options: FileOptions | None = None) -> HeardText:
         bound = self._current(window)
         num_sent = self._utterance.num_fed if self._utterance else 0
         size = OVERHEAD_S + (len(window.pcm) - num_sent) / SAMPLE_RATE_HZ
@@ -226,7 +226,7 @@ class RemoteTranscriptionStream:
                 raise Refused(f"The transcriber's servers do not answer: {error}", RETRY_S) from error
             raise
 
-    async def _final_at(self, window: Window, options: FileOptions | None, endpoint: TranscriberEndpoint) -> Heard:
+    async def _final_at(self, window: Window, options: FileOptions | None, endpoint: TranscriberEndpoint) -> HeardText:
         server = await self._model.server_of(endpoint)
         task, temperature = (options.task, options.temperature) if options else ("transcribe", 0.0)
         if not isinstance(server, StreamingServer):
@@ -246,7 +246,7 @@ class RemoteTranscriptionStream:
 
     # --- partials -----------------------------------------------------------------------------------------------------
 
-    async def _partial_heard(self, window: Window) -> Heard:
+    async def _partial_heard(self, window: Window) -> HeardText:
         tried, owner = list[TranscriberEndpoint](), current_owner.get()
         while True:
             endpoint = self._current(window) or self._pool.choose(owner, avoid=tried)
@@ -263,7 +263,7 @@ class RemoteTranscriptionStream:
                 if len(set(tried)) == len(self._pool.all):
                     raise
 
-    async def _followed(self, server: StreamingServer) -> Heard:
+    async def _followed(self, server: StreamingServer) -> HeardText:
         """Return what a streaming server has heard, as soon as it has words that were not sent, or after NEWS_S."""
         assert self._partial
         self._utterance = self._utterance or server.open(self._partial)
@@ -277,7 +277,7 @@ class RemoteTranscriptionStream:
 
     async def _paced(
         self, server: RestServer | WyomingServer, endpoint: TranscriberEndpoint, owner: Hashable | None
-    ) -> Heard:
+    ) -> HeardText:
         """Send the newest window to a window server when it is this session's turn."""
         if (rest_s := self._rest_until_s - time.monotonic()) > 0:
             await asyncio.sleep(rest_s)
