@@ -153,6 +153,8 @@ class RemoteTranscriptionStream:
         self._tokens = WordTokens()
         # The audio of the open window at a streaming server; None if none was sent.
         self._utterance: Utterance | None = None
+        # Whether that server has sent words of it.
+        self._has_spoken = False
         # The window of the partial in progress, which newer audio may replace.
         self._partial: Window | None = None
         # The time until which no partial is sent to a window server, in monotonic seconds.
@@ -266,12 +268,16 @@ class RemoteTranscriptionStream:
     async def _followed(self, server: StreamingServer) -> HeardText:
         """Return what a streaming server has heard, as soon as it has words that were not sent, or after NEWS_S."""
         assert self._partial
-        self._utterance = self._utterance or server.open(self._partial)
+        if self._utterance is None:
+            self._utterance, self._has_spoken = server.open(self._partial), False
         self._utterance.feed(self._partial)
         until_s = time.monotonic() + NEWS_S
         while True:
             heard, left_s = self._utterance.heard, until_s - time.monotonic()
             if self._tokens.has_news(self._partial, heard) or left_s <= 0:
+                if heard.words and not self._has_spoken:
+                    self._has_spoken = True
+                    self._utterance.endpoint.succeeded(current_owner.get())
                 return heard
             await self._utterance.news(left_s)
 
