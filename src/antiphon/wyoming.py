@@ -21,7 +21,7 @@ T = TypeVar("T")
 _Length = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class AudioFormat(msgspec.Struct, frozen=True):
+class WyomingAudio(msgspec.Struct, frozen=True):
     """The data of `audio-start` and `audio-chunk`: PCM, signed and little endian, of `width` bytes a sample."""
 
     rate: int

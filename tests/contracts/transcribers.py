@@ -15,7 +15,7 @@ import numpy as np
 from antiphon import wyoming
 from antiphon.contracts import Transcriber
 from antiphon.remote.address import TRANSCRIBER, parse_address
-from antiphon.remote.transcriber.sockets import OpenAiDialect, StreamingServer, VllmDialect
+from antiphon.remote.transcriber.sockets import OpenAiWire, StreamingServer, VllmWire
 from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.settings import RemoteSettings
 from tests.remote.transcriber.faults import on_a_port
@@ -93,11 +93,11 @@ def another_antiphon() -> Iterator[Transcriber]:
 
 @contextmanager
 def vllm_realtime() -> Iterator[Transcriber]:
-    """The vLLM dialect of a real server."""
+    """The vLLM wire of a real server."""
     with serving() as (url, _, _):
         found = remote(f"{url}/v1/realtime")
         (endpoint,) = found.pool.all
-        endpoint.server = StreamingServer(found.pool, endpoint, f"{url}/v1/realtime", "default", VllmDialect())
+        endpoint.server = StreamingServer(found.pool, endpoint, f"{url}/v1/realtime", "default", VllmWire())
         yield found
 
 
@@ -108,8 +108,8 @@ def openai_sessions() -> Iterator[Transcriber]:
         found = remote(f"{url}/v1/realtime")
         (endpoint,) = found.pool.all
         url = f"{url}/v1/realtime?intent=transcription"
-        dialect = OpenAiDialect(is_antiphon=False)
-        endpoint.server = StreamingServer(found.pool, endpoint, url, "default", dialect)
+        wire = OpenAiWire(is_antiphon=False)
+        endpoint.server = StreamingServer(found.pool, endpoint, url, "default", wire)
         yield found
 
 

@@ -437,6 +437,7 @@ class Pool(Generic[E]):
                 await self._looked(endpoint)
                 log.info("%s answers again", endpoint.url)
                 endpoint.is_away = False
+                endpoint.breaker.end_pauses()
 
     async def _looked(self, endpoint: E) -> str:
         assert self._look

@@ -1,4 +1,4 @@
-"""What a URL turns out to be: each kind of transcriber's server, and what is told about any other server."""
+"""What a URL turns out to be: each kind of transcriber's server, and what is said about any other server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.errors import ModelError, RemoteError
 from antiphon.remote.transcriber.rest import RestServer
-from antiphon.remote.transcriber.sockets import OpenAiDialect, StreamingServer
+from antiphon.remote.transcriber.sockets import OpenAiWire, StreamingServer
 from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.remote.transcriber.wyoming import WyomingServer
 from tests.contracts.transcribers import ScriptedWyoming, remote
@@ -50,7 +50,7 @@ def test_another_antiphon_streams_and_reports_its_languages() -> None:
         transcriber = remote(url.replace("ws", "http") + "/v1")
         (endpoint,) = transcriber.pool.all
         assert isinstance(endpoint.server, StreamingServer)
-        assert isinstance(endpoint.server.dialect, OpenAiDialect)
+        assert isinstance(endpoint.server.wire, OpenAiWire)
         assert endpoint.is_antiphon
         assert "en" in transcriber.profile.languages
         assert (transcriber.profile.id, transcriber.profile.rollback_tokens) == ("default", 0)

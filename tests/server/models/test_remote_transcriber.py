@@ -93,6 +93,15 @@ def test_a_server_that_is_killed_in_the_middle_of_a_turn_takes_no_word_with_it()
     assert (other.failures, first.failures > 0) == (0, True)
 
 
+def test_a_server_starts_while_those_of_its_transcriber_are_away() -> None:
+    with on_a_port(FaultProxy(1).serve) as port:
+        pass
+    transcriber = remote(f"tcp://127.0.0.1:{port}", model="m")
+    models = replace(scripted_models(Echo()), transcriber=transcriber, pools=(transcriber.pool,))
+    asyncio.run(models.warm())
+    assert models.degraded() == {"transcriber": "its server did not answer the last request"}
+
+
 def test_without_another_server_the_turn_fails_and_the_session_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.remote.transcriber.transcriber.RETRY_S", 0.01)
     monkeypatch.setattr("antiphon.remote.breaker.Breaker.open", lambda *_: 0.0)
