@@ -37,7 +37,7 @@ class Away(Voice):
 
     def __init__(self, error: Exception, num_chunks: int = 0) -> None:
         super().__init__(word_times=False)
-        self.profile = replace(self.profile, id="away", voices=("theirs",), sample_rate_hz=2 * RATE_HZ, remote=True)
+        self.profile = replace(self.profile, id="away", voices=("theirs",), sample_rate_hz=2 * RATE_HZ)
         self.error, self.num_chunks = error, num_chunks
 
     async def speak(
@@ -56,7 +56,7 @@ class Partner:
 
     def __init__(self, error: Exception | None, *words: str) -> None:
         self.error, self.words = error, words
-        self.profile = ConversationProfile("away", 2 * RATE_HZ, ("theirs",), accepts_media=True, remote=True)
+        self.profile = ConversationProfile("away", 2 * RATE_HZ, ("theirs",), accepts_media=True)
         self.asked: list[tuple[Message, ...]] = []
         self.num_closed = 0
 

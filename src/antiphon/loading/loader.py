@@ -48,6 +48,7 @@ from antiphon.pipelines.fallback import ConversationWithFallback, VoiceWithFallb
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
+from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.remote.pool import Pool
 from antiphon.roles import ModelRole, role_named, shown_role
@@ -212,7 +213,7 @@ def _add_fallbacks(by_role: ModelsByRole, remote_voice: Synthesizer | None, sett
     if remote_voice and (voice := by_role.get("synthesizer")) and voice is not remote_voice:
         by_role["synthesizer"] = VoiceWithFallback(remote_voice, voice)
     partner, language = by_role.get("conversation_model"), by_role.get("language")
-    if settings.remote.fallback and partner and partner.profile.remote and language:
+    if settings.remote.fallback and isinstance(partner, RemoteConversationModel) and language:
         line = settings.speech.failure_line
         cascade = Cascade(language, by_role.get("synthesizer"), line)
         by_role["conversation_model"] = ConversationWithFallback(partner, cascade, line)
