@@ -158,7 +158,7 @@ def test_a_sentence_that_breaks_off_is_continued_with_its_remaining_words() -> N
     assert taken.text == "aaa bbb ccc !dies ddd. Eee."
     times = [word.end_s for word, _ in taken.words]
     assert times == sorted(times)
-    assert times[-1] == pytest.approx(taken.audio_s, abs=0.02)
+    assert times[-1] == pytest.approx(taken.audio_s, abs=0.05)
 
 
 def test_a_sentence_that_is_not_spoken_fails_the_response_at_its_end_only() -> None:

@@ -8,10 +8,6 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
-# The level of a voice is measured in steps of STEP_S. A step is speech if its level is at most RANGE_DB below that of
-# the loud parts: the 95th percentile.
-STEP_S, RANGE_DB, LOUD_PERCENT = 0.01, 40.0, 95
-
 
 async def split_at_quiet(slabs: AsyncIterable[Pcm], length_s: float, slack_s: float) -> AsyncIterator[tuple[int, Pcm]]:
     """Split audio that arrives in slabs of any length into parts of at most `length_s` seconds.
@@ -49,37 +45,21 @@ def quietest_near(pcm: Pcm, near_s: float) -> float:
     return (first + (int(np.square(tenths).sum(axis=1).argmin()) + 0.5) * tenth) / SAMPLE_RATE_HZ
 
 
-# Samples in a frame of 20 ms. The energy of a frame indicates sound.
-_FRAME_SAMPLES = SAMPLE_RATE_HZ // 50
+# Frames in a second. The energy of a frame of 20 ms indicates sound.
+_FRAMES_A_S = 50
 
 
-def spread_over_sound(weights: Sequence[float], pcm: Pcm) -> list[float]:
+def spread_over_sound(weights: Sequence[float], pcm: Pcm, rate_hz: int = SAMPLE_RATE_HZ) -> list[float]:
     """Divide the sound in `pcm` in proportion to `weights`. Return the n + 1 borders of the parts, in seconds.
 
     Frames of 20 ms that are more than 30 dB below the loudest one count as pauses and are left out.
     """
-    frames = pcm[: len(pcm) // _FRAME_SAMPLES * _FRAME_SAMPLES].reshape(-1, _FRAME_SAMPLES)
+    frame = rate_hz // _FRAMES_A_S
+    frames = pcm[: len(pcm) // frame * frame].reshape(-1, frame)
     energy = np.square(frames, dtype=np.float64).sum(1)
     voiced = energy > 1e-3 * energy.max(initial=0.0)
     if not voiced.any():
         voiced = np.ones(max(1, len(frames)), bool)
     ends, sums = np.flatnonzero(voiced), np.concatenate(([0.0], np.cumsum(weights)))
     edges = sums / max(sums[-1], 1e-9) * (len(ends) - 1)
-    return [float(t) for t in ends[np.rint(edges).astype(int)] * _FRAME_SAMPLES / SAMPLE_RATE_HZ]
-
-
-def speech_stretches(pcm: Pcm, rate_hz: int) -> list[tuple[float, float]]:
-    """Return the beginning and the end of each stretch of speech, in seconds; empty for silence.
-
-    For the clean audio of a synthesizer. Pauses of less than STEP_S are not found. `pcm`: float32 [num_samples], at
-    `rate_hz`.
-    """
-    step = round(STEP_S * rate_hz)
-    num_steps = len(pcm) // step
-    if not num_steps:
-        return []
-    levels = np.square(pcm[: num_steps * step].reshape(num_steps, step)).mean(1)
-    floor = np.percentile(levels, LOUD_PERCENT) * 10 ** (-RANGE_DB / 10)
-    speaks = np.concatenate(([False], levels > floor, [False]))
-    edges = np.flatnonzero(speaks[1:] != speaks[:-1]) * STEP_S
-    return [(float(start_s), float(end_s)) for start_s, end_s in zip(edges[::2], edges[1::2], strict=True)]
+    return [float(t) for t in ends[np.rint(edges).astype(int)] * frame / rate_hz]

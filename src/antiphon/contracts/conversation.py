@@ -36,8 +36,6 @@ class ConversationProfile:
     audio_window_ms: int = 0
     # True if function calls are constrained to the tools' schemas, which must therefore compile into a grammar.
     keeps_to_schemas: bool = False
-    # True if it runs on another server. Requests may cost money then, and the server may be temporarily unavailable.
-    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)

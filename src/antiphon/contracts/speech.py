@@ -47,8 +47,6 @@ class SynthesizerProfile:
     follows_instructions: bool = False
     # True if it can speak a text that is still being written (`speak_live`).
     streams_text: bool = False
-    # True if it runs on another server. Texts may cost money then, and the server may be temporarily unavailable.
-    remote: bool = False
     # The number of further texts that a caller may have it speak before it has taken the audio of one, so that there is
     # no gap between them. 0: the model computes in this process, where a text ahead would delay other sessions.
     texts_ahead: int = 0

@@ -205,10 +205,10 @@ class LoadedModels:
                 group.start_soon(_warm_language_model, self.language_model)
             if self.synthesizer and "synthesizer" not in elsewhere:
                 group.start_soon(_warm_synthesizer, self.synthesizer)
-            if native := getattr(self.conversation_model, "native", None):
+            partner = None if "conversation_model" in elsewhere else self.conversation_model
+            if native := getattr(partner, "native", None):
                 group.start_soon(_warm_native, native)
-            partner = self.conversation_model
-            if partner and partner.profile.accepts_media and not partner.profile.remote:
+            if partner and partner.profile.accepts_media:
                 group.start_soon(_warm_conversation_model, partner)
 
     def close(self) -> None:

@@ -119,7 +119,8 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
         conversation_model = _conversation_model(settings.engine.conversation_model)
         if not isinstance(conversation_model, LocalModel) or spec_of(conversation_model).language_model:
             # The conversation model also serves as the language model, or stands in its place.
-            models = models if language else _without(models, "language")
+            keeps = language or (isinstance(conversation_model, RemoteModel) and settings.remote.fallback)
+            models = models if keeps else _without(models, "language")
         models.append(conversation_model)
     if settings.engine.video_model and "video_model" in roles:
         models.append(_checkpoint("video_model", settings.engine.video_model))
@@ -178,7 +179,8 @@ def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selec
     """The models with the synthesizer and the additional voices that the settings name."""
     synthesizer, voices = settings.speech.synthesizer, settings.speech.voices
     if synthesizer:
-        models = _without(models, "synthesizer")
+        if not (is_address(synthesizer) and settings.remote.fallback):
+            models = _without(models, "synthesizer")
         if synthesizer != "none":
             models.append(_synthesizer(synthesizer))
     if not voices or synthesizer == "none" or is_address(synthesizer):

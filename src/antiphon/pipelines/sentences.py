@@ -12,13 +12,14 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from antiphon.audio import Pcm
 from antiphon.audio.playback_clock import PlaybackClock
-from antiphon.audio.quiet import speech_stretches
+from antiphon.audio.quiet import spread_over_sound
 from antiphon.contracts import ResponseAudio, SpeechChunk, Synthesizer, Urgency, VoiceOptions
 from antiphon.errors import AntiphonError, ModelError, Refused, RemoteError, RemoteProtocolError
 from antiphon.events.words import Word
@@ -243,7 +244,9 @@ class _SentenceSpeaker:
             return pacer.rest.strip()
         if pacer:
             pcm = np.concatenate(self._pcm) if self._pcm else NO_AUDIO
-            await self._put_words(pacer.finish(speech_stretches(pcm, self._rate_hz)))
+            left = pcm[round(pacer.timed_s * self._rate_hz) :]
+            spread = partial(spread_over_sound, pcm=left, rate_hz=self._rate_hz)
+            await self._put_words(pacer.finish(spread if len(left) * 10 > self._rate_hz else None))
         return ""
 
     async def _next(self, sentence: _Sentence, pacer: WordPacer | None) -> SpeechChunk | None:

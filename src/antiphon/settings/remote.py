@@ -33,6 +33,11 @@ class RemoteSettings:
         "Send a second request, to another server if there is one, when the first sound of a voice takes longer than "
         "usual.",
     )
+    fallback: bool = option(
+        False,
+        "Also load the profile's own models, which continue while the servers of a conversation model or of a voice do "
+        "not answer.",
+    )
     remote_first_token_s: float = option(
         10.0,
         "Seconds in which the first word of an answer has to arrive. After half of that time the request is sent a "

@@ -67,21 +67,22 @@ class WordPacer:
             self._text, self._timed_s = rest, end_s
         return tuple(out)
 
-    def finish(self, stretches: Sequence[tuple[float, float]] = ()) -> tuple[Word, ...]:
+    def finish(self, spread: Callable[[Sequence[float]], Sequence[float]] | None = None) -> tuple[Word, ...]:
         """Return the remaining words, stretched or compressed over the remaining audio, so that the last word ends with
         the audio. After that, the next text may be fed, whose times continue from there.
 
-        `stretches`: the beginning and the end of each stretch of speech in the audio, in seconds. The words then divide
-        the remaining speech instead, without its pauses.
+        `spread`: divides the audio after `timed_s` in proportion to weights, and returns the borders of the parts in
+        seconds. It knows where the audio pauses. Without it, the words divide the audio evenly.
         """
         words = list[str]()
         while word := _first_word(self._text):
             words.append(word)
             self._text = self._text[self._text.index(word) + len(word) :]
         start_s = min(self._timed_s, self._audio_s)
-        left = [(max(from_s, start_s), to_s) for from_s, to_s in stretches if to_s > start_s]
-        if left and not any(map(pause_s, words)):
-            out = _spread_over_speech(words, left)
+        if spread and words and not any(map(pause_s, words)):
+            borders = spread([_length_s(word) for word in words])
+            times = zip(words, borders, borders[1:], strict=False)
+            out = [Word(word, start_s + from_s, start_s + to_s, 1.0) for word, from_s, to_s in times]
         else:
             out = [w for w in spread_words(words, start_s, self._audio_s - start_s, _length_s) if not pause_s(w.text)]
         self._text, self._timed_s = "", self._audio_s
@@ -102,23 +103,6 @@ def spread_words(
         out.append(Word(word, at_s, end_s, 1.0))
         at_s = end_s
     return out
-
-
-def _spread_over_speech(words: Sequence[str], stretches: Sequence[tuple[float, float]]) -> list[Word]:
-    """Return `words` with times. They divide the stretches of speech in proportion to their lengths."""
-    whole = sum(to_s - from_s for from_s, to_s in stretches)
-    found, ends = list[Word](), iter(stretches)
-    from_s, to_s = next(ends)
-    # The speech before the current stretch, and the end of the last word.
-    before_s, start_s = 0.0, from_s
-    for word in spread_words(words, 0.0, whole, _length_s):
-        while word.end_s > before_s + (to_s - from_s) + 1e-9 and (following := next(ends, None)):
-            before_s += to_s - from_s
-            from_s, to_s = following
-        end_s = min(to_s, from_s + word.end_s - before_s)
-        found.append(Word(word.text, start_s, end_s, 1.0))
-        start_s = end_s
-    return found
 
 
 def _first_word(text: str) -> str:

@@ -60,7 +60,6 @@ class RemoteConversationModel:
             listed.voices or (SERVERS_VOICE,),
             accepts_media=True,
             max_preemptive=remote.remote_preemptive,
-            remote=True,
         )
 
     async def open(self, owner: Hashable | None = None) -> RemoteConversationStream:

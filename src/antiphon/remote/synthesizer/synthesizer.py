@@ -85,7 +85,6 @@ class RemoteSynthesizer:
             self._wire.speeds,
             word_times=False,
             follows_instructions=True,
-            remote=True,
             texts_ahead=TEXTS_AHEAD,
         )
 
