@@ -58,8 +58,8 @@ class SpeakerProfile:
     least_s: float
     # At least one threshold, in ascending order of `shared_s`.
     thresholds: tuple[VoiceThreshold, ...]
-    # The thresholds for the similarity to the nearest take of an enrolled voice (`turns/voices/enrolment.py`), which has
-    # many seconds of speech. Empty if `thresholds` also apply to such takes.
+    # The thresholds for the similarity to the nearest take of an enrolled voice (`turns/voices/enrolment.py`), which
+    # has many seconds of speech. Empty if `thresholds` also apply to such takes.
     enrolled: tuple[VoiceThreshold, ...] = ()
     # How the voices of a recording are found. None if the encoder was not measured for this.
     clustering: VoiceClustering | None = None
