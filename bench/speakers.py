@@ -55,8 +55,6 @@ SECTIONS = ("mixed", "ami", "stereo")
 LONG_S = 1.0
 # A word this far from every turn, in seconds, is not counted: nobody said it.
 NEAR_S = 0.3
-# Words of one speaker that are closer than this are one stretch of a hypothesis, in seconds.
-JOINED_S = 0.5
 # Level of the other side on each channel, relative to its own channel.
 CROSSTALK_DB = -30.0
 SLAB_SAMPLES = 30 * SAMPLE_RATE_HZ
@@ -150,18 +148,6 @@ def scored(segments: Sequence[TranscriptSegment], turns: Sequence[Turn]) -> list
     return out
 
 
-def stretches(segments: Sequence[TranscriptSegment]) -> list[tuple[float, float, str]]:
-    """Return when each label speaks: its words, joined over short gaps."""
-    out: list[tuple[float, float, str]] = []
-    for segment in segments:
-        for word in segment.words:
-            if out and out[-1][2] == segment.speaker and word.start_s - out[-1][1] < JOINED_S:
-                out[-1] = (out[-1][0], max(out[-1][1], word.end_s), segment.speaker)
-            else:
-                out.append((word.start_s, max(word.end_s, word.start_s + 0.01), segment.speaker))
-    return out
-
-
 def der(pairs: list[dict[str, Any]], python: Path | None) -> dict[str, float]:
     """Return the diarization error rate of recordings, in percent; empty without a Python that has the scorer."""
     if python is None:
@@ -190,7 +176,7 @@ async def dialogue_figures(models: LoadedModels, recordings: Sequence[Dialogue],
         counts[recording] = len({segment.speaker for segment in found.segments})
         pairs[recording] = {
             "reference": [(turn.start_s, turn.end_s, turn.speaker) for turn in recording.turns],
-            "hypothesis": stretches(found.segments),
+            "hypothesis": [(segment.start_s, segment.end_s, segment.speaker) for segment in found.segments],
         }
         seconds += len(recording.pcm) / SAMPLE_RATE_HZ
         transcript_s += found.transcript_s

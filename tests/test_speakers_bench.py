@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from bench.speakers import scored, stretches
+from bench.speakers import scored
 from bench.turn_taking import dialogues
 from bench.turn_taking.dialogues import HALVES, PAUSE_S, TURN_S, mixed, voices_of
 from bench.turn_taking.enrolled import (
@@ -146,8 +146,3 @@ def test_a_word_is_wrong_if_none_of_those_who_speak_has_its_label() -> None:
         *(("bob", False), ("bob", False), ("ann", True), ("bob", True)),
     ]
     assert [word.turn_s for word in words][-2:] == [0.5, 2.5]
-
-
-def test_words_of_one_label_are_joined_over_short_gaps() -> None:
-    found = stretches([segment("A", 0.5, 1.0), segment("A", 3.0), segment("B", 3.2)])
-    assert [(round(a, 2), round(b, 2), c) for a, b, c in found] == [(0.4, 1.1, "A"), (2.9, 3.1, "A"), (3.1, 3.3, "B")]

@@ -198,6 +198,8 @@ def test_when_what_is_to_be_heard_or_seen_is_none_then_it_is_told_at_once(refuse
     missing = str(tmp_path / "missing.mp4")
     assert refused("transcribe", missing).endswith(f"{missing}: no such file\n")
     assert refused("transcribe", str(tmp_path)).endswith(": this is a folder\n")
+    assert "need a file" in refused("transcribe", "--speakers", "-", status=2)
+    assert "need a file" in refused("transcribe", "--channels", "auto", "-", status=2)
     assert "cannot be opened: No such file" in refused("watch", missing, "--ask", "What is it?")
     assert "has no pictures" in refused("watch", str(DATA / "audio" / "jfk.flac"), "--ask", "What is it?")
     assert "--max-tokens" in refused("chat", "--max-tokens", "-1", status=2)

@@ -133,7 +133,7 @@ CLUSTERING = VoiceClustering(
     hop_s=0.4,
     same_windows=0.28,
     same_voices=0.55,
-    same_as_known=0.45,
+    same_as_known=0.4,
     least_voice_s=4.0,
     channel_directions=CHANNEL_DIRECTIONS,
 )

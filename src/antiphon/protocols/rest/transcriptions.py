@@ -307,11 +307,12 @@ def srt(segments: Iterable[TranscriptSegment]) -> str:
     segments.
     """
     return "".join(
-        f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{_spoken(s)}\n\n" for n, s in enumerate(segments, 1)
+        f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{spoken(s)}\n\n" for n, s in enumerate(segments, 1)
     )
 
 
-def _spoken(segment: TranscriptSegment) -> str:
+def spoken(segment: TranscriptSegment) -> str:
+    """Return the text of a segment, after the speaker and a colon if speakers are distinguished."""
     text = segment.text.strip()
     return f"{segment.speaker}: {text}" if segment.speaker else text
 
