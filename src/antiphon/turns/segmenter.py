@@ -65,7 +65,9 @@ class Segmenter:
         self.prefix_samples = _prefix_samples(vad)
         # Windows share the memory of the tape, so only samples after `_now` are ever written.
         self._tape = np.zeros(SAMPLE_RATE_HZ, np.float32)
-        self._tape_start = self._now = self._judged = self._committed = start
+        self._tape_start = self._now = self._committed = start
+        # Frames begin at the same samples as if the session had begun here.
+        self._judged = start - start % frame_samples
         self._turn = 0
         self._windows = 0
         self._turn_has_window = False

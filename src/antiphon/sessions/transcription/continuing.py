@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import VadStream
+from antiphon.contracts import VadStream, VoiceActivityDetector
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.transcription.decoding import Decoding
 from antiphon.sessions.transcription.microphone import MUTED_S
@@ -44,7 +44,7 @@ class Continuing:
         decoding: Decoding,
         steps: Iterable[Step],
         continued: ContinuedTranscription | None,
-        *,
+        detector: VoiceActivityDetector,
         keeps_parts: bool,
     ) -> None:
         self._model = model
@@ -52,6 +52,7 @@ class Continuing:
         self._decoding = decoding
         self._steps = steps
         self._continued = continued
+        self._frame_samples = detector.frame_samples
         if keeps_parts:
             decoding.transcripts.parts = []
 
@@ -95,6 +96,9 @@ class Continuing:
     async def hear_again(self, pcm: Pcm, vad: VadStream) -> Pcm:
         """Record audio that the other session has divided, and adapt the VAD to it. Returns the audio after that."""
         again = pcm[: self.num_missing]
+        if self._continued and self._segmenter.now == self._continued.from_sample:
+            # The frames begin at the same samples as in the other session.
+            await vad.feed(np.zeros(self._continued.from_sample % self._frame_samples, np.float32))
         for start in range(0, len(again), SAMPLE_RATE_HZ):
             piece = again[start : start + SAMPLE_RATE_HZ]
             self._segmenter.hear_again(piece, len(await vad.feed(piece)))

@@ -140,7 +140,7 @@ class TranscriptionSession:
         start = continued.from_sample if continued else 0
         self._segmenter = Segmenter(self._decoding.profile, config.vad, detector.frame_samples, start=start)
         self.continuing = Continuing(
-            transcriber.profile.id, self._segmenter, self._decoding, self._steps, continued, keeps_parts=keeps_state
+            transcriber.profile.id, self._segmenter, self._decoding, self._steps, continued, detector, keeps_state
         )
         self._pauses = PauseJudge(turn_detector, self._segmenter)
         self._pauses.configure(config.vad)
