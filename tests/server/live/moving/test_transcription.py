@@ -32,7 +32,7 @@ from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.sessions.transcription.state import ContinuedTranscription
 from antiphon.store.sessions import TailChunk
-from tests.scripted import ScriptedDetector, ScriptedTranscriber, speech, text
+from tests.scripted import ScriptedDetector, ScriptedTranscriber, speech
 
 VAD = ServerVad(silence_duration_ms=300)
 PIECE = SAMPLE_RATE_HZ // 10
