@@ -106,7 +106,10 @@ class Unreported:
     @property
     def event(self) -> TranscriptionEvent:
         """The event."""
-        return next(event for name in _EVENTS.values() if (event := getattr(self, name)) is not None)
+        found: TranscriptionEvent = next(
+            event for name in _EVENTS.values() if (event := getattr(self, name)) is not None
+        )
+        return found
 
 
 _EVENTS: dict[type, str] = {
