@@ -36,13 +36,13 @@ class Captions:
     """The captions as their events describe them, in OpenAI's dialect or vLLM's.
 
     `take` raises AssertionError for an event that contradicts earlier ones. `completed` has the transcripts in order,
-    `words` all words with times, and `heard_at_s` the arrival time of each delta.
+    `words` all words with times, and `deltas` each delta with its arrival time.
     """
 
     def __init__(self) -> None:
         self.completed: list[str] = []
         self.words: list[dict[str, Any]] = []
-        self.heard_at_s: list[float] = []
+        self.deltas: list[tuple[str, float]] = []
         self.joined: dict[str, str] = {}
         self._order: list[str] = []
         self._seen: set[tuple[str, str]] = set()
@@ -71,7 +71,7 @@ class Captions:
                 previous = self._order[self._order.index(item) - 1] if self._order.index(item) else None
                 assert event["previous_item_id"] == previous, event
             case "transcription.delta" | "conversation.item.input_audio_transcription.delta":
-                self.heard_at_s.append(time.monotonic())
+                self.deltas.append((event["delta"], time.monotonic()))
                 self.joined[item] = self.joined.get(item, "") + event["delta"]
                 for word in event.get("words", ()):
                     assert not self.words or word["start"] >= self.words[-1]["end"] - 0.05, (self.words[-1], word)
@@ -109,9 +109,9 @@ class Listener:
         url = f"{self._random.choice(self._urls)}/v1/realtime?{query}"
         async with websockets.connect(url, max_size=None) as self._socket:
             if self._vllm:
-                await self._send("session.update", model="default", word_timestamps=True)
+                await self.send("session.update", model="default", word_timestamps=True)
             else:
-                await self._send("session.update", session=OPENAI)
+                await self.send("session.update", session=OPENAI)
             self._reader = asyncio.create_task(self._read())
             self._reader.add_done_callback(lambda _: self._took.set())
             try:
@@ -127,11 +127,11 @@ class Listener:
             first, self._next_word = self._next_word, self._next_word + num_words
             self.said.append(text(first, num_words))
             self.is_speaking = True
-            await self._sound(base64.b64decode(b64(speech(first, num_words), self._rate_hz)))
+            await self._sound(base64.b64decode(b64(speech(first, num_words), self.rate_hz)))
             self.is_speaking = False
             if self._vllm:
-                await self._send("input_audio_buffer.commit", final=True)
-            await self._sound(bytes(round(SILENCE_S * self._rate_hz) * 2))
+                await self.send("input_audio_buffer.commit", final=True)
+            await self._sound(bytes(round(SILENCE_S * self.rate_hz) * 2))
             await self._until_read()
 
     def check(self) -> None:
@@ -141,13 +141,14 @@ class Listener:
         assert self.captions.completed == self.said, (self.number, at, self.captions.completed[at:], self.said[at:])
 
     @property
-    def _rate_hz(self) -> int:
+    def rate_hz(self) -> int:
+        """The sample rate of the audio that is sent."""
         return 16_000 if self._vllm else 24_000
 
     async def _sound(self, pcm16: bytes) -> None:
-        step = round(CHUNK_S * self._rate_hz) * 2
+        step = round(CHUNK_S * self.rate_hz) * 2
         for at in range(0, len(pcm16), step):
-            await self._send("input_audio_buffer.append", audio=base64.b64encode(pcm16[at : at + step]).decode())
+            await self.send("input_audio_buffer.append", audio=base64.b64encode(pcm16[at : at + step]).decode())
             await asyncio.sleep(CHUNK_S)
 
     async def _until_read(self) -> None:
@@ -162,7 +163,8 @@ class Listener:
             read = self.captions.completed[-3:], self.captions.joined
             raise AssertionError(f"listener {self.number}: {self.said[-1]!r} was not transcribed; {read}") from None
 
-    async def _send(self, kind: str, **fields: Any) -> None:
+    async def send(self, kind: str, **fields: Any) -> None:
+        """Send an event."""
         await self._socket.send(json.dumps({"type": kind, **fields}))
 
     async def _read(self) -> None:

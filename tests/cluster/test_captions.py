@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from antiphon.audio.pcm import to_pcm16
 from antiphon.client import Client
+from antiphon.contracts import TranscriberProfile
 from antiphon.settings.sections import ResumeSettings
 from antiphon.signals import become
 from tests.cluster.chaos import HOST_TTL_S, busiest
@@ -38,7 +39,7 @@ class SdkListener(Listener):
     async def connected(self) -> AsyncIterator[None]:
         client = openai.AsyncOpenAI(api_key="none", base_url=f"{self._urls[0].replace('ws', 'http', 1)}/v1")
         async with client.realtime.connect(extra_query={"intent": "transcription"}) as self._connection:
-            await self._send("session.update", session=OPENAI)
+            await self.send("session.update", session=OPENAI)
             self._reader = asyncio.create_task(self._read())
             self._reader.add_done_callback(lambda _: self._took.set())
             try:
@@ -46,7 +47,7 @@ class SdkListener(Listener):
             finally:
                 self._reader.cancel()
 
-    async def _send(self, kind: str, **fields: Any) -> None:
+    async def send(self, kind: str, **fields: Any) -> None:
         await self._connection.send({"type": kind, **fields})  # type: ignore[misc,arg-type]
 
     async def _read(self) -> None:
@@ -54,6 +55,12 @@ class SdkListener(Listener):
             self.captions.take(event.to_dict(mode="json", warnings=False))
             self._took.set()
         raise AssertionError("the door has closed")
+
+
+class AnotherTranscriber(ScriptedTranscriber):
+    @property
+    def profile(self) -> TranscriberProfile:
+        return replace(super().profile, id="another-model")
 
 
 async def befalls(hosts: Cluster, listeners: list[Listener], number: signal.Signals) -> None:
@@ -150,10 +157,8 @@ async def in_a_turn(host: Server) -> AsyncIterator[tuple[Wire, str, str]]:
 
 def test_a_host_without_the_model_refuses_by_its_name_and_another_host_goes_on(hosts: list[Server]) -> None:
     one, two, three = hosts
-    other = ScriptedTranscriber()
-    other._profile = replace(other.profile, id="another-model")
     assert two.state.models
-    two.state.models = replace(two.state.models, transcriber=other)
+    two.state.models = replace(two.state.models, transcriber=AnotherTranscriber())
 
     async def main() -> None:
         async with in_a_turn(one) as (wire, session_id, token):

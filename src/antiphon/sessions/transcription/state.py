@@ -2,7 +2,7 @@
 
 The state has no audio. The client sends the audio again from the sample `settled` on, and the other session hears it
 without dividing it again, up to the sample at which the state was taken. Then it restores the state: the turns, windows
-and words that the client has been sent are as they were, and everything later is decided anew.
+and words that the client has been sent are as they were. Everything later is decided here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,19 @@ from antiphon.turns.windows import SegmenterState, TurnEnded, TurnSpan
 
 @dataclass(frozen=True, slots=True)
 class EndedWindow:
-    """A window that has ended and whose final is not known yet. SpeechWindow and WindowEnded explain the fields."""
+    """A window that has ended and whose final is not known yet. Positions are samples from the session's start."""
 
+    # The number of the window.
     id: int
+    # Its first sample, without context audio.
     start: int
+    # The sample after its last.
     end: int
+    # The turns in it.
     spans: tuple[TurnSpan, ...]
+    # The sample at which its last pause began; None without a pause.
     quiet_since: int | None
+    # The sample after its last speech.
     speech_end: int
 
 
@@ -93,14 +99,23 @@ class TurnPart:
 class Unreported:
     """An event that the session has decided on and not emitted yet. All other fields are None."""
 
+    # Speech began.
     started: SpeechStarted | None = None
+    # Speech ended.
     stopped: SpeechStopped | None = None
+    # The user was silent for the idle timeout.
     silence: SilenceCommitted | None = None
+    # A turn was committed.
     committed: TurnCommitted | None = None
+    # The audio since the last commit was dropped.
     cleared: TurnCleared | None = None
+    # Words were found.
     delta: TranscriptDelta | None = None
+    # A transcript is complete.
     done: TranscriptDone | None = None
+    # A transcript failed.
     failed: TranscriptFailed | None = None
+    # A language was detected.
     language: LanguageDetected | None = None
 
     @property

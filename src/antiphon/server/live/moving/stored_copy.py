@@ -55,21 +55,19 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The stored state from which a conversation is restored.
+    """The stored state from which a session is restored."""
 
-    - `row`: the row as this host has claimed it.
-    - `items`: the history with which it continues here (see `recovered`).
-    - `continued`: its resume point; None for a row of an earlier version, which did not store this.
-    - `missed_events`: the events that report to the client what is missing here.
-    - `tail`: the user's audio that was not transcribed yet, by message number.
-    - `parts`: the finished parts of a transcription session's open turns.
-    """
-
+    # The row as this host has claimed it.
     row: StoredSession
+    # The history with which a conversation continues here (see `recovered`).
     items: Sequence[Item]
+    # Its resume point; None for a row of an earlier version, which did not store this.
     continued: ResumePoint | None = None
+    # The events that report to the client what is missing here.
     missed_events: Sequence[ConversationEvent] = ()
+    # The user's audio that was not transcribed yet, by message number.
     tail: Sequence[tuple[int, Pcm]] = ()
+    # The finished parts of a transcription session's open turns.
     parts: Sequence[TurnPart] = ()
 
     @property
