@@ -140,6 +140,7 @@ class ResumeSettings:
         "`[postgres]`). Set the variable for a URL with a password, because other users of the machine can read flags.",
     )
     state_hours: float = option(24.0, "Hours after which a conversation in the store is deleted.", low=0)
+    store_captions: bool = option(True, "Also store transcription sessions, with the words of unfinished turns.")
     store_speech: bool = option(
         False,
         "Also store the sound of the turn under way, once a second. If this server dies, the next one has it, even if "
