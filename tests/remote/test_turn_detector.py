@@ -24,9 +24,11 @@ def judged(reply: Reply, num_samples: int = 16000) -> float:
         (size,) = (line.split(b":")[1] for line in head.lower().splitlines() if line.startswith(b"content-length"))
         body = await reader.readexactly(int(size))
         assert b"authorization: bearer k" in head.lower()
-        await reply(body, writer)
-        await writer.drain()
-        writer.close()
+        try:
+            await reply(body, writer)
+            await writer.drain()
+        finally:
+            writer.close()
 
     async def main() -> float:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)

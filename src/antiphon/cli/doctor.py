@@ -33,6 +33,7 @@ from antiphon.loading.loader import load, num_workers, store_of
 from antiphon.loading.machine import free_gb
 from antiphon.loading.recommendation import SIZES, Speed, recommended
 from antiphon.loading.selection import LocalModel, local_models
+from antiphon.roles import shown_role
 from antiphon.settings import Settings
 
 # Packages, each with the extra that it belongs to; "": the base package.
@@ -111,6 +112,9 @@ async def _print_speeds(settings: Settings) -> None:
     started = time.perf_counter()
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models))
     print(f"  loaded in        {time.perf_counter() - started:.1f} s")
+    for pool in models.pools:
+        for endpoint, found, _ in await pool.report():
+            print(f"  {shown_role(pool.role):16} {endpoint.url}: {found}")
     try:
         transcription = models.required_transcriber.open()
         noise = np.random.default_rng(0).normal(0, 0.05, 5 * SAMPLE_RATE_HZ).astype(np.float32)

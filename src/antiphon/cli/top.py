@@ -84,7 +84,9 @@ def board(url: str, before: Reading, now: Reading) -> Group:
 
     If both readings are the same object, the events since the server's start are shown.
     """
-    parts = (_stages(before, now), _kinds(now), _lanes(before, now), _room(before, now))
+    parts = [_stages(before, now), _kinds(now), _lanes(before, now), _room(before, now)]
+    if now.by("antiphon_remote_requests_total", "server"):
+        parts.append(_servers(before, now))
     return Group(_head(url, before, now), *(part for table in parts for part in ("", table)))
 
 
@@ -158,6 +160,25 @@ def _lanes(before: Reading, now: Reading) -> Table:
             )
             shown = (lane, *state) if number == 0 else ("", "", "", "")
             table.add_row(shown[0], urgency, f"{steps:.0f}", _ms(waits), _ms(takes), *shown[1:])
+    return table
+
+
+def _servers(before: Reading, now: Reading) -> Table:
+    """List the servers of models that run elsewhere."""
+    head = ("server", "role", "requests", "failed", "again", "running", "mean, ms", "")
+    table = Table(*head, box=None, pad_edge=False)
+    for server in now.by("antiphon_remote_requests_total", "server"):
+        for role in now.by("antiphon_remote_requests_total", "role", server=server):
+            one = {"server": server, "role": role}
+            counts = [
+                f"{_since(before, now, f'antiphon_remote_{what}_total', **one):.0f}"
+                for what in ("requests", "failures", "second_attempts")
+            ]
+            answers = _since(before, now, "antiphon_remote_seconds_count", **one)
+            mean_s = _since(before, now, "antiphon_remote_seconds_sum", **one) / answers if answers else None
+            running = f"{now.value('antiphon_remote_running', **one):.0f}"
+            away = "away" if now.value("antiphon_remote_away", **one) else ""
+            table.add_row(server, role, *counts, running, _ms(mean_s), away)
     return table
 
 

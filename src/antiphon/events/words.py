@@ -1,8 +1,10 @@
-"""A spoken word with its times in the audio, and the form of words that is used for comparisons."""
+"""A spoken word with its times in the audio, and how the words of two transcripts are compared."""
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -42,3 +44,23 @@ def bare_word(text: str) -> str:
     if folded.isalnum():
         return folded
     return "".join(c for c in folded if c == "'" or unicodedata.category(c)[0] in "LNM")
+
+
+def end_of(sent: Sequence[str], final: Sequence[str]) -> int:
+    """Return the index in `final` of the first word that follows the words in `sent`.
+
+    `final` is a new decode of the same audio and of the audio after it, so its words may differ. They are aligned by
+    similarity, ignoring case and punctuation.
+    """
+    sent_words, final_words = [bare_word(text) for text in sent], [bare_word(text) for text in final]
+    if sent_words == final_words[: len(sent_words)]:
+        return len(sent_words)
+    end = 0
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, sent_words, final_words, autojunk=False).get_opcodes():
+        if tag == "equal":
+            end = j2
+        elif tag == "replace":
+            end = min(j2, j1 + (i2 - i1)) if i2 == len(sent_words) else j2
+        elif tag == "insert" and i2 < len(sent_words):
+            end = j2
+    return end

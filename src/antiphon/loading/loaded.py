@@ -38,6 +38,7 @@ from antiphon.pipelines.cascade import Cascade
 from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
+from antiphon.remote.pool import Pool
 from antiphon.roles import ModelRole, shown_role
 
 # The maximum number of units for warming a native model.
@@ -96,6 +97,8 @@ class LoadedModels:
     backchannel_detector: CheckedBackchannel | None = None
     # What the turn detectors and the backchannel detector did not judge, for metrics.
     detector_failures: DetectorFailures = field(default_factory=DetectorFailures)
+    # The servers of the models on other servers.
+    pools: tuple[Pool[Any], ...] = ()
 
     @property
     def workers(self) -> dict[str, ModelWorker]:
@@ -125,9 +128,10 @@ class LoadedModels:
 
     def degraded(self) -> dict[str, str]:
         """Return the models that are unreachable now, by their role, each with the reason; empty if there are none."""
-        language = self.language_model
-        is_away = language is not None and language.load().is_away
-        return {"language": "its server did not answer the last request"} if is_away else {}
+        away = {pool.role for pool in self.pools if pool.is_away}
+        if self.language_model and self.language_model.load().is_away:
+            away.add("language")
+        return dict.fromkeys(sorted(away), "its server did not answer the last request")
 
     @property
     def required_transcriber(self) -> Transcriber:

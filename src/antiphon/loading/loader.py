@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -39,14 +40,14 @@ from antiphon.loading.selection import (
     selected_models,
     spec_of,
 )
+from antiphon.loading.servers import pools_of, remote_model
 from antiphon.loading.turn_models import turn_blend
 from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
-from antiphon.remote.chat.address import read_key
-from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
+from antiphon.remote.pool import Pool
 from antiphon.roles import ModelRole, role_named, shown_role
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store
@@ -152,11 +153,12 @@ def load(
     by_role: ModelsByRole = {}
     names, lanes = list[str](), list[Lane[Any, Any]]()
     detectors, failures = dict[str, TurnDetector](), DetectorFailures()
+    pools = list[Pool[Any]]()
     for remote in everything:
         if isinstance(remote, RemoteModel):
-            by_role["language"] = RemoteLanguageModel(
-                remote.address, read_key(settings.remote), settings.remote, settings.engine.context_tokens
-            )
+            loaded = remote_model(settings, remote)
+            by_role[remote.role] = loaded
+            pools += pools_of(loaded)
             names.append(remote.id)
     # Models that use others are loaded last.
     for model in sorted(selected, key=lambda m: bool(spec_of(m).uses)):
@@ -169,6 +171,7 @@ def load(
             by_role.setdefault("language", getattr(loaded, spec.language_model))
         if spec.runs_on == "lane":
             lanes.append(loaded.lane)
+        pools += pools_of(loaded)
         if model.role == "turn":
             detectors[model.id] = loaded
             continue
@@ -188,7 +191,9 @@ def load(
     if "language" in by_role:
         reader = _load_reader(settings, observe)
         lanes += [reader.lane] if reader else []
-    return _assembled(by_role, reader, names, lanes, settings, failures)
+    if "turn" in by_role:
+        pools += [pool for part in by_role["turn"].parts for pool in pools_of(part.detector)]
+    return replace(_assembled(by_role, reader, names, lanes, settings, failures), pools=tuple(pools))
 
 
 def _check_engine(model: Model | LocalModel, engine: str) -> None:

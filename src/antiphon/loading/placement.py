@@ -10,9 +10,9 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from antiphon.errors import SettingsError
-from antiphon.remote.chat.address import read_key
+from antiphon.remote.address import read_key
 from antiphon.remote.engine import EngineServers, ServerKind
-from antiphon.roles import OTHER_NAMES
+from antiphon.roles import OTHER_NAMES, ModelRole
 from antiphon.settings import WEIGHTS, Settings
 
 # Roles whose models can be placed separately. A talker is a part of a conversation model.
@@ -86,10 +86,25 @@ def engine_servers(settings: Settings) -> EngineServers | None:
     return EngineServers(
         kind,  # type: ignore[arg-type]
         urls,
-        read_key(remote),
+        remote_key(settings, "language"),
         remote.remote_first_token_s,
         remote.remote_token_s,
     )
+
+
+def remote_key(settings: Settings, role: ModelRole) -> str:
+    """Return the key of the servers of a role; "" for none. Servers of one role never get the key of another role.
+
+    Raises SettingsError if the key's file cannot be read.
+    """
+    remote = settings.remote
+    match role:
+        case "transcriber":
+            return read_key(remote.transcriber_key, remote.transcriber_key_file, "--transcriber-key-file")
+        case "synthesizer":
+            return read_key(remote.synthesizer_key, remote.synthesizer_key_file, "--synthesizer-key-file")
+        case _:
+            return read_key(remote.remote_key, remote.remote_key_file, "--remote-key-file")
 
 
 def _check(kind: str, url: str) -> None:

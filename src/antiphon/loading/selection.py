@@ -14,7 +14,7 @@ from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.placement import engine_servers, placement
-from antiphon.remote.chat.address import ServerAddress, is_address, parse_address
+from antiphon.remote.address import TRANSCRIBER, ServerAddress, is_address, parse_address
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings
 from antiphon.store import MODELS, Model
@@ -98,7 +98,9 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.models.transcriber and "transcriber" in roles:
         models = [*_without(models, "transcriber"), _transcriber(settings.models.transcriber)]
     if settings.models.partials and "transcriber" in roles:
-        transcriber = next(m for m in models if m.role == "transcriber" and not isinstance(m, RemoteModel))
+        transcriber = next(m for m in models if m.role == "transcriber")
+        if isinstance(transcriber, RemoteModel):
+            raise SettingsError(f"--partials {settings.models.partials}: the transcriber is on another server")
         models.append(_partials(settings.models.partials, transcriber))
     if settings.models.turn_detector and "turn" in roles:
         models = [*_without(models, "turn"), *_turn_detectors(settings.models.turn_detector)]
@@ -182,12 +184,20 @@ def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selec
     return models + [_registered("synthesizer", f"{speaker.adapter}-{voice}", "--voice") for voice in voices]
 
 
-def _transcriber(name: str) -> Model | LocalModel:
+def _transcriber(name: str) -> Selected:
+    if name not in MODELS and _is_elsewhere(name):
+        address = parse_address(name, "--transcriber", schemes=TRANSCRIBER, variable="ANTIPHON_TRANSCRIBER_KEY")
+        return RemoteModel(address.model, address, "transcriber")
     if name not in MODELS:
         return _checkpoint("transcriber", name)
     if MODELS[name].role != "transcriber":
         raise SettingsError(f"--transcriber {name}: that is a {MODELS[name].role}")
     return MODELS[name]
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Return whether a name is meant as that of a model on another server, even if its URL has no scheme."""
+    return is_address(name) or ("#" in name and not Path(name).expanduser().exists())
 
 
 def _partials(name: str, transcriber: Model | LocalModel) -> Model:
@@ -213,7 +223,7 @@ def _registered(role: ModelRole, name: str, flag: str) -> Model:
 
 
 def _language_model(name: str) -> Selected:
-    if is_address(name):
+    if name not in MODELS and _is_elsewhere(name):
         address = parse_address(name, "--language-model")
         return RemoteModel(address.model, address, "language")
     if name in MODELS:

@@ -9,16 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
-
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio import Pcm
+from antiphon.audio.quiet import spread_over_sound
 from antiphon.contracts import HypothesisWord
 from antiphon.events.words import TokenLogprob, Word
 
 # Scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-# Samples in a frame of 20 ms. The energy of a frame indicates speech.
-FRAME_SAMPLES = SAMPLE_RATE_HZ // 50
 
 
 def characters(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[list[str], list[list[int]]]:
@@ -102,16 +99,8 @@ def spread(pieces: Sequence[HypothesisWord], pcm: Pcm) -> list[Word]:
     Words share the frames of 20 ms that are at most 30 dB below the loudest one, in proportion to their numbers of
     letters. The times are only exact enough to assign a word to one of two turns.
     """
-    frames = pcm[: len(pcm) // FRAME_SAMPLES * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
-    energy = np.square(frames, dtype=np.float64).sum(1)
-    voiced = energy > 1e-3 * energy.max(initial=0.0)
-    if not voiced.any():
-        voiced = np.ones(max(1, len(frames)), bool)
-    ends = np.flatnonzero(voiced)
-    lengths = np.array([max(1, len(p.text.strip())) for p in pieces], np.float64)
-    edges = np.concatenate(([0.0], np.cumsum(lengths) / lengths.sum())) * (len(ends) - 1) if pieces else np.zeros(1)
-    times = ends[np.rint(edges).astype(int)] * FRAME_SAMPLES / SAMPLE_RATE_HZ
+    times = spread_over_sound([max(1, len(p.text.strip())) for p in pieces], pcm)
     return [
-        Word(p.text.strip(), float(a), float(b), p.probability)
-        for p, a, b in zip(pieces, times[:-1], times[1:], strict=True)
+        Word(p.text.strip(), start_s, end_s, p.probability)
+        for p, start_s, end_s in zip(pieces, times[:-1], times[1:], strict=True)
     ]

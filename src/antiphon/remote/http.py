@@ -34,12 +34,12 @@ MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
 class LoopClients:
     """An `httpx.AsyncClient` for each event loop. A client is closed with its loop (`shutdown_asyncgens`).
 
-    Only the time to connect is limited; requests have their own limits. The constructor reads certificates, which takes
-    tens of milliseconds.
+    Only the time to connect is limited; requests have their own limits. Redirects are not followed. The constructor
+    reads certificates, which takes tens of milliseconds. `tls`: the context that verifies the servers.
     """
 
     def __init__(self) -> None:
-        self._tls = httpx.create_ssl_context()
+        self.tls = httpx.create_ssl_context()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
         self._closers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[httpx.AsyncClient, None]] = (
             WeakKeyDictionary()
@@ -50,7 +50,7 @@ class LoopClients:
         loop = asyncio.get_running_loop()
         found = self._clients.get(loop)
         if found is None:
-            self._closers[loop] = closer = _open(self._tls)
+            self._closers[loop] = closer = _open(self.tls)
             self._clients[loop] = found = await anext(closer)
         return found
 
@@ -185,7 +185,8 @@ async def read_failure(server: str, answer: httpx.Response, key: str) -> Antipho
     if status in (429, 503):
         return Refused("The model's server has no room.", retry_after_s(answer.headers.get("retry-after", "")))
     if status >= 500 or status < 400:
-        return RemoteError(f"{server} failed with status {status}")
+        redirect = ", a redirect, which is not followed" if answer.is_redirect else ""
+        return RemoteError(f"{server} failed with status {status}{redirect}")
     data = bytearray()
     async with aclosing(chunks(answer)) as found:
         async for chunk in found:
@@ -212,12 +213,14 @@ class ListedModel:
     - `context_tokens`: the size of its context, in tokens; 0 if the list does not report it.
     - `owner`: the software that serves the model, such as "vllm".
     - `has_parent`: True if it is an adapter of another model in the list.
+    - `languages`: those that it understands or speaks; empty if the list does not report them.
     """
 
     id: str
     context_tokens: int = 0
     owner: str = ""
     has_parent: bool = False
+    languages: tuple[str, ...] = ()
 
 
 _null = msgspec.Raw(b"null")
@@ -230,6 +233,7 @@ class _Entry(msgspec.Struct, gc=False):
     max_model_len: msgspec.Raw = _null
     owned_by: msgspec.Raw = _null
     parent: msgspec.Raw = _null
+    languages: msgspec.Raw = _null
 
 
 class _List(msgspec.Struct):
@@ -237,6 +241,7 @@ class _List(msgspec.Struct):
 
 
 _list_decoder, _text_decoder = msgspec.json.Decoder(_List), msgspec.json.Decoder(str)
+_texts_decoder = msgspec.json.Decoder(tuple[str, ...])
 _tokens_decoder = msgspec.json.Decoder(Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)])
 
 
@@ -276,6 +281,7 @@ def models_in(data: bytes) -> list[ListedModel]:
                     optional(_tokens_decoder, entry.max_model_len) or 0,
                     optional(_text_decoder, entry.owned_by) or "",
                     entry.parent != _null,
+                    optional(_texts_decoder, entry.languages) or (),
                 )
             )
     return found

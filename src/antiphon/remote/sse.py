@@ -65,6 +65,10 @@ def _check(num_bytes: int) -> None:
 MAX_WAITING = 64
 
 
+class StreamEnded(RemoteError):
+    """A stream has no further item."""
+
+
 class ReaderTask(Generic[T]):
     """Reads one stream in a task, from construction until the stream ends or `end` is called.
 
@@ -84,14 +88,14 @@ class ReaderTask(Generic[T]):
             async with aclosing(stream) as items:
                 async for item in items:
                     await self._queue.put(item)
-            await self._queue.put(RemoteError("the model's server ended its answer"))
+            await self._queue.put(StreamEnded("the model's server ended its answer"))
         except Exception as error:
             # After `end`, no reader is left, and `put` on a full queue would block forever.
             if not self._ended:
                 await self._queue.put(error)
 
     async def take(self) -> T:
-        """Return the next item, without a timeout. Raises the stream's error, or RemoteError after it has ended."""
+        """Return the next item, without a timeout. Raises the stream's error, or StreamEnded after its end."""
         found = await self._queue.get()
         if isinstance(found, Exception):
             raise found

@@ -6,16 +6,18 @@ The request is that of pipecat's client for Smart Turn servers: its body is the 
 
 from __future__ import annotations
 
-import asyncio
 import io
+from contextlib import aclosing
+from functools import partial
 
 import httpx
 import msgspec
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.errors import RemoteError
-from antiphon.remote.http import LoopClients, decoded
+from antiphon.errors import Refused, RemoteError
+from antiphon.remote.http import chunks, decoded
+from antiphon.remote.pool import Endpoint, Pool
 
 # Seconds of the turn that are sent, and the seconds in which the answer has to arrive. A later answer comes after most
 # pauses are over.
@@ -33,11 +35,8 @@ class RemoteTurnDetector:
 
     def __init__(self, url: str, key: str = "") -> None:
         """`key` is sent as a bearer token; "": none. Nothing is requested before the first pause."""
-        self._url = url
-        self._headers = {"Content-Type": "application/octet-stream"} | (
-            {"Authorization": f"Bearer {key}"} if key else {}
-        )
-        self._clients = LoopClients()
+        # A request is not repeated, because the pause would be over.
+        self.pool = Pool("turn", [Endpoint(url)], key, max_s=ANSWER_S, measures=False, attempts=1)
         self._decoder = msgspec.json.Decoder(_Judgement)
 
     async def complete(self, pcm: Pcm) -> float:
@@ -47,18 +46,19 @@ class RemoteTurnDetector:
         """
         body = io.BytesIO()
         np.save(body, np.asarray(pcm[-INPUT_S * SAMPLE_RATE_HZ :], np.float32))
-        client = await self._clients.client()
         try:
-            async with asyncio.timeout(ANSWER_S):
-                async with client.stream("POST", self._url, headers=self._headers, content=body.getvalue()) as answer:
-                    data = bytearray()
-                    async for chunk in answer.aiter_raw():
-                        data += chunk
-                        if len(data) > MAX_ANSWER_BYTES:
-                            raise RemoteError("the turn detector's server sent too long an answer")
-                    if answer.status_code != 200:
-                        raise RemoteError(f"the turn detector's server answered with status {answer.status_code}")
-        except (httpx.HTTPError, TimeoutError) as error:
-            what = type(error).__name__
-            raise RemoteError(f"the turn detector's server gave no answer within {ANSWER_S:g} s ({what})") from None
-        return decoded(self._decoder, bytes(data), "probability").probability
+            return await self.pool.ask(partial(self._asked, body.getvalue()))
+        except Refused as error:
+            raise RemoteError(f"the turn detector's server gave no answer: {error}") from None
+
+    async def _asked(self, body: bytes, endpoint: Endpoint) -> float:
+        client, headers = await self.pool.client(), {"Content-Type": "application/octet-stream"} | self.pool.headers()
+        try:
+            async with client.stream("POST", endpoint.url, headers=headers, content=body) as answer:
+                if answer.status_code != 200:
+                    raise RemoteError(f"the turn detector's server answered with status {answer.status_code}")
+                async with aclosing(chunks(answer, MAX_ANSWER_BYTES)) as found:
+                    data = b"".join([chunk async for chunk in found])
+        except httpx.HTTPError as error:
+            raise RemoteError(f"the turn detector's server gave no answer ({type(error).__name__})") from None
+        return decoded(self._decoder, data, "probability").probability

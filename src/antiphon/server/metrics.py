@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 from prometheus_client.registry import Collector
 
@@ -19,6 +19,8 @@ from antiphon.contracts import LanguageModel, Urgency
 from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import ModelWorker
 from antiphon.recording.tracing.turns import TurnTrace
+from antiphon.remote.pool import Pool
+from antiphon.roles import shown_role
 from antiphon.server.memory import MemoryLedger
 from antiphon.sessions.conversation.native_units import UnitDone
 from antiphon.settings import ServerSettings
@@ -187,8 +189,9 @@ class Metrics:
         language: LanguageModel | None = None,
         workers: Mapping[str, ModelWorker] | None = None,
         detector_failures: Mapping[tuple[str, str], int] | None = None,
+        pools: Sequence[Pool[Any]] = (),
     ) -> None:
-        """Report lanes, workers, the longest backlog and the language model's KV, read at each request of /metrics.
+        """Report lanes, workers, other servers, the longest backlog and the KV, read at each request of /metrics.
 
         `backlog_s` returns the longest backlog of all sessions, in seconds of audio. Call this once, when the models
         are loaded.
@@ -197,6 +200,8 @@ class Metrics:
         self.registry.register(_Workers(workers or {}))
         if detector_failures is not None:
             self.registry.register(_DetectorFailures(detector_failures))
+        if pools:
+            self.registry.register(_Servers(pools))
         if language:
             self.registry.register(_Kv(language))
 
@@ -297,6 +302,34 @@ class _Kv(Collector):
             ("antiphon_language_model_away", "1 while the language model's server does not answer.", load.is_away),
         ):
             yield GaugeMetricFamily(name, help, value=value)
+
+
+class _Servers(Collector):
+    def __init__(self, pools: Sequence[Pool[Any]]) -> None:
+        self._pools = pools
+
+    def collect(self) -> Iterable[Metric]:
+        name, labels = "antiphon_remote", ["role", "server"]
+        requests = CounterMetricFamily(f"{name}_requests", "Requests to another server.", labels=labels)
+        failures = CounterMetricFamily(f"{name}_failures", "Requests that failed there.", labels=labels)
+        again = CounterMetricFamily(
+            f"{name}_second_attempts", "Requests that replaced a late or failed one.", labels=labels
+        )
+        running = GaugeMetricFamily(f"{name}_running", "Requests under way.", labels=labels)
+        away = GaugeMetricFamily(f"{name}_away", "1 while the server does not answer.", labels=labels)
+        times = SummaryMetricFamily(
+            f"{name}_seconds", "Seconds from a request to the beginning of its answer.", labels=labels
+        )
+        for pool in self._pools:
+            for one in pool.all:
+                found = [shown_role(pool.role), one.host]
+                requests.add_metric(found, one.requests)
+                failures.add_metric(found, one.failures)
+                again.add_metric(found, one.second_attempts)
+                running.add_metric(found, one.running)
+                away.add_metric(found, float(one.is_away))
+                times.add_metric(found, one.times.count, one.times.sum_s)
+        yield from (requests, failures, again, running, away, times)
 
 
 class _Headroom(Collector):

@@ -151,6 +151,7 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
         models.language_model,
         models.workers,
         models.detector_failures.counts,
+        models.pools,
     )
     on_lost = stop.set if server.exit_on_model_loss else lambda: None
     assert state.group

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from antiphon.settings.option import HOST, KEY, ORIGIN, option
+from antiphon.settings.remote import RemoteSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,9 @@ class ModelSettings:
         choices=("auto", "default", "large", "light", "hub"),
     )
     transcriber: str = option(
-        "", "Transcriber: a name from `antiphon pull --list`, or the folder of a checkpoint (Qwen3-ASR)."
+        "",
+        "Transcriber: a name from `antiphon pull --list`, the folder of a checkpoint (Qwen3-ASR), or a model on other "
+        "servers, `URL[,URL]#MODEL`.",
     )
     partials: str = option(
         "",
@@ -384,32 +387,6 @@ class EngineOptions:
         "Launch a step before the tokens of the step before it are read, so that a GPU does not wait for the host "
         "between two steps. Also gives each model's thread a CUDA stream of its own, so that models do not wait for "
         "each other. Rows whose token the host decides, such as those with a grammar, still wait.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteSettings:
-    """The section `[remote]`: a language model on another server (`--language-model URL#MODEL`, `--engine`)."""
-
-    remote_key: str = option("", "The server's API key, sent to it as a bearer token.", secret=True, form=KEY)
-    remote_key_file: str = option("", "File with that key, if the variable is not set.")
-    remote_first_token_s: float = option(
-        10.0,
-        "Seconds in which the first word of an answer has to arrive. After half of that time the request is sent a "
-        "second time, and the answer that begins first is used.",
-        low=0.1,
-    )
-    remote_token_s: float = option(
-        10.0, "Seconds in which each further word has to arrive; otherwise the answer fails.", low=0.1
-    )
-    remote_media: bool = option(
-        False, "The model hears and sees: it receives audio and images instead of text made from them."
-    )
-    remote_preemptive: int = option(
-        0,
-        "Preemptive answers that a conversation may begin in a minute, while the user may still continue. Each is an "
-        "additional request that may be wasted.",
-        low=0,
     )
 
 

@@ -17,7 +17,8 @@ from antiphon.contracts import Reply, ReplyDone, TextDelta
 from antiphon.errors import ModelError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.breaker import FAILURES_TO_OPEN, MAX_PAUSE_S
 from antiphon.remote.chat.chat_completions import ChatReader
-from antiphon.remote.chat.client import MAX_WAIT_S, ModelServerClient, Timeouts
+from antiphon.remote.chat.client import ModelServerClient
+from antiphon.remote.pool import MAX_WAIT_S, Endpoint, Pool
 from antiphon.remote.sse import LINES_A_TURN
 from tests.remote.chat.scripted_server import Answer, Script, ScriptedServer, fails, hangs, says, scripted_server
 from tests.remote.turns import turns_of_others
@@ -31,6 +32,11 @@ def run(coroutine: Awaitable[Any]) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
 
 
+def client_of(url: str, first_s: float) -> ModelServerClient:
+    pool = Pool("language", [Endpoint(url)], KEY, max_s=first_s, measures=False)
+    return ModelServerClient(pool, "/chat/completions", 0.2, ChatReader)
+
+
 def asked(
     *scripts: Script, use: Callable[[ModelServerClient, ScriptedServer], Awaitable[Any]], first_s: float = 20.0
 ) -> Any:
@@ -38,11 +44,11 @@ def asked(
 
     async def main() -> Any:
         async with scripted_server(*scripts) as server:
-            client = ModelServerClient(server.url + "/chat/completions", KEY, Timeouts(first_s, 0.2), ChatReader)
+            client = client_of(server.url, first_s)
             try:
                 return await use(client, server)
             finally:
-                await client.close()
+                await client.pool.close()
 
     return run(main())
 
@@ -102,7 +108,7 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
     async def main() -> None:
         async with scripted_server(hangs) as server:
             url = server.url
-        client = ModelServerClient(url, "", Timeouts(20, 1), ChatReader)
+        client = client_of(url, 20)
         with pytest.raises(RemoteError):
             await collected(client)
 
@@ -138,7 +144,7 @@ def test_a_first_attempt_that_was_only_late_is_taken_too() -> None:
 
 def test_a_server_that_never_speaks_is_given_up() -> None:
     async def use(client: ModelServerClient, server: ScriptedServer) -> None:
-        with pytest.raises(RemoteError, match="no word within 1 s"):
+        with pytest.raises(RemoteError, match="no answer within 1 s"):
             await collected(client)
         # Each attempt is abandoned. There are two if this machine began the second one in time.
         assert server.asked

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.events.tools import Tool
-from antiphon.remote.chat.address import parse_address
+from antiphon.remote.address import parse_address
 from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.chat.written_calls import WrittenCalls
 from antiphon.settings import RemoteSettings
@@ -150,7 +150,7 @@ def test_a_server_whose_model_calls_what_is_no_tool_is_asked_again_without_tools
                 return replies, ["tools" in asked.body for asked in server.asked]
             finally:
                 stream.close()
-                await model.client.close()
+                await model.pool.close()
 
     replies, offered = asyncio.run(main())
     assert read(iter(replies)) == ("Old books. ", [], "stop")
@@ -174,7 +174,7 @@ def test_a_server_that_writes_json_makes_a_call_where_it_may(choice: str) -> Non
                 return [r async for r in stream.reply([Message("user", "?")], options)]
             finally:
                 stream.close()
-                await model.client.close()
+                await model.pool.close()
 
     reported, calls, reason = read(iter(asyncio.run(main())))
     expected = ("", [("add", {"a": 1})], "tool_calls") if choice == "auto" else (text, [], "stop")

@@ -152,7 +152,7 @@ def test_when_a_server_is_killed_in_mid_answer_then_the_other_one_goes_on(server
         assert found == [after(5, 60)] * 4
 
     asyncio.run(main())
-    assert {endpoint.failures for endpoint in held.server.endpoints.all} == {0, held.server.endpoints.all[0].failures}
+    assert {endpoint.failures for endpoint in held.server.pool.all} == {0, held.server.pool.all[0].failures}
 
 
 def test_when_a_server_hangs_then_the_other_one_is_asked_and_others_are_not_slowed(server: MakeServer) -> None:

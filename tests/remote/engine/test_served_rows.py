@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 
 from antiphon.engine.rows import Rows
-from antiphon.remote.engine.endpoints import Endpoint, Endpoints
+from antiphon.remote.engine.endpoints import EngineEndpoint
 from antiphon.remote.engine.served_rows import ServedRows
 from antiphon.remote.engine.wires import HeldRows, Piece
+from antiphon.remote.pool import Pool
 
 
 class Server:
     """The part of an EngineServer that ServedRows uses. Records what is forgotten."""
 
     def __init__(self, *, has_sessions: bool = True, context_rows: int = 100) -> None:
-        self.endpoints = Endpoints(["http://a", "http://b"])
+        self.pool = Pool("language", [EngineEndpoint("http://a"), EngineEndpoint("http://b")])
         self.instance, self.context_rows = "x", context_rows
         self.wire = SimpleNamespace(has_sessions=has_sessions)
-        self.forgotten: list[tuple[Endpoint, HeldRows | None]] = []
+        self.forgotten: list[tuple[EngineEndpoint, HeldRows | None]] = []
 
-    def forget(self, endpoint: Endpoint, held: HeldRows | None) -> None:
+    def forget(self, endpoint: EngineEndpoint, held: HeldRows | None) -> None:
         self.forgotten.append((endpoint, held))
 
 

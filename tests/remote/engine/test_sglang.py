@@ -155,7 +155,7 @@ def test_sessions_that_a_restart_has_lost_are_no_failures_of_the_server(server: 
         server.restart(server.model)
         for session in sessions:
             assert await tokens(session, 2) == after(7, 2)
-        (endpoint,) = held.server.endpoints.all
+        (endpoint,) = held.server.pool.all
         assert endpoint.failures == 0
 
     asyncio.run(main())

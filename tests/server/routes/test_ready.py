@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 
 from antiphon.loading.loaded import LoadedModels
-from antiphon.remote.chat.address import parse_address
+from antiphon.remote.address import parse_address
 from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.server.routes.health import ready
 from antiphon.settings import RemoteSettings
@@ -22,7 +22,7 @@ from tests.scripted import ScriptedDetector, ScriptedTranscriber
 def test_a_language_model_that_is_away_leaves_the_server_ready_and_is_named(is_away: bool) -> None:
     # No server listens at this address.
     language = RemoteLanguageModel(parse_address("http://127.0.0.1:9/v1#m", "--language-model"), "", RemoteSettings())
-    language.client.is_away = is_away
+    language.pool.all[0].is_away = is_away
     others: Any = dict.fromkeys(("turn_detector", "synthesizer", "image_reader", "conversation_model", "video_model"))
     hears = {"transcriber": ScriptedTranscriber(), "vad": ScriptedDetector()}
     models = LoadedModels(**others, **hears, language_model=language, names={}, lanes=())

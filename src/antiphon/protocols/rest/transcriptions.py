@@ -16,10 +16,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from antiphon.contracts import FileInfo, TranscriptionTask, TranscriptSegment
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.languages import language_code
 from antiphon.events.transcription import ServerVad
 from antiphon.events.words import Word
 from antiphon.protocols.fields import nearest, unknown_parameter
-from antiphon.protocols.model_names import language_code
 
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)

@@ -15,6 +15,7 @@ import msgspec
 
 from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.languages import language_code
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.events.words import Word
 from antiphon.protocols.fields import Text, audio_file, decode, number, seed, typed
@@ -22,7 +23,6 @@ from antiphon.protocols.model_names import (
     OTHER_VOICES,
     ModelNames,
     is_hosted_voice,
-    language_code,
     loaded_voice,
     voice_not_found,
 )

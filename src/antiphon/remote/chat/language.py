@@ -12,25 +12,29 @@ import secrets
 from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Literal
 
 import httpx
 
 from antiphon.contracts import LanguageLoad, LanguageProfile, Message, Reply, ReplyDone, ReplyOptions, TextDelta
-from antiphon.errors import RemoteError, RemoteProtocolError
+from antiphon.errors import RemoteError, RemoteProtocolError, SettingsError
 from antiphon.events.tools import Tool
+from antiphon.remote.address import ServerAddress, split_api
 from antiphon.remote.chat import chat_completions, responses
-from antiphon.remote.chat.address import ServerAddress
 from antiphon.remote.chat.chat_completions import ChatReader
-from antiphon.remote.chat.client import Counts, ModelServerClient, Timeouts
+from antiphon.remote.chat.client import Counts, ModelServerClient
 from antiphon.remote.chat.messages import estimated_tokens, newest, refuse_if_cut, with_results, without_media
 from antiphon.remote.chat.responses import ResponsesReader
 from antiphon.remote.chat.written_calls import WrittenCalls
 from antiphon.remote.http import ListedModel, list_models, salt_of
+from antiphon.remote.pool import Endpoint, Pool
 from antiphon.settings import RemoteSettings
 from antiphon.shares.threads import in_thread
 
 log = logging.getLogger(__name__)
 
+Api = Literal["chat_completions", "responses"]
+CHAT, RESPONSES = "/chat/completions", "/responses"
 # The assumed context of a server that does not report it, in tokens.
 DEFAULT_CONTEXT_TOKENS = 8192
 # A full conversation is cut to this share of the context, so that the next replies find the server's prefix cache.
@@ -52,7 +56,12 @@ class RemoteLanguageModel:
     """
 
     def __init__(self, address: ServerAddress, key: str, settings: RemoteSettings, context_tokens: int = 0) -> None:
-        found, is_there = _probe(address, key)
+        chosen = [split_api(url, (RESPONSES, CHAT)) for url in address.urls]
+        self.api: Api = "responses" if chosen[0][1] == RESPONSES else "chat_completions"
+        if len({path == RESPONSES for _, path in chosen}) > 1:
+            raise SettingsError("--language-model: all URLs must have the same API, /responses or /chat/completions")
+        endpoints = [Endpoint(base) for base, _ in chosen]
+        found = _probe(endpoints, address.model, key)
         context_tokens = context_tokens or found.context_tokens or DEFAULT_CONTEXT_TOKENS
         self.profile = LanguageProfile(
             address.model,
@@ -65,19 +74,28 @@ class RemoteLanguageModel:
         self.limit_field = LIMIT_FIELDS[0]
         # vLLM separates the prefix caches of two salts. Other servers may refuse the field.
         self._secret = secrets.token_bytes(32) if found.owner == "vllm" else b""
-        self.client = ModelServerClient(
-            address.url,
-            key,
-            Timeouts(settings.remote_first_token_s, settings.remote_token_s),
-            ResponsesReader if address.api == "responses" else ChatReader,
+        self.pool = Pool(
+            "language", endpoints, key, max_s=settings.remote_first_token_s, measures=False, look=self._look
         )
-        self.client.is_away = not is_there
+        self.client = ModelServerClient(
+            self.pool,
+            RESPONSES if self.api == "responses" else CHAT,
+            settings.remote_token_s,
+            ResponsesReader if self.api == "responses" else ChatReader,
+        )
         self.num_open = 0
 
     @property
     def counts(self) -> Counts:
         """Counts of the requests to the server so far."""
         return self.client.counts
+
+    async def _look(self, endpoint: Endpoint) -> str:
+        """Return what a server is, in words. Raises ModelError if it does not work."""
+        models = [listed.id for listed in await list_models(endpoint.url, self.pool.key)]
+        if models and self.address.model not in models:
+            raise RemoteError(f"has no model {self.address.model}; it has {', '.join(sorted(models)[:20])}")
+        return f"serves {self.address.model}"
 
     async def open(self, owner: Hashable | None = None) -> RemoteLanguageStream:
         """Open a conversation, which sends no request. If the server is vLLM, owners do not share cached prefixes."""
@@ -86,7 +104,7 @@ class RemoteLanguageModel:
 
     def load(self) -> LanguageLoad:
         """Return the numbers of conversations that are open and being answered. The server holds their KV."""
-        return LanguageLoad(self.num_open, self.counts.answering, 0, 0, 0, 0, is_away=self.client.is_away)
+        return LanguageLoad(self.num_open, self.counts.answering, 0, 0, 0, 0, is_away=self.pool.is_away)
 
     def close(self) -> None:
         """Do nothing: connections are closed with their event loop."""
@@ -193,7 +211,7 @@ class RemoteLanguageStream:
         messages = with_results(messages)
 
         def make() -> bytes:
-            if model.address.api == "responses":
+            if model.api == "responses":
                 return responses.body(model.address.model, messages, options)
             return chat_completions.body(
                 model.address.model, messages, options, limit_field=model.limit_field, salt=self._salt
@@ -203,19 +221,23 @@ class RemoteLanguageStream:
         return await in_thread(make) if any(m.parts for m in messages) else make()
 
 
-def _probe(address: ServerAddress, key: str) -> tuple[ListedModel, bool]:
-    """Return the server's report about the model (empty if there is none), and whether the server answered.
+def _probe(endpoints: Sequence[Endpoint], model: str, key: str) -> ListedModel:
+    """Return the first report of a server about the model, empty if there is none. Notes which servers are away.
 
     Raises ModelError if the key is not accepted.
     """
-    try:
-        models = {model.id: model for model in asyncio.run(list_models(address.base_url, key))}
-    except RemoteError as error:
-        log.warning("%s does not list its models: %s", address.base_url, error)
-        return ListedModel(address.model), not isinstance(error.__cause__, httpx.HTTPError)
-    if models and address.model not in models:
-        log.warning("%s has no model %s; it has %s", address.base_url, address.model, ", ".join(sorted(models)[:20]))
-    return models.get(address.model) or ListedModel(address.model), True
+    reports = list[ListedModel]()
+    for endpoint in endpoints:
+        try:
+            models = {listed.id: listed for listed in asyncio.run(list_models(endpoint.url, key))}
+        except RemoteError as error:
+            log.warning("%s does not list its models: %s", endpoint.url, error)
+            endpoint.is_away = isinstance(error.__cause__, httpx.HTTPError)
+            continue
+        if models and model not in models:
+            log.warning("%s has no model %s; it has %s", endpoint.url, model, ", ".join(sorted(models)[:20]))
+        reports += [models[model]] if model in models else []
+    return next(iter(reports), ListedModel(model))
 
 
 def _slices(reply: Reply) -> Iterator[Reply]:

@@ -25,15 +25,14 @@ import numpy as np
 from antiphon.engine.api import Finish, Grammar, Sampling, Token
 from antiphon.engine.grammar import GrammarFollower
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
-from antiphon.remote.engine.endpoints import TRIVIAL, Endpoint
+from antiphon.remote.engine.endpoints import TRIVIAL, EngineEndpoint
 from antiphon.remote.engine.served_rows import ServedRows
 from antiphon.remote.engine.sglang import SessionLost
 from antiphon.remote.engine.wires import Ask
+from antiphon.remote.pool import MAX_WAIT_S
 
 log = logging.getLogger(__name__)
 
-# If no other server is available, and a server asks for a pause of at most MAX_WAIT_S, the request waits for it.
-MAX_WAIT_S = 2.0
 # Seconds to wait for the token counts after an answer's last token.
 USAGE_S = 0.5
 # If a grammar allows at most MAX_ALLOWED tokens, the request allows only these.
@@ -56,7 +55,7 @@ class Answer:
         self._seed = secrets.randbits(62) if params.seed is None else params.seed
         self._num_tokens = 0
         # The servers that failed since the last token, and the number of their failures.
-        self._failed: set[Endpoint] = set()
+        self._failed: set[EngineEndpoint] = set()
         self._num_failures = 0
         # Tokens that the grammar does not allow at the next position.
         self._rejected: list[int] = []
@@ -72,19 +71,21 @@ class Answer:
             except (ModelError, Refused) as error:
                 await self._recover(endpoint, error)
 
-    async def _request(self, endpoint: Endpoint) -> AsyncGenerator[Token, None]:
+    async def _request(self, endpoint: EngineEndpoint) -> AsyncGenerator[Token, None]:
         """Yield the tokens of one request to one server."""
         served, server = self._served, self._server
         await server.verify(endpoint)
         ask, began_inside = self._ask(endpoint), self._is_inside
         before = self._num_tokens
-        timeout_s = server.timeouts.first_s / (2 if len(server.endpoints.all) > 1 else 1)
+        timeout_s = server.timeouts.first_s / (2 if len(server.pool.all) > 1 else 1)
         try:
             with server.reading(endpoint, ask) as reader:
-                finish = None
+                finish, since_s = None, time.monotonic()
                 while finish is None:
                     piece = await reader.next(timeout_s)
                     served.note(piece)
+                    if self._num_tokens == before and piece.tokens:
+                        endpoint.times.note(time.monotonic() - since_s)
                     timeout_s, finish = server.timeouts.next_s, piece.finish
                     for token, logprob in zip(piece.tokens, piece.logprobs or [None] * len(piece.tokens), strict=True):
                         server.check_alive()
@@ -95,7 +96,7 @@ class Answer:
                             finish = finish or "length"
                             if piece.finish is None:
                                 return
-                    endpoint.breaker.succeeded(served.owner)
+                    endpoint.succeeded(served.owner)
                 if finish == "stop" and self.finish is None:
                     self.finish = Finish.STOP
                 elif finish == "length" and self._num_tokens == before:
@@ -110,7 +111,7 @@ class Answer:
                 raise
             await self._give_up_grammar(endpoint, ask, ask.rule, error)
 
-    def _ask(self, endpoint: Endpoint) -> Ask:
+    def _ask(self, endpoint: EngineEndpoint) -> Ask:
         """Build the request for the remaining tokens, after the rows so far."""
         served, params = self._served, self._params
         rows = served.fitting()
@@ -163,7 +164,7 @@ class Answer:
         """Whether the grammar applies to the next token. A request ends when that changes."""
         return self._guide is not None and self._guide.num_tokens is not None
 
-    async def _give_up_grammar(self, endpoint: Endpoint, ask: Ask, rule: Grammar, error: EngineError) -> None:
+    async def _give_up_grammar(self, endpoint: EngineEndpoint, ask: Ask, rule: Grammar, error: EngineError) -> None:
         """Enforce the grammar locally for LOOK_AGAIN_S, because the server does not accept it.
 
         Other grammars are still sent, unless the server also refuses a trivial one.
@@ -189,9 +190,9 @@ class Answer:
         except (ModelError, Refused, TimeoutError) as failure:
             log.info("%s does not say whether it takes grammars: %s", endpoint.host, failure)
 
-    async def _recover(self, endpoint: Endpoint, error: ModelError | Refused) -> None:
+    async def _recover(self, endpoint: EngineEndpoint, error: ModelError | Refused) -> None:
         """Prepare a request to another server, or to the same one again. Raises `error` if a retry would be useless."""
-        endpoints = self._server.endpoints.all
+        endpoints = self._server.pool.all
         self._server.check_alive()
         self._num_failures += 1
         if isinstance(error, SessionLost) and self._num_failures == 1:

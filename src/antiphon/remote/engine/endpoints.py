@@ -1,4 +1,4 @@
-"""The servers of an engine: the choice of one for a session, its replacement after a failure, and refused grammars.
+"""The servers of an engine in its pool, and the grammars that they have refused.
 
 A grammar that a server has refused is not sent to that server again for some minutes.
 """
@@ -6,14 +6,11 @@ A grammar that a server has refused is not sent to that server again for some mi
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from antiphon.engine.api import Grammar
-from antiphon.errors import Refused
-from antiphon.remote.breaker import ServerBreaker
+from antiphon.remote.pool import Endpoint
 
 # The maximum number of refused grammars that are remembered. The oldest is forgotten first.
 MAX_REFUSED = 256
@@ -61,55 +58,24 @@ def _name(owner: Hashable, rule: Grammar) -> tuple[Hashable, str, bytes]:
 
 
 @dataclass(slots=True, eq=False)
-class Endpoint:
-    """One of an engine's servers, with its state."""
+class EngineEndpoint(Endpoint):
+    """One of an engine's servers, with its state. A session stays with its server while that works."""
 
-    # The root of its URL, without a slash at the end.
-    url: str
-    # Its circuit breaker.
-    breaker: ServerBreaker = field(default_factory=ServerBreaker)
     # The grammars that it has refused.
     grammars: RefusedGrammars = field(default_factory=RefusedGrammars)
     # True if the expected model was found there, and the server has not failed since.
     verified: bool = False
     # The number of sessions whose rows it has.
     sessions: int = 0
-    # The number of requests since the start.
-    requests: int = 0
-    # The number of failures since the start.
-    failures: int = 0
 
     @property
-    def host(self) -> str:
-        """Its host and port, for messages."""
-        return urlsplit(self.url).netloc
+    def load(self) -> int:
+        """The load by which servers are compared: the sessions whose rows they have."""
+        return self.sessions
 
     def failed(self, owner: Hashable | None) -> None:
         """Count a failure of an owner's request. The server is verified again before its next request."""
         self.failures += 1
         self.verified = False
-        self.breaker.failed(owner, time.monotonic())
-
-
-class Endpoints:
-    """The servers of one model. Each has its own breaker, and a session stays with its server while that works."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self.all = tuple(Endpoint(url) for url in dict.fromkeys(url.rstrip("/") for url in urls))
-
-    def choose(self, owner: Hashable | None, bound: Endpoint | None, avoid: Collection[Endpoint] = ()) -> Endpoint:
-        """Return the server for an owner's request: `bound` if available, otherwise the one with the fewest sessions.
-
-        `avoid`: servers that failed this request; they are used only if no other is available. Raises Refused if the
-        breakers of all servers are open.
-        """
-        now_s, refused = time.monotonic(), list[Refused]()
-        others = sorted(self.all, key=lambda e: (e in avoid, e is not bound, e.sessions))
-        for endpoint in others:
-            try:
-                endpoint.breaker.check(owner, now_s)
-            except Refused as error:
-                refused.append(error)
-                continue
-            return endpoint
-        raise min(refused, key=lambda error: error.retry_after_s)
+        # Not `super()`, which a dataclass with slots breaks.
+        Endpoint.failed(self, owner)

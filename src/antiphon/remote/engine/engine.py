@@ -29,11 +29,12 @@ from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
 from antiphon.remote.engine import CAPABILITIES, EngineServers
 from antiphon.remote.engine.answer import Answer
-from antiphon.remote.engine.endpoints import Endpoint
+from antiphon.remote.engine.endpoints import EngineEndpoint
 from antiphon.remote.engine.served_rows import ServedRows
 from antiphon.remote.engine.server import EngineServer, ModelFacts
 from antiphon.remote.engine.wires import Ask
 from antiphon.remote.http import salt_of
+from antiphon.remote.pool import Pool
 from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class VllmSession:
             if self._rows.epoch == epoch:
                 self._rows.computed = max(self._rows.computed, count)
 
-    async def _compute(self, endpoint: Endpoint, ids: list[int]) -> None:
+    async def _compute(self, endpoint: EngineEndpoint, ids: list[int]) -> None:
         served, timeouts = self._served, self._server.timeouts
         ask = Ask(ids, 1, Sampling(), 0, served.salt, served.name, held=served.held())
         with self._server.reading(endpoint, ask) as reader:
@@ -195,7 +196,7 @@ class VllmSession:
                 piece = await reader.next(timeouts.first_s)
                 served.note(piece)
                 finish = piece.finish
-            endpoint.breaker.succeeded(served.owner)
+            endpoint.succeeded(served.owner)
             with suppress(RemoteError):
                 while True:
                     served.note(await reader.next(timeouts.next_s))
@@ -236,6 +237,11 @@ class VllmEngine:
         self._secret = secrets.token_bytes(32)
         self._compiler = GrammarCompiler(tokenizer, facts.vocabulary_size)
         self._sessions: set[VllmSession] = set()
+
+    @property
+    def pool(self) -> Pool[EngineEndpoint]:
+        """The servers, for the metrics."""
+        return self.server.pool
 
     @property
     def last_state(self) -> EngineState:

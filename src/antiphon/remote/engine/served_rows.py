@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Collection, Hashable
 
 from antiphon.engine.rows import Rows
-from antiphon.remote.engine.endpoints import Endpoint
+from antiphon.remote.engine.endpoints import EngineEndpoint
 from antiphon.remote.engine.server import EngineServer
 from antiphon.remote.engine.wires import HeldRows, Piece
 
@@ -26,7 +26,7 @@ class ServedRows:
         self.server, self.rows, self.salt = server, rows, salt
         self.name = f"{server.instance}-{next(_NUMBERS)}"
         self.cached: int | None = None
-        self._endpoint: Endpoint | None = None
+        self._endpoint: EngineEndpoint | None = None
         # The part of the session that this server holds, if it supports sessions.
         self._held: HeldRows | None = None
 
@@ -39,9 +39,9 @@ class ServedRows:
         """Return a copy of the rows, for a session that no server knows yet."""
         return ServedRows(self.server, copy.deepcopy(self.rows), self.salt)
 
-    def bind(self, avoid: Collection[Endpoint] = ()) -> Endpoint:
+    def bind(self, avoid: Collection[EngineEndpoint] = ()) -> EngineEndpoint:
         """Return the next request's server, preferably the one with these rows. Raises Refused if none is available."""
-        found = self.server.endpoints.choose(self.owner, self._endpoint, avoid)
+        found = self.server.pool.choose(self.owner, self._endpoint, avoid)
         if found is not self._endpoint:
             self.unbind()
             self._endpoint = found

@@ -19,12 +19,11 @@ from antiphon.engine.api import Capabilities
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
 from antiphon.remote.breaker import PROBE
 from antiphon.remote.engine import CAPABILITIES, EngineServers
-from antiphon.remote.engine.endpoints import Endpoint, Endpoints
+from antiphon.remote.engine.endpoints import EngineEndpoint
 from antiphon.remote.engine.sglang import SessionLost, Sglang
 from antiphon.remote.engine.wires import Ask, HeldRows, Piece, VllmCompletions, VllmGenerate, Wire
 from antiphon.remote.http import (
     PROBE_TIMEOUT_S,
-    LoopClients,
     ask_document,
     chunks,
     decoded,
@@ -32,8 +31,8 @@ from antiphon.remote.http import (
     read_failure,
     without_key,
 )
+from antiphon.remote.pool import Pool
 from antiphon.remote.sse import ReaderTask, events
-from antiphon.remote.trace_context import trace_headers
 
 log = logging.getLogger(__name__)
 
@@ -100,15 +99,15 @@ class EngineServer:
     capabilities: Capabilities = CAPABILITIES
 
     def __init__(self, servers: EngineServers, tokenizer: Tokenizer, facts: ModelFacts, context_rows: int) -> None:
-        self.name, self._key = servers.kind, servers.key
+        self.name = servers.kind
         self.timeouts = TokenTimeouts(servers.first_token_s, servers.token_s)
-        self.endpoints = Endpoints(servers.urls)
+        urls = dict.fromkeys(url.rstrip("/") for url in servers.urls)
+        self.pool = Pool("language", [EngineEndpoint(url) for url in urls], servers.key, measures=False)
         self.instance = secrets.token_hex(4)
         self._eos, self._vocabulary_size = facts.eos_tokens, facts.vocabulary_size
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, what in added.items() if what.special)
         self._probe = (PROBE_TEXT, tokenizer.encode(PROBE_TEXT, add_special_tokens=False).ids)
-        self._clients = LoopClients()
         # The report of the first server. The other servers must serve the same model, and so must each server after a
         # failure.
         self.served: Served | None = None
@@ -140,7 +139,7 @@ class EngineServer:
             raise Refused("the engine is shutting down", 5.0)
 
     @contextmanager
-    def reading(self, endpoint: Endpoint, ask: Ask) -> Iterator[ReaderTask[Piece]]:
+    def reading(self, endpoint: EngineEndpoint, ask: Ask) -> Iterator[ReaderTask[Piece]]:
         """Send a request and read its answer in a task, until the block ends or `close` ends the answer."""
         reader = ReaderTask(self.ask(endpoint, ask), self.tasks)
         self._readers[reader] = asyncio.get_running_loop()
@@ -151,7 +150,7 @@ class EngineServer:
             reader.end()
 
     async def _verify_all(self) -> None:
-        for endpoint in self.endpoints.all:
+        for endpoint in self.pool.all:
             try:
                 await self.verify(endpoint)
             except RemoteError as error:
@@ -166,7 +165,7 @@ class EngineServer:
         wire = VllmGenerate if self.served.generates else VllmCompletions
         return wire(self.served.model, self._eos)
 
-    async def verify(self, endpoint: Endpoint) -> None:
+    async def verify(self, endpoint: EngineEndpoint) -> None:
         """Verify that a server has the same model and tokenizer as the first one. A no-op if it is already verified.
 
         Raises RemoteError if it does not answer, and ModelError if it serves something else or does not accept the key.
@@ -186,7 +185,7 @@ class EngineServer:
             raise ModelError(f"{endpoint.host} now serves {served.model}, and not the same as at the start")
         endpoint.verified = True
 
-    async def ask(self, endpoint: Endpoint, ask: Ask) -> AsyncGenerator[Piece, None]:
+    async def ask(self, endpoint: EngineEndpoint, ask: Ask) -> AsyncGenerator[Piece, None]:
         """Send a request and yield the pieces of its answer, one of which has a `finish`.
 
         Closing the generator ends the request at the server. Raises RemoteError if the server fails, Refused if it has
@@ -194,9 +193,9 @@ class EngineServer:
         """
         wire, held, given, finished, goes_on = self.wire, ask.held, 0, False, False
         endpoint.requests += 1
-        headers = self._headers() | trace_headers() | {"X-Session-ID": ask.session}
+        headers = self.pool.headers() | {"X-Session-ID": ask.session}
         try:
-            client = await self._clients.client()
+            client = await self.pool.client()
             if held and not held.opened:
                 # Set before the request, so that the session is closed even if this is cancelled.
                 held.opened = True
@@ -211,7 +210,7 @@ class EngineServer:
                     raise await self._error(endpoint, answer)
                 async with aclosing(events(chunks(answer))) as found:
                     async for data in found:
-                        piece = wire.read(without_key(data, self._key), given)
+                        piece = wire.read(without_key(data, self.pool.key), given)
                         if piece is None:
                             break
                         if piece.prompt_tokens not in (None, len(ask.rows)):
@@ -236,7 +235,7 @@ class EngineServer:
                 raise SessionLost(str(error)) from error
             raise
 
-    def forget(self, endpoint: Endpoint, held: HeldRows | None) -> None:
+    def forget(self, endpoint: EngineEndpoint, held: HeldRows | None) -> None:
         """Make a server forget what it holds of a session. Returns at once."""
         if held and held.opened:
             closing = asyncio.create_task(self._close_session(endpoint, held.id))
@@ -244,19 +243,16 @@ class EngineServer:
             closing.add_done_callback(self.tasks.discard)
             held.lose()
 
-    async def _close_session(self, endpoint: Endpoint, session: str) -> None:
+    async def _close_session(self, endpoint: EngineEndpoint, session: str) -> None:
         with suppress(httpx.HTTPError, TimeoutError, RemoteError):
-            client = await self._clients.client()
+            client = await self.pool.client()
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 url = f"{endpoint.url}/close_session"
-                await ask_document(client, "POST", url, self._headers(), {"session_id": session})
+                await ask_document(client, "POST", url, self.pool.headers(), {"session_id": session})
 
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
-
-    async def _look(self, endpoint: Endpoint) -> Served:
+    async def _look(self, endpoint: EngineEndpoint) -> Served:
         try:
-            client = await self._clients.client()
+            client = await self.pool.client()
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 served = await self._facts(client, endpoint)
                 await self._compare_tokenizer(client, endpoint, served.model)
@@ -267,12 +263,12 @@ class EngineServer:
         return served
 
     async def _get(self, client: httpx.AsyncClient, url: str) -> tuple[int, bytes]:
-        status, data = await ask_document(client, "GET", url, self._headers())
+        status, data = await ask_document(client, "GET", url, self.pool.headers())
         if status in (401, 403):
             raise ModelError(f"{url} does not accept the key (ANTIPHON_REMOTE_KEY)")
         return status, data
 
-    async def _facts(self, client: httpx.AsyncClient, endpoint: Endpoint) -> Served:
+    async def _facts(self, client: httpx.AsyncClient, endpoint: EngineEndpoint) -> Served:
         status, data = await self._get(client, f"{endpoint.url}/v1/models")
         if status != 200:
             raise RemoteError(f"status {status}")
@@ -285,25 +281,25 @@ class EngineServer:
         metrics = b""
         with suppress(RemoteError):
             _, metrics = await self._get(client, f"{endpoint.url}/metrics")
-        probe, _ = await ask_document(client, "POST", endpoint.url + VllmGenerate.path, self._headers(), {})
+        probe, _ = await ask_document(client, "POST", endpoint.url + VllmGenerate.path, self.pool.headers(), {})
         return Served(first.id, first.context_tokens, _block_rows(metrics), probe in (400, 422))
 
-    async def _compare_tokenizer(self, client: httpx.AsyncClient, endpoint: Endpoint, model: str) -> None:
+    async def _compare_tokenizer(self, client: httpx.AsyncClient, endpoint: EngineEndpoint, model: str) -> None:
         text, expected = self._probe
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        status, data = await ask_document(client, "POST", f"{endpoint.url}/tokenize", self._headers(), body)
+        status, data = await ask_document(client, "POST", f"{endpoint.url}/tokenize", self.pool.headers(), body)
         if status != 200:
             log.warning("%s has no /tokenize: its tokenizer cannot be compared with the model's", endpoint.host)
             return
         if decoded(_tokenized_decoder, data, "list of tokens").tokens != expected:
             raise ModelError(f"{endpoint.host} has another tokenizer than the folder of --language-model")
 
-    async def _error(self, endpoint: Endpoint, answer: httpx.Response) -> Exception:
+    async def _error(self, endpoint: EngineEndpoint, answer: httpx.Response) -> Exception:
         """Turn an answer's status into an error."""
         if answer.status_code == 404:
             # The server serves another model now.
             return RemoteError(f"{endpoint.host} failed with status 404")
-        said = await read_failure(endpoint.host, answer, self._key)
+        said = await read_failure(endpoint.host, answer, self.pool.key)
         return EngineError(f"{endpoint.host} does not accept this: {said}") if isinstance(said, str) else said
 
 

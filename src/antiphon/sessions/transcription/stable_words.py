@@ -17,13 +17,12 @@ Under the rule for other words, the first word was sent 0.2 s later, and it was 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
-from antiphon.events.words import bare_word
+from antiphon.events.words import bare_word, end_of
 from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABILITY
 
 # A turn's first word may be sent the first time it is seen if the second word has at least this probability.
@@ -94,7 +93,8 @@ class WindowText:
         tail: list[TurnPiece] = []
         for turn in dict.fromkeys(t for t, _ in pieces):
             of_turn = [p for t, p in pieces if t == turn]
-            tail += [(turn, p) for p in of_turn[end_of([p for t, p in self.sent if t == turn], of_turn) :]]
+            sent = [p.text for t, p in self.sent if t == turn]
+            tail += [(turn, p) for p in of_turn[end_of(sent, [p.text for p in of_turn]) :]]
         return self._send(tail), pieces
 
     def _send(self, pieces: list[TurnPiece]) -> list[TurnPiece]:
@@ -139,25 +139,6 @@ class WindowText:
         if tokens_behind < self._profile.rollback_tokens:
             return math.inf
         return self._profile.first_agreement_s if eager else self._profile.agreement_s
-
-
-def end_of(sent: Sequence[HypothesisWord], final: Sequence[HypothesisWord]) -> int:
-    """Return the index in `final` of the first word that follows the words in `sent`. `final` is a new decode of the
-    same audio and of the audio after it, so its words may differ. They are aligned by similarity, ignoring case and
-    punctuation.
-    """
-    sent_words, final_words = [bare_word(p.text) for p in sent], [bare_word(p.text) for p in final]
-    if sent_words == final_words[: len(sent_words)]:
-        return len(sent_words)
-    end = 0
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, sent_words, final_words, autojunk=False).get_opcodes():
-        if tag == "equal":
-            end = j2
-        elif tag == "replace":
-            end = min(j2, j1 + (i2 - i1)) if i2 == len(sent_words) else j2
-        elif tag == "insert" and i2 < len(sent_words):
-            end = j2
-    return end
 
 
 def shortened(final: Hypothesis, keep: int) -> Hypothesis:

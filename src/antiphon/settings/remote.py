@@ -1,0 +1,53 @@
+"""The settings of models on other servers: keys, deadlines, and what may be sent. `sections.py` has all other settings.
+
+The URLs are values of the settings that name the models, such as `--transcriber URL#MODEL`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from antiphon.settings.option import KEY, option
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """The section `[remote]`: models on other servers (`URL#MODEL`, `--engine`)."""
+
+    remote_key: str = option(
+        "", "API key of the language model's servers, sent to them as a bearer token.", secret=True, form=KEY
+    )
+    remote_key_file: str = option("", "File with that key, if the variable is not set.")
+    transcriber_key: str = option("", "API key of the transcriber's servers.", secret=True, form=KEY)
+    transcriber_key_file: str = option("", "File with that key, if the variable is not set.")
+    synthesizer_key: str = option("", "API key of the synthesizer's servers.", secret=True, form=KEY)
+    synthesizer_key_file: str = option("", "File with that key, if the variable is not set.")
+    remote_answer_s: float = option(
+        10.0,
+        "Longest time in seconds in which the server of a transcriber or synthesizer has to begin its answer. When "
+        "times were measured, the limit is four times the 95th percentile, if that is less.",
+        low=0.1,
+    )
+    remote_hedge: bool = option(
+        False,
+        "Send a second request, to another server if there is one, when the first sound of a voice takes longer than "
+        "usual.",
+    )
+    remote_first_token_s: float = option(
+        10.0,
+        "Seconds in which the first word of an answer has to arrive. After half of that time the request is sent a "
+        "second time, and the answer that begins first is used.",
+        low=0.1,
+    )
+    remote_token_s: float = option(
+        10.0, "Seconds in which each further word has to arrive; otherwise the answer fails.", low=0.1
+    )
+    remote_media: bool = option(
+        False, "The model hears and sees: it receives audio and images instead of text made from them."
+    )
+    remote_preemptive: int = option(
+        0,
+        "Preemptive answers that a conversation may begin in a minute, while the user may still continue. Each is an "
+        "additional request that may be wasted.",
+        low=0,
+    )

@@ -1,0 +1,1 @@
+"""The transcriber on other servers."""
