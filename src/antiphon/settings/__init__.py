@@ -5,13 +5,14 @@ Each field states its default and its help once (`sections.py`). The flag (`--ma
 name or an invalid value stops the start with an error that names the key.
 """
 
+from antiphon.settings.home import WyomingSettings
+from antiphon.settings.remote import RemoteSettings
 from antiphon.settings.sections import (
     WEIGHTS,
     AudioSettings,
     EngineOptions,
     MemorySettings,
     ModelSettings,
-    RemoteSettings,
     ResumeSettings,
     ServerSettings,
     Settings,
@@ -33,6 +34,7 @@ __all__ = [
     "Settings",
     "SpeechSettings",
     "VideoSettings",
+    "WyomingSettings",
     "environment_of",
     "load",
     "markdown",
