@@ -70,7 +70,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"audio", "errors", "protocols"},
     "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"admission", "cluster", "extras", "remote", "transports", "wyoming"},
-    "cli": BELOW_SERVER | {"admission", "certify", "client", "cluster", "extras", "released", "server", "transports"},
+    "cli": BELOW_SERVER
+    | {"admission", "certify", "client", "cluster", "extras", "released", "remote", "server", "transports"},
     "wyoming": set(),
     "admission": {"errors"},
     "certify": {"admission", "audio", "errors"},

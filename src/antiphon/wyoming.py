@@ -21,7 +21,7 @@ T = TypeVar("T")
 _Length = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class AudioFormat(msgspec.Struct, frozen=True):
+class WyomingAudio(msgspec.Struct, frozen=True):
     """The data of `audio-start` and `audio-chunk`: PCM, signed and little endian, of `width` bytes a sample."""
 
     rate: int
@@ -53,7 +53,7 @@ _data_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class WyomingEvent:
     """One event: its type, its data as a JSON object, and its payload. `data` is b"" if there is none."""
 
-    type: str
+    kind: str
     data: bytes = b""
     payload: bytes = b""
 
@@ -62,7 +62,7 @@ class WyomingEvent:
         try:
             return msgspec.json.decode(self.data or b"{}", type=shape)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"no valid data of {self.type[:40]}: {error}") from None
+            raise ValueError(f"no valid data of {self.kind[:40]}: {error}") from None
 
 
 def encode(kind: str, data: msgspec.Struct | None = None, payload: bytes = b"") -> bytes:

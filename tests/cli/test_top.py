@@ -14,6 +14,7 @@ from antiphon.cli.main import main
 from antiphon.cli.top import TURN_STAGES, Reading, board, parsed, quantile
 from antiphon.contracts import Urgency
 from antiphon.recording.tracing.turns import TurnTrace
+from antiphon.remote.pool import Endpoint, Pool
 from antiphon.server.metrics import Metrics
 from antiphon.sessions.conversation.native_units import UnitDone
 from antiphon.settings import Settings
@@ -139,3 +140,17 @@ def test_a_language_model_that_is_away_is_in_the_first_line() -> None:
     away = replace(here, samples={**here.samples, ("antiphon_language_model_away", ()): 1.0})
     assert shown(here, here)[0] == ["http://here", "serves"]
     assert shown(away, away)[0] == ["http://here", "language", "model", "away"]
+
+
+def test_the_servers_of_models_elsewhere_are_shown_with_what_they_did() -> None:
+    metrics = Metrics()
+    one, other = Endpoint("http://a:1/v1"), Endpoint("tcp://b:10300")
+    metrics.watch((), lambda: 0.0, pools=(Pool("transcriber", [one, other]),))
+    before = reading(metrics)
+    one.requests, one.failures, one.second_attempts, one.running = 7, 2, 1, 3
+    one.times.note(0.25)
+    other.is_away = True
+    rows = shown(before, reading(metrics))
+    assert ["a:1", "transcriber", "7", "2", "1", "3", "250"] in rows
+    assert ["b:10300", "transcriber", "0", "0", "0", "0", "-", "away"] in rows
+    assert not any("transcriber" in row for row in shown(reading(Metrics()), reading(Metrics())))

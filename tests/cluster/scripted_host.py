@@ -4,7 +4,8 @@
 
 Environment variables: ANTIPHON_TEST_PACE_S is the time that the model takes for each word, which is 0.3 s of audio.
 ANTIPHON_TEST_FINAL_S is the time that the transcriber takes for each window. ANTIPHON_TEST_SKEW_S is the time by which
-the wall clock is ahead. When the process would answer DEADLY, it exits at once.
+the wall clock is ahead. ANTIPHON_TEST_TRANSCRIBER is a transcriber on other servers (`URL#MODEL`), used instead. When
+the process would answer DEADLY, it exits at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -21,7 +23,11 @@ import anyio
 from antiphon.cli import preparation
 from antiphon.cli.main import main
 from antiphon.contracts import Message, ResponseChunk
+from antiphon.loading.loaded import LoadedModels
+from antiphon.remote.address import TRANSCRIBER, parse_address
+from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.server import run
+from antiphon.settings import RemoteSettings
 from tests.scripted import ScriptedTranscriber
 from tests.server.scripted import Echo, scripted_models
 
@@ -55,7 +61,17 @@ if __name__ == "__main__":
     echo, transcriber = Mortal(float(os.environ.get("ANTIPHON_TEST_PACE_S", "0"))), ScriptedTranscriber()
     if final_s := float(os.environ.get("ANTIPHON_TEST_FINAL_S", "0")):
         transcriber.gate = lambda _: _after(final_s)
-    run.load = lambda *_: scripted_models(echo, transcriber)  # type: ignore[assignment]
+
+    def load(*_: object) -> LoadedModels:
+        """Return the scripted models, perhaps with a transcriber on other servers. Called in a thread."""
+        models = scripted_models(echo, transcriber)
+        if not (named := os.environ.get("ANTIPHON_TEST_TRANSCRIBER", "")):
+            return models
+        address = parse_address(named, "--transcriber", schemes=TRANSCRIBER)
+        elsewhere = RemoteTranscriber(address, "", RemoteSettings())
+        return replace(models, transcriber=elsewhere, pools=(elsewhere.pool,))
+
+    run.load = load  # type: ignore[assignment]
     # Model files are not checked, so they need not exist.
     preparation.require = lambda *_: None
     sys.exit(main(["serve", "--no-pull", "--profile", "light", *sys.argv[1:]]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,8 +15,10 @@ import numpy as np
 from antiphon import wyoming
 from antiphon.contracts import Transcriber
 from antiphon.remote.address import TRANSCRIBER, parse_address
+from antiphon.remote.transcriber.sockets import OpenAiWire, StreamingServer, VllmWire
 from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.settings import RemoteSettings
+from tests.remote.transcriber.faults import on_a_port
 from tests.scripted import ScriptedTranscriber, heard
 from tests.server.scripted import serving
 
@@ -58,7 +60,7 @@ class ScriptedWyoming:
             writer.close()
 
     async def answer(self, event: wyoming.WyomingEvent, audio: bytearray, writer: asyncio.StreamWriter) -> None:
-        match event.type:
+        match event.kind:
             case "describe":
                 writer.write(INFO % (len(INFO_DATA % self.model.encode()), INFO_DATA % self.model.encode()))
             case "transcribe":
@@ -79,33 +81,6 @@ INFO_DATA = b'{"asr": [{"name": "scripted", "models": [{"name": "%s", "languages
 
 
 @contextmanager
-def on_a_port(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object],
-) -> Iterator[int]:
-    """Serve connections on a port of this machine, in a thread of their own."""
-    ports, loops = list[int](), list[asyncio.AbstractEventLoop]()
-    ready, stop = threading.Event(), list[asyncio.Event]()
-
-    async def main() -> None:
-        stop.append(asyncio.Event())
-        loops.append(asyncio.get_running_loop())
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)  # type: ignore[arg-type]
-        ports.append(server.sockets[0].getsockname()[1])
-        ready.set()
-        async with server:
-            await stop[0].wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
-    thread.start()
-    ready.wait(10)
-    try:
-        yield ports[0]
-    finally:
-        loops[0].call_soon_threadsafe(stop[0].set)
-        thread.join(10)
-
-
-@contextmanager
 def scripted() -> Iterator[Transcriber]:
     yield ScriptedTranscriber()  # type: ignore[misc]
 
@@ -118,13 +93,11 @@ def another_antiphon() -> Iterator[Transcriber]:
 
 @contextmanager
 def vllm_realtime() -> Iterator[Transcriber]:
-    """The vLLM dialect of a real server."""
+    """The vLLM wire of a real server."""
     with serving() as (url, _, _):
         found = remote(f"{url}/v1/realtime")
         (endpoint,) = found.pool.all
-        from antiphon.remote.transcriber.sockets import StreamingServer, VllmDialect
-
-        endpoint.server = StreamingServer(found.pool, endpoint, f"{url}/v1/realtime", "default", VllmDialect())
+        endpoint.server = StreamingServer(found.pool, endpoint, f"{url}/v1/realtime", "default", VllmWire())
         yield found
 
 
@@ -134,11 +107,9 @@ def openai_sessions() -> Iterator[Transcriber]:
     with serving() as (url, _, _):
         found = remote(f"{url}/v1/realtime")
         (endpoint,) = found.pool.all
-        from antiphon.remote.transcriber.sockets import OpenAiDialect, StreamingServer
-
         url = f"{url}/v1/realtime?intent=transcription"
-        dialect = OpenAiDialect(is_antiphon=False)
-        endpoint.server = StreamingServer(found.pool, endpoint, url, "default", dialect)
+        wire = OpenAiWire(is_antiphon=False)
+        endpoint.server = StreamingServer(found.pool, endpoint, url, "default", wire)
         yield found
 
 

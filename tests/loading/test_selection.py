@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.cli.preparation import check_names
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.selection import LocalModel, RemoteModel, named_detectors, selected_models, spec_of
 from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
@@ -133,3 +134,27 @@ def test_turn_detectors_are_names_folders_and_urls_with_weights(tmp_path: Path) 
     for wrong in ("nobody", "hibari-heart", "smart-turn-v3.2*0", "smart-turn-v3.2*x", "*2", "http://h/a,http://h/b"):
         with pytest.raises(SettingsError, match="--turn-detector"):
             chosen(wrong)
+
+
+def test_a_transcriber_may_be_on_other_servers() -> None:
+    def chosen(text: str, **models: str) -> list[RemoteModel]:
+        settings = Settings(models=ModelSettings(transcriber=text, **models))
+        check_names(settings, ("transcriber", "vad"))
+        found = selected_models(settings, ("transcriber", "vad"))
+        # Speech is detected here.
+        assert [m.role for m in found if not isinstance(m, RemoteModel)] == ["vad"]
+        return [m for m in found if isinstance(m, RemoteModel)]
+
+    (one,) = chosen("http://a/v1,tcp://b:10300#whisper/large")
+    assert (one.id, one.role, one.address.urls) == ("whisper/large", "transcriber", ("http://a/v1", "tcp://b:10300"))
+    for wrong, why in {
+        "localhost:8000/v1#m": "localhost:8000/v1 has no scheme",
+        "file:///etc/passwd#m": "is no address of a server",
+        "http://a/v1": "add the model's name after a #",
+        "https://me:hidden@a/v1#m": "a key goes into ANTIPHON_TRANSCRIBER_KEY",
+    }.items():
+        with pytest.raises(SettingsError, match=f"--transcriber.*{why}") as error:
+            chosen(wrong)
+        assert "hidden" not in str(error.value)
+    with pytest.raises(SettingsError, match=r"--partials .* the transcriber is on another server"):
+        chosen("http://a/v1#m", partials="whisper-tiny.en")

@@ -195,3 +195,18 @@ def test_only_so_many_owners_are_remembered_and_the_one_that_failed_longest_ago_
     # The success opens the server for all owners, but each keeps its own failures.
     breaker.succeeded("anybody")
     assert [is_open(breaker, number, 0) for number in (0, 1, MAX_OWNERS)] == [False, True, True]
+
+
+def test_when_a_server_was_seen_to_work_each_owner_may_try_and_fails_into_a_longer_pause() -> None:
+    breaker = ServerBreaker()
+    for _ in range(FAILURES_TO_OPEN):
+        breaker.failed("a", 0.0)
+    assert is_open(breaker, "a", 0.5)
+    breaker.end_pauses()
+    assert not is_open(breaker, "a", 0.5)
+    assert is_open(breaker, "a", 0.6)
+    breaker.failed("a", 0.7)
+    assert is_open(breaker, "a", 0.7 + 1.5 * FIRST_PAUSE_S)
+    breaker.refused("b", 1.0, 10.0)
+    breaker.end_pauses()
+    assert is_open(breaker, "b", 5.0)

@@ -170,9 +170,13 @@ def test_a_server_that_failed_is_asked_last_until_a_look_at_it_succeeds(monkeypa
         for _ in range(3):
             assert await servers.ask(found.one) == "yes"
         assert found.asked == ["a", "b", "b", "b"]
+        for _ in range(FAILURES_TO_OPEN):
+            a.failed(None)
         assert not servers.is_away
         back.set()
-        await asyncio.wait(servers.tasks)
+        looks = [t for t in asyncio.all_tasks() if "_look_until_back" in repr(t.get_coro())]
+        await asyncio.wait(looks)
+        # Its breaker had opened too.
         assert not a.is_away
         assert servers.choose(None) is a
         back.clear()

@@ -44,6 +44,7 @@ BENCHMARKS = (
     "answers",
     "store",
     "hosts",
+    "remote",
 )
 
 

@@ -6,8 +6,10 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 import ctranslate2
@@ -33,6 +35,7 @@ from antiphon.loading.loader import load, num_workers, store_of
 from antiphon.loading.machine import free_gb
 from antiphon.loading.recommendation import SIZES, Speed, recommended
 from antiphon.loading.selection import LocalModel, local_models
+from antiphon.remote.pool import Pool
 from antiphon.roles import shown_role
 from antiphon.settings import Settings
 
@@ -112,9 +115,7 @@ async def _print_speeds(settings: Settings) -> None:
     started = time.perf_counter()
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models))
     print(f"  loaded in        {time.perf_counter() - started:.1f} s")
-    for pool in models.pools:
-        for endpoint, found, _ in await pool.report():
-            print(f"  {shown_role(pool.role):16} {endpoint.url}: {found}")
+    await print_servers(models.pools)
     try:
         transcription = models.required_transcriber.open()
         noise = np.random.default_rng(0).normal(0, 0.05, 5 * SAMPLE_RATE_HZ).astype(np.float32)
@@ -139,6 +140,13 @@ async def _print_speeds(settings: Settings) -> None:
             await _print_speech_speed(models.synthesizer)
     finally:
         models.close()
+
+
+async def print_servers(pools: Sequence[Pool[Any]]) -> None:
+    """Ask each server of models elsewhere once, and print what it is, or what is wrong with it."""
+    for pool in pools:
+        for endpoint, found, works in await pool.report():
+            print(f"  {shown_role(pool.role):16} {endpoint.url}: {found if works else f'FAILS: {found}'}")
 
 
 async def _print_speech_speed(synthesizer: Synthesizer) -> None:

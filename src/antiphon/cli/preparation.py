@@ -30,6 +30,7 @@ from antiphon.loading.selection import (
     ALL_ROLES,
     TRANSCRIPTION_ROLES,
     LocalModel,
+    is_elsewhere,
     local_models,
     selected_models,
     spec_of,
@@ -163,7 +164,7 @@ def check_state(settings: Settings) -> None:
 
 
 def _check_transcriber(name: str) -> None:
-    if name and name not in MODELS and not Path(name).expanduser().exists():
+    if name and name not in MODELS and not is_elsewhere(name) and not Path(name).expanduser().exists():
         known = ", ".join(m.id for m in MODELS.values() if m.role == "transcriber")
         raise SettingsError(f"--transcriber: there is no transcriber {name}, and no such folder; there are {known}")
 

@@ -188,11 +188,12 @@ class LoadedModels:
     async def warm(self) -> None:
         """Run one small step of each model, all at the same time.
 
-        A first step is slow, because pages are read and kernels chosen, and no user should wait for it. Takes seconds.
-        Raises ModelError if a model fails.
+        A first step is slow, because pages are read and kernels chosen, and no user should wait for it. Models on other
+        servers are left out. Takes seconds. Raises ModelError if a model fails.
         """
+        elsewhere = {pool.role for pool in self.pools}
         async with anyio.create_task_group() as group:
-            if self.transcriber:
+            if self.transcriber and "transcriber" not in elsewhere:
                 group.start_soon(_warm_transcriber, self.transcriber)
             if self.turn_detector:
                 group.start_soon(_warm_turn_detector, self.turn_detector)
@@ -202,7 +203,7 @@ class LoadedModels:
                 TRIALS.start()
             if self.language_model and not self.language_model.profile.remote:
                 group.start_soon(_warm_language_model, self.language_model)
-            if self.synthesizer:
+            if self.synthesizer and "synthesizer" not in elsewhere:
                 group.start_soon(_warm_synthesizer, self.synthesizer)
             if native := getattr(self.conversation_model, "native", None):
                 group.start_soon(_warm_native, native)

@@ -185,7 +185,7 @@ def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selec
 
 
 def _transcriber(name: str) -> Selected:
-    if name not in MODELS and _is_elsewhere(name):
+    if name not in MODELS and is_elsewhere(name):
         address = parse_address(name, "--transcriber", schemes=TRANSCRIBER, variable="ANTIPHON_TRANSCRIBER_KEY")
         return RemoteModel(address.model, address, "transcriber")
     if name not in MODELS:
@@ -195,7 +195,7 @@ def _transcriber(name: str) -> Selected:
     return MODELS[name]
 
 
-def _is_elsewhere(name: str) -> bool:
+def is_elsewhere(name: str) -> bool:
     """Return whether a name is meant as that of a model on another server, even if its URL has no scheme."""
     return is_address(name) or ("#" in name and not Path(name).expanduser().exists())
 
@@ -223,7 +223,7 @@ def _registered(role: ModelRole, name: str, flag: str) -> Model:
 
 
 def _language_model(name: str) -> Selected:
-    if name not in MODELS and _is_elsewhere(name):
+    if name not in MODELS and is_elsewhere(name):
         address = parse_address(name, "--language-model")
         return RemoteModel(address.model, address, "language")
     if name in MODELS:

@@ -62,6 +62,10 @@ class Breaker:
         """Stay open until a time that the server specified."""
         self._open_until_s = max(self._open_until_s, until_s)
 
+    def end_pause(self) -> None:
+        """End the pause, so that one request is sent as a trial. The next pause stays as long as it would have been."""
+        self._open_until_s = 0.0
+
 
 @dataclass(slots=True)
 class _Owner:
@@ -135,6 +139,15 @@ class ServerBreaker:
             return
         self._all = Breaker()
         self._failed, self._num_failures, self._is_tried = set(), 0, False
+
+    def end_pauses(self) -> None:
+        """End the pauses after failures: the server was seen to work. One request of each owner is sent as a trial.
+
+        The pauses that the server asked of single owners stay.
+        """
+        self._all.end_pause()
+        for met in self._owners.values():
+            met.breaker.end_pause()
 
     def _met(self, owner: Hashable) -> _Owner:
         found = self._owners[owner] = self._owners.pop(owner, _Owner())

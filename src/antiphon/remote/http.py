@@ -168,6 +168,11 @@ def error_text(error: Any) -> str:
     return str(error)[:MAX_SENTENCE_CHARS]
 
 
+def reason(error: BaseException) -> str:
+    """Return an error's message, or the name of its kind if it has none."""
+    return str(error) or type(error).__name__
+
+
 def without_key(data: bytes, key: str) -> bytes:
     """Return data from a server with every occurrence of the key masked. `key`: "" for none."""
     return data.replace(key.encode(), b"***") if key else data
@@ -259,7 +264,7 @@ async def list_models(base_url: str, key: str) -> list[ListedModel]:
     except TimeoutError:
         raise RemoteError(f"no answer within {PROBE_TIMEOUT_S:g} s") from httpx.ReadTimeout("")
     except httpx.HTTPError as error:
-        raise RemoteError(str(error) or type(error).__name__) from error
+        raise RemoteError(reason(error)) from error
     finally:
         await clients.close()
     if status in (401, 403):

@@ -163,14 +163,14 @@ class Pool(Generic[E]):
         look: Callable[[E], Awaitable[str]] | None = None,
     ) -> None:
         self.role, self.all, self.key = role, tuple(endpoints), key
-        # Attempts and looks that run or are being closed, so that none is garbage-collected before its connection is
-        # closed.
+        # Attempts that run or are being closed, so that none is garbage-collected before its connection is closed.
         self.tasks: set[asyncio.Task[None]] = set()
         self.max_s = max_s
         self._attempts = attempts or max(2, len(self.all))
         self._measures, self._hedges, self._look = measures, hedges, look
         self._watches = look is not None and len(self.all) > 1
-        self._looked_at: set[E] = set()
+        # The looks at endpoints that failed.
+        self._looks: dict[E, asyncio.Task[None]] = {}
         self._clients = LoopClients()
 
     @property
@@ -195,6 +195,8 @@ class Pool(Generic[E]):
     async def close(self) -> None:
         """End what runs in this event loop, and close its connections. Takes up to CLOSE_S."""
         loop = asyncio.get_running_loop()
+        for looking in list(self._looks.values()):
+            looking.cancel()
         if tasks := [task for task in self.tasks if task.get_loop() is loop]:
             # Connections that are being closed are not interrupted.
             _, running = await asyncio.wait(tasks, timeout=CLOSE_S / 2)
@@ -422,24 +424,20 @@ class Pool(Generic[E]):
         if not endpoint.is_away:
             log.warning("%s gave no answer: %s", endpoint.url, error)
         endpoint.failed(owner)
-        if self._watches and endpoint not in self._looked_at:
-            self._looked_at.add(endpoint)
-            looking = asyncio.create_task(self._look_until_back(endpoint))
-            self.tasks.add(looking)
-            looking.add_done_callback(self.tasks.discard)
+        if self._watches and endpoint not in self._looks:
+            looking = self._looks[endpoint] = asyncio.create_task(self._look_until_back(endpoint))
+            looking.add_done_callback(lambda _: self._looks.pop(endpoint, None))
 
     async def _look_until_back(self, endpoint: E) -> None:
         pause_s = FIRST_PAUSE_S
-        try:
-            while endpoint.is_away:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
-                with suppress(ModelError, Refused):
-                    await self._looked(endpoint)
-                    log.info("%s answers again", endpoint.url)
-                    endpoint.is_away = False
-        finally:
-            self._looked_at.discard(endpoint)
+        while endpoint.is_away:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            with suppress(ModelError, Refused):
+                await self._looked(endpoint)
+                log.info("%s answers again", endpoint.url)
+                endpoint.is_away = False
+                endpoint.breaker.end_pauses()
 
     async def _looked(self, endpoint: E) -> str:
         assert self._look

@@ -104,6 +104,19 @@ def test_a_second_failure_is_told(fault: Script) -> None:
     asked(fault, use=use)
 
 
+def test_when_a_server_fails_before_its_first_word_the_next_one_is_asked() -> None:
+    async def main() -> None:
+        async with scripted_server(fails(500)) as broken, scripted_server(says("Ye", "s.")) as other:
+            endpoints = [Endpoint(broken.url), Endpoint(other.url)]
+            pool = Pool("language", endpoints, KEY, max_s=20.0, measures=False)
+            client = ModelServerClient(pool, "/chat/completions", 0.2, ChatReader)
+            assert await collected(client) == YES
+            assert (len(broken.asked), len(other.asked)) == (1, 1)
+            await pool.close()
+
+    run(main())
+
+
 def test_a_server_that_is_not_there_is_an_error() -> None:
     async def main() -> None:
         async with scripted_server(hangs) as server:

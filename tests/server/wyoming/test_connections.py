@@ -96,7 +96,7 @@ def test_when_many_connections_say_nothing_then_others_still_find_a_place() -> N
             assert found("antiphon_refused_total", {"reason": "listener_connections"}) == 94
             silent[0][1].close()
             with anyio.fail_after(5):
-                while found("antiphon_listener_connections", {"listener": "wyoming"}) == 6:
+                while found("antiphon_listener_connections", {"listener": "wyoming"}) == 6:  # noqa: ASYNC110
                     await anyio.sleep(0.001)
             async with connect(served) as client:
                 client.say("describe")

@@ -16,7 +16,7 @@ import httpx
 from antiphon.contracts import Reply, ReplyDone
 from antiphon.errors import AntiphonError, RemoteError, RemoteProtocolError
 from antiphon.remote.chat.replies import ReplyReader
-from antiphon.remote.http import chunks, read_failure, without_key
+from antiphon.remote.http import chunks, read_failure, reason, without_key
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.sse import events
 
@@ -92,7 +92,7 @@ class ModelServerClient:
                         if reader.done and data == b"[DONE]":
                             break
         except httpx.HTTPError as error:
-            raise RemoteError(f"the model's server: {error or type(error).__name__}") from error
+            raise RemoteError(f"the model's server: {reason(error)}") from error
         if not reader.done:
             raise RemoteError("the model's server ended in the middle of its answer")
         for reply in reader.end():

@@ -29,6 +29,7 @@ from antiphon.remote.http import (
     decoded,
     models_in,
     read_failure,
+    reason,
     without_key,
 )
 from antiphon.remote.pool import Pool
@@ -228,7 +229,7 @@ class EngineServer:
                 raise RemoteError(f"{endpoint.host} ended in the middle of its answer")
         except httpx.HTTPError as error:
             self.forget(endpoint, held)
-            raise RemoteError(f"{endpoint.host}: {error or type(error).__name__}") from error
+            raise RemoteError(f"{endpoint.host}: {reason(error)}") from error
         except Exception as error:
             self.forget(endpoint, held)
             if goes_on and not given and type(error) in (RemoteError, EngineError):
@@ -257,9 +258,7 @@ class EngineServer:
                 served = await self._facts(client, endpoint)
                 await self._compare_tokenizer(client, endpoint, served.model)
         except (httpx.HTTPError, TimeoutError, RemoteError) as error:
-            raise RemoteError(
-                f"{endpoint.host} does not say what it serves: {error or type(error).__name__}"
-            ) from error
+            raise RemoteError(f"{endpoint.host} does not say what it serves: {reason(error)}") from error
         return served
 
     async def _get(self, client: httpx.AsyncClient, url: str) -> tuple[int, bytes]:

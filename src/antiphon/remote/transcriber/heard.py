@@ -38,7 +38,7 @@ class HeardWord:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HeardText:
     """All that a server has heard in a window.
 
     `language`: as ISO-639-1; "" if the server does not report it. `is_speech`: False if the server takes the window for
@@ -77,7 +77,7 @@ class WordTokens:
         self._texts: list[str] = []
         self._ids: dict[str, int] = {}
 
-    def hypothesis(self, window: Window, heard: Heard) -> Hypothesis:
+    def hypothesis(self, window: Window, heard: HeardText) -> Hypothesis:
         """Return the hypothesis of a window: the words after those of its prefix.
 
         A window with another start begins with no words.
@@ -92,7 +92,7 @@ class WordTokens:
         timed = _times(window.pcm, heard.words)[len(heard.words) - len(words) :] if window.word_times else ()
         return Hypothesis(pieces, language, 1.0, is_speech, 0, len(pieces), timed)
 
-    def has_news(self, window: Window, heard: Heard) -> bool:
+    def has_news(self, window: Window, heard: HeardText) -> bool:
         """Return whether words were heard that the window's prefix does not have."""
         return len(heard.words) > len(window.prefix)
 

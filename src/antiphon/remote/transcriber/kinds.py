@@ -21,14 +21,14 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from antiphon.contracts import Window
 from antiphon.errors import ModelError, Refused, RemoteError
 from antiphon.remote.address import split_api
-from antiphon.remote.http import PROBE_TIMEOUT_S, ListedModel, ask_document, error_text, models_in, optional
+from antiphon.remote.http import PROBE_TIMEOUT_S, ListedModel, ask_document, error_text, models_in, optional, reason
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.transcriber.rest import RestServer
 from antiphon.remote.transcriber.sockets import (
-    Dialect,
-    OpenAiDialect,
+    OpenAiWire,
     StreamingServer,
-    VllmDialect,
+    StreamWire,
+    VllmWire,
     read_message,
     refusal,
     socket,
@@ -62,7 +62,7 @@ class TranscriberEndpoint(Endpoint):
     @property
     def is_antiphon(self) -> bool:
         """Whether it is known to be another antiphon, which reports word times and probabilities."""
-        return isinstance(self.server, StreamingServer) and self.server.dialect.whole_words
+        return isinstance(self.server, StreamingServer) and self.server.wire.whole_words
 
 
 async def find(pool: Pool[TranscriberEndpoint], endpoint: TranscriberEndpoint, model: str) -> str:
@@ -76,7 +76,7 @@ async def find(pool: Pool[TranscriberEndpoint], endpoint: TranscriberEndpoint, m
             return await _find_wyoming(pool, endpoint, model)
         return await _find_http(pool, endpoint, model)
     except (OSError, WebSocketException, httpx.HTTPError) as error:
-        raise RemoteError(f"{endpoint.url}: {error or type(error).__name__}") from error
+        raise RemoteError(f"{endpoint.url}: {reason(error)}") from error
 
 
 def said(pool: Pool[TranscriberEndpoint], endpoint: TranscriberEndpoint, model: str) -> Server | None:
@@ -111,11 +111,12 @@ async def _find_http(pool: Pool[TranscriberEndpoint], endpoint: TranscriberEndpo
     is_antiphon = any(listed.owner == ANTIPHON for listed in models)
     if models and model not in names and not (is_antiphon and model == DEFAULT_MODEL):
         raise ModelError(f"{endpoint.url} has no model {model}; it has {_names(names)}")
-    endpoint.languages = names[model].languages if model in names else ()
+    listed = names.get(model) or next((one for one in models if is_antiphon and one.languages), None)
+    endpoint.languages = listed.languages if listed else ()
     if path != FILES:
         url = f"{_with_scheme(base, 'ws')}{REALTIME}?intent=transcription"
-        if dialect := await _dialect(pool, endpoint, url, model):
-            endpoint.server = StreamingServer(pool, endpoint, url, model, dialect)
+        if wire := await _wire(pool, endpoint, url, model):
+            endpoint.server = StreamingServer(pool, endpoint, url, model, wire)
             return _described(endpoint, model)
     if path != REALTIME and urlsplit(endpoint.url).scheme in ("http", "https"):
         status, _ = await _asked(pool, "POST", http_base + FILES)
@@ -147,10 +148,10 @@ async def _asked(pool: Pool[TranscriberEndpoint], method: str, url: str) -> tupl
         return await ask_document(await pool.client(), method, url, pool.headers())
 
 
-async def _dialect(
+async def _wire(
     pool: Pool[TranscriberEndpoint], endpoint: TranscriberEndpoint, url: str, model: str
-) -> Dialect | None:
-    """Return the dialect of a WebSocket; None if there is none.
+) -> StreamWire | None:
+    """Return the wire of a WebSocket; None if there is none.
 
     Raises ModelError if the server does not accept the session that an utterance needs, such as its sample rate.
     """
@@ -160,16 +161,16 @@ async def _dialect(
             if first.type not in ("session.created", "transcription_session.created"):
                 return None
             if first.session == b"null":
-                return VllmDialect()
-            dialect = OpenAiDialect(is_antiphon=first.created != b"null")
+                return VllmWire()
+            wire = OpenAiWire(is_antiphon=first.created != b"null")
             silence = Window(np.zeros(0, np.float32), final=True)
-            for message in dialect.opening(model, silence):
+            for message in wire.opening(model, silence):
                 await connection.send(message)
-            while (message := read_message(await connection.recv(), pool.key)).type != "session.updated":
-                if message.type == "error":
-                    what = error_text(optional(_any_decoder, message.error))
-                    raise ModelError(f"{endpoint.url} refuses PCM at {dialect.rate_hz} Hz or its session: {what}")
-            return dialect
+            while (answer := read_message(await connection.recv(), pool.key)).type != "session.updated":
+                if answer.type == "error":
+                    what = error_text(optional(_any_decoder, answer.error))
+                    raise ModelError(f"{endpoint.url} refuses PCM at {wire.rate_hz} Hz or its session: {what}")
+            return wire
     except InvalidStatus as error:
         refused = refusal(endpoint.host, error)
         if isinstance(refused, Refused):

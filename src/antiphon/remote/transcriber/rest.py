@@ -20,9 +20,9 @@ from antiphon.contracts import TranscriptionTask, Window
 from antiphon.errors import ModelError, RemoteError
 from antiphon.events.languages import language_code
 from antiphon.events.words import Word
-from antiphon.remote.http import MAX_DOCUMENT_BYTES, chunks, decoded, optional, read_failure, without_key
+from antiphon.remote.http import MAX_DOCUMENT_BYTES, chunks, decoded, optional, read_failure, reason, without_key
 from antiphon.remote.pool import Endpoint, Pool
-from antiphon.remote.transcriber.heard import Heard, timed_words, words_of
+from antiphon.remote.transcriber.heard import HeardText, timed_words, words_of
 from antiphon.remote.transcriber.pace import Pace
 from antiphon.shares.threads import FILE_THREADS, in_thread
 
@@ -41,14 +41,13 @@ class _Transcript(msgspec.Struct):
 
 
 class _TimedWord(msgspec.Struct):
-    """A word. Servers call its probability by one of three names, or leave it out."""
+    """A word. Servers call its probability by one of two names, or leave it out."""
 
     word: str
     start: float
     end: float
     confidence: float | None = None
     probability: float | None = None
-    score: float | None = None
 
 
 class _Segment(msgspec.Struct):
@@ -71,7 +70,7 @@ class RestServer:
         self._pool, self._endpoint, self._base_url, self._model = pool, endpoint, base_url, model
         self._is_verbose = True
 
-    async def hear(self, window: Window, task: TranscriptionTask = "transcribe", temperature: float = 0.0) -> Heard:
+    async def hear(self, window: Window, task: TranscriptionTask = "transcribe", temperature: float = 0.0) -> HeardText:
         """Transcribe a window. Raises Refused if the server has no room, and RemoteError."""
         verbose = self._is_verbose and (window.final or window.word_times)
         try:
@@ -83,13 +82,13 @@ class RestServer:
         self._is_verbose = False
         return found
 
-    async def _plain(self, window: Window, task: TranscriptionTask, temperature: float) -> Heard:
+    async def _plain(self, window: Window, task: TranscriptionTask, temperature: float) -> HeardText:
         try:
             return await self._asked(window, task, temperature, verbose=False)
         except _NotAccepted as error:
             raise RemoteError(f"{self._endpoint.host} does not accept this: {error}") from None
 
-    async def _asked(self, window: Window, task: TranscriptionTask, temperature: float, *, verbose: bool) -> Heard:
+    async def _asked(self, window: Window, task: TranscriptionTask, temperature: float, *, verbose: bool) -> HeardText:
         form: dict[str, str | list[str]] = {
             "model": self._model,
             "response_format": "verbose_json" if verbose else "json",
@@ -117,7 +116,7 @@ class RestServer:
                 async with aclosing(chunks(answer, MAX_DOCUMENT_BYTES)) as found:
                     data = b"".join([chunk async for chunk in found])
         except httpx.HTTPError as error:
-            raise RemoteError(f"{self._endpoint.host}: {error or type(error).__name__}") from error
+            raise RemoteError(f"{self._endpoint.host}: {reason(error)}") from error
         return _heard(decoded(_decoder, without_key(data, self._pool.key), "transcript"))
 
     async def _failure(self, answer: httpx.Response) -> Exception:
@@ -139,7 +138,7 @@ async def wav_of(pcm: Pcm) -> bytes:
     return wav_header(SAMPLE_RATE_HZ, len(data)) + data
 
 
-def _heard(found: _Transcript) -> Heard:
+def _heard(found: _Transcript) -> HeardText:
     words = words_of(found.text)
     segments = optional(_segments_decoder, found.segments) or []
     timed = optional(_words_decoder, found.words) or [w for s in segments for w in s.words or ()]
@@ -150,9 +149,9 @@ def _heard(found: _Transcript) -> Heard:
         (s.no_speech_prob or 0.0) > NO_SPEECH_PROBABILITY and (s.avg_logprob or 0.0) < NO_SPEECH_LOGPROB
         for s in segments
     )
-    return Heard(words, language_code(language) if language else "", not is_noise)
+    return HeardText(words, language_code(language) if language else "", not is_noise)
 
 
 def _probability(word: _TimedWord) -> float:
-    found = next((p for p in (word.confidence, word.probability, word.score) if p is not None), 1.0)
+    found = next((p for p in (word.confidence, word.probability) if p is not None), 1.0)
     return min(1.0, max(0.0, found))

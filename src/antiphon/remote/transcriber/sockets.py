@@ -1,6 +1,6 @@
 """Streaming servers: audio goes to a WebSocket while it is spoken, and words come back.
 
-There are two dialects: OpenAI's transcription sessions (also those of another antiphon), and vLLM's `/v1/realtime`.
+There are two wires: OpenAI's transcription sessions (also those of another antiphon), and vLLM's `/v1/realtime`.
 Each window has a connection of its own, an `Utterance`, which ends with the final. The server's own turn detection is
 off.
 """
@@ -27,9 +27,9 @@ from antiphon.errors import Refused, RemoteError
 from antiphon.events.languages import language_code
 from antiphon.events.words import Word
 from antiphon.remote.breaker import retry_after_s
-from antiphon.remote.http import CONNECT_TIMEOUT_S, MAX_OBJECTS, decoded, error_text, optional, without_key
+from antiphon.remote.http import CONNECT_TIMEOUT_S, MAX_OBJECTS, decoded, error_text, optional, reason, without_key
 from antiphon.remote.pool import Endpoint, Pool
-from antiphon.remote.transcriber.heard import Heard, timed_words, words_of
+from antiphon.remote.transcriber.heard import HeardText, timed_words, words_of
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +44,30 @@ CLOSE_TIMEOUT_S = 1.0
 OPENAI_RATE_HZ = 24_000
 
 
-class _Message(msgspec.Struct):
-    """A message of either dialect. Servers differ in the fields' types."""
+_NULL = msgspec.Raw(b"null")
 
+
+class _Message(msgspec.Struct):
+    """A message of either wire. Servers differ in the fields' types."""
+
+    # Its kind.
     type: str
-    delta: msgspec.Raw = msgspec.Raw(b'""')
-    transcript: msgspec.Raw = msgspec.Raw(b'""')
-    text: msgspec.Raw = msgspec.Raw(b'""')
-    language: msgspec.Raw = msgspec.Raw(b'""')
-    words: msgspec.Raw = msgspec.Raw(b"[]")
-    error: msgspec.Raw = msgspec.Raw(b"null")
-    session: msgspec.Raw = msgspec.Raw(b"null")
-    created: msgspec.Raw = msgspec.Raw(b"null")
-    code: msgspec.Raw = msgspec.Raw(b'""')
+    # New text.
+    delta: msgspec.Raw = _NULL
+    # The final, in OpenAI's sessions.
+    transcript: msgspec.Raw = _NULL
+    # The final, in vLLM's.
+    text: msgspec.Raw = _NULL
+    # The language of a language event.
+    language: msgspec.Raw = _NULL
+    # The words of a final, with times; only antiphon sends them.
+    words: msgspec.Raw = _NULL
+    # An error: an object, or in vLLM's case a text.
+    error: msgspec.Raw = _NULL
+    # The configuration, in OpenAI's sessions.
+    session: msgspec.Raw = _NULL
+    # The time of the session's beginning, in vLLM's and in antiphon's first message.
+    created: msgspec.Raw = _NULL
 
 
 class _Error(msgspec.Struct):
@@ -76,7 +87,7 @@ _text_decoder, _any_decoder = msgspec.json.Decoder(str), msgspec.json.Decoder()
 _words_decoder = msgspec.json.Decoder(list[_TimedWord])
 
 
-class Dialect(Protocol):
+class StreamWire(Protocol):
     """How a streaming server is spoken to. `whole_words`: whether each delta ends with a whole word."""
 
     name: str
@@ -101,7 +112,7 @@ class HeardSoFar:
 
     def __init__(self) -> None:
         self.text, self.language = "", ""
-        self.final: Heard | None = None
+        self.final: HeardText | None = None
 
     def add(self, delta: msgspec.Raw) -> None:
         """Append the text of a delta. Raises RemoteError if the whole text is too long."""
@@ -117,10 +128,10 @@ class HeardSoFar:
         timed = optional(_words_decoder, words) if words is not None else None
         if timed:
             found = timed_words(found, [Word(w.word, w.start, w.end, w.confidence) for w in timed])
-        self.final = Heard(found, language_code(self.language) if self.language else "")
+        self.final = HeardText(found, language_code(self.language) if self.language else "")
 
 
-class OpenAiDialect:
+class OpenAiWire:
     """OpenAI's transcription sessions. `is_antiphon`: the server is antiphon, which knows more fields and rates."""
 
     def __init__(self, *, is_antiphon: bool) -> None:
@@ -170,7 +181,7 @@ class OpenAiDialect:
                 heard.finish("")
 
 
-class VllmDialect:
+class VllmWire:
     """vLLM's `/v1/realtime`, whose deltas are tokens. It reports neither times nor probabilities nor the language."""
 
     name = "vLLM realtime"
@@ -227,7 +238,7 @@ def socket(pool: Pool[Any], url: str) -> _Connect:
 def refusal(host: str, error: Exception) -> Refused | RemoteError:
     """Convert an error of a connection. Raises no error; the text has no key."""
     if not isinstance(error, InvalidStatus):
-        return RemoteError(f"{host}: {error or type(error).__name__}")
+        return RemoteError(f"{host}: {reason(error)}")
     status, headers = error.response.status_code, error.response.headers
     if status in (429, 503):
         return Refused("The transcriber's server has no room.", retry_after_s(headers.get("Retry-After", "")))
@@ -252,11 +263,11 @@ class Utterance:
 
     def __init__(self, server: StreamingServer, window: Window) -> None:
         self.endpoint, self.start_sample = server.endpoint, window.start_sample
-        self._pool, self._url, self._dialect = server.pool, server.url, server.dialect
-        dialect = server.dialect
-        self._resampler = Resampler(SAMPLE_RATE_HZ, dialect.rate_hz)
+        self._pool, self._url, self._wire = server.pool, server.url, server.wire
+        wire = server.wire
+        self._resampler = Resampler(SAMPLE_RATE_HZ, wire.rate_hz)
         # Messages that wait to be sent. They have at most the audio of one window.
-        self._outgoing: deque[str] = deque(dialect.opening(server.model, window))
+        self._outgoing: deque[str] = deque(wire.opening(server.model, window))
         self._num_fed, self._is_committed = 0, False
         self._so_far = HeardSoFar()
         self._failure: RemoteError | Refused | None = None
@@ -294,7 +305,7 @@ class Utterance:
             self._append(to_pcm16(pcm))
         if final:
             self._append(to_pcm16(self._resampler.flush()))
-            self._outgoing.append(self._dialect.commit())
+            self._outgoing.append(self._wire.commit())
             self._is_committed = True
         self._to_send.set()
 
@@ -304,7 +315,7 @@ class Utterance:
             self._outgoing.append(f'{{"type":"input_audio_buffer.append","audio":"{audio}"}}')
 
     @property
-    def heard(self) -> Heard:
+    def heard(self) -> HeardText:
         """What was heard so far. Raises the error of the connection.
 
         A last word that may still grow is left out.
@@ -313,9 +324,9 @@ class Utterance:
             raise self._failure
         text = self._so_far.text
         words = words_of(text)
-        if words and not self._dialect.whole_words and not text[-1:].isspace():
+        if words and not self._wire.whole_words and not text[-1:].isspace():
             words = words[:-1]
-        return Heard(words, self._so_far.language)
+        return HeardText(words, self._so_far.language)
 
     async def news(self, timeout_s: float) -> None:
         """Wait until something more was heard, the connection failed, or the time is over."""
@@ -325,7 +336,7 @@ class Utterance:
         except TimeoutError:
             return
 
-    async def final(self) -> Heard:
+    async def final(self) -> HeardText:
         """Wait for the final, without a timeout. Raises RemoteError or Refused."""
         while self._so_far.final is None:
             if self._failure:
@@ -371,7 +382,7 @@ class Utterance:
             num_bytes, num_messages = num_bytes + len(data), num_messages + 1
             if num_bytes > MAX_BYTES:
                 raise RemoteError(f"the transcriber's server sent more than {MAX_BYTES} bytes for one turn")
-            self._dialect.read(read_message(data, self._pool.key), self._so_far)
+            self._wire.read(read_message(data, self._pool.key), self._so_far)
             self._news.set()
             if self._so_far.final is not None:
                 return
@@ -383,14 +394,14 @@ class Utterance:
 class StreamingServer:
     """A streaming server of a pool. `url`: the WebSocket's. `model`: the name that the server knows."""
 
-    def __init__(self, pool: Pool[Any], endpoint: Endpoint, url: str, model: str, dialect: Dialect) -> None:
+    def __init__(self, pool: Pool[Any], endpoint: Endpoint, url: str, model: str, wire: StreamWire) -> None:
         self.pool, self.endpoint, self.url, self.model = pool, endpoint, url, model
-        self.dialect = dialect
+        self.wire = wire
 
     @property
     def name(self) -> str:
         """The kind of server, in words."""
-        return self.dialect.name
+        return self.wire.name
 
     def open(self, window: Window) -> Utterance:
         """Begin the audio of a window. Returns at once."""

@@ -30,7 +30,7 @@ from antiphon.events.languages import LANGUAGE_NAMES
 from antiphon.events.words import Word
 from antiphon.remote.address import ServerAddress
 from antiphon.remote.pool import Pool
-from antiphon.remote.transcriber.heard import Heard, WordTokens
+from antiphon.remote.transcriber.heard import HeardText, WordTokens
 from antiphon.remote.transcriber.kinds import Server, TranscriberEndpoint, find, said
 from antiphon.remote.transcriber.rest import RestServer
 from antiphon.remote.transcriber.sockets import StreamingServer, Utterance
@@ -153,6 +153,8 @@ class RemoteTranscriptionStream:
         self._tokens = WordTokens()
         # The audio of the open window at a streaming server; None if none was sent.
         self._utterance: Utterance | None = None
+        # Whether that server has sent words of it.
+        self._has_spoken = False
         # The window of the partial in progress, which newer audio may replace.
         self._partial: Window | None = None
         # The time until which no partial is sent to a window server, in monotonic seconds.
@@ -212,7 +214,7 @@ class RemoteTranscriptionStream:
 
     # --- finals -------------------------------------------------------------------------------------------------------
 
-    async def _final(self, window: Window, options: FileOptions | None = None) -> Heard:
+    async def _final(self, window: Window, options: FileOptions | None = None) -> HeardText:
         bound = self._current(window)
         num_sent = self._utterance.num_fed if self._utterance else 0
         size = OVERHEAD_S + (len(window.pcm) - num_sent) / SAMPLE_RATE_HZ
@@ -226,7 +228,7 @@ class RemoteTranscriptionStream:
                 raise Refused(f"The transcriber's servers do not answer: {error}", RETRY_S) from error
             raise
 
-    async def _final_at(self, window: Window, options: FileOptions | None, endpoint: TranscriberEndpoint) -> Heard:
+    async def _final_at(self, window: Window, options: FileOptions | None, endpoint: TranscriberEndpoint) -> HeardText:
         server = await self._model.server_of(endpoint)
         task, temperature = (options.task, options.temperature) if options else ("transcribe", 0.0)
         if not isinstance(server, StreamingServer):
@@ -246,7 +248,7 @@ class RemoteTranscriptionStream:
 
     # --- partials -----------------------------------------------------------------------------------------------------
 
-    async def _partial_heard(self, window: Window) -> Heard:
+    async def _partial_heard(self, window: Window) -> HeardText:
         tried, owner = list[TranscriberEndpoint](), current_owner.get()
         while True:
             endpoint = self._current(window) or self._pool.choose(owner, avoid=tried)
@@ -263,21 +265,25 @@ class RemoteTranscriptionStream:
                 if len(set(tried)) == len(self._pool.all):
                     raise
 
-    async def _followed(self, server: StreamingServer) -> Heard:
+    async def _followed(self, server: StreamingServer) -> HeardText:
         """Return what a streaming server has heard, as soon as it has words that were not sent, or after NEWS_S."""
         assert self._partial
-        self._utterance = self._utterance or server.open(self._partial)
+        if self._utterance is None:
+            self._utterance, self._has_spoken = server.open(self._partial), False
         self._utterance.feed(self._partial)
         until_s = time.monotonic() + NEWS_S
         while True:
             heard, left_s = self._utterance.heard, until_s - time.monotonic()
             if self._tokens.has_news(self._partial, heard) or left_s <= 0:
+                if heard.words and not self._has_spoken:
+                    self._has_spoken = True
+                    self._utterance.endpoint.succeeded(current_owner.get())
                 return heard
             await self._utterance.news(left_s)
 
     async def _paced(
         self, server: RestServer | WyomingServer, endpoint: TranscriberEndpoint, owner: Hashable | None
-    ) -> Heard:
+    ) -> HeardText:
         """Send the newest window to a window server when it is this session's turn."""
         if (rest_s := self._rest_until_s - time.monotonic()) > 0:
             await asyncio.sleep(rest_s)

@@ -20,16 +20,16 @@ from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import TranscriptionTask, Window
 from antiphon.errors import RemoteError
 from antiphon.events.languages import language_code
-from antiphon.remote.http import CONNECT_TIMEOUT_S
+from antiphon.remote.http import CONNECT_TIMEOUT_S, reason
 from antiphon.remote.pool import Endpoint, Pool
-from antiphon.remote.transcriber.heard import Heard, words_of
+from antiphon.remote.transcriber.heard import HeardText, words_of
 from antiphon.remote.transcriber.pace import Pace
 
 # Samples of one `audio-chunk`, and the bytes that are read at a time.
 CHUNK_SAMPLES, READ_BYTES = SAMPLE_RATE_HZ // 4, 1 << 16
 # The most events that are read while a result is awaited.
 MAX_EVENTS = 4096
-FORMAT = wyoming.AudioFormat(SAMPLE_RATE_HZ, 2, 1)
+FORMAT = wyoming.WyomingAudio(SAMPLE_RATE_HZ, 2, 1)
 
 
 class _Transcribe(msgspec.Struct, omit_defaults=True):
@@ -98,7 +98,7 @@ async def connected(endpoint: Endpoint) -> AsyncGenerator[WyomingConnection, Non
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         yield WyomingConnection(endpoint.host, reader, writer)
     except (OSError, TimeoutError) as error:
-        raise RemoteError(f"{endpoint.host}: {error or type(error).__name__}") from None
+        raise RemoteError(f"{endpoint.host}: {reason(error)}") from None
     finally:
         if writer:
             writer.close()
@@ -110,7 +110,7 @@ async def described(endpoint: Endpoint) -> tuple[dict[str, list[str]], list[str]
         await connection.send("describe")
         async with aclosing(connection.events()) as events:
             async for event in events:
-                if event.type == "info":
+                if event.kind == "info":
                     info = _read(endpoint, event, _Info)
                     break
     models = {model.name: model.languages for program in info.asr for model in program.models}
@@ -133,7 +133,7 @@ class WyomingServer:
         self.pace = Pace()
         self._endpoint, self._model = endpoint, model
 
-    async def hear(self, window: Window, task: TranscriptionTask = "transcribe", temperature: float = 0.0) -> Heard:
+    async def hear(self, window: Window, task: TranscriptionTask = "transcribe", temperature: float = 0.0) -> HeardText:
         """Transcribe a window. Raises RemoteError. The protocol has neither translations nor a temperature."""
         endpoint = self._endpoint
         async with connected(endpoint) as connection:
@@ -144,9 +144,9 @@ class WyomingServer:
             await connection.send("audio-stop")
             async with aclosing(connection.events()) as events:
                 async for event in events:
-                    if event.type == "transcript":
+                    if event.kind == "transcript":
                         found: _Transcript = _read(endpoint, event, _Transcript)
-                        return Heard(words_of(found.text), language_code(found.language) if found.language else "")
-                    if event.type == "error":
+                        return HeardText(words_of(found.text), language_code(found.language) if found.language else "")
+                    if event.kind == "error":
                         raise RemoteError(f"{endpoint.host} failed: {_read(endpoint, event, _Failure).text[:300]}")
         raise RemoteError(f"{endpoint.host} sent no transcript")

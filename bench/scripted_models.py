@@ -1,0 +1,75 @@
+"""A server of models that answer at once: a transcriber in vLLM's dialect, and a language model.
+
+    python -m bench.scripted_models
+
+Prints its base URL. The transcriber hears a word in each quarter of a second of audio. The language model always gives
+the same short answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+MODEL, ANSWER = "scripted", ("That ", "is ", "right.")
+# Bytes of a quarter of a second: PCM16, 16 kHz.
+WORD_BYTES = 8_000
+
+
+async def models(request: Request) -> JSONResponse:
+    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "bench"}]})
+
+
+async def chat(request: Request) -> StreamingResponse:
+    await request.body()
+
+    async def events() -> AsyncIterator[str]:
+        for word in ANSWER:
+            yield f"data: {json.dumps({'choices': [{'delta': {'content': word}}]})}\n\n"
+        yield 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+async def realtime(wire: WebSocket) -> None:
+    await wire.accept()
+    await wire.send_text('{"type": "session.created", "id": "sess-1", "created": 1}')
+    num_bytes, words = 0, list[str]()
+    try:
+        while True:
+            event = json.loads(await wire.receive_text())
+            if event["type"] == "input_audio_buffer.append":
+                num_bytes += len(base64.b64decode(event["audio"]))
+                while len(words) < num_bytes // WORD_BYTES:
+                    words.append(f" word{len(words)}")
+                    await wire.send_text(json.dumps({"type": "transcription.delta", "delta": words[-1]}))
+            elif event.get("final"):
+                await wire.send_text(json.dumps({"type": "transcription.done", "text": "".join(words)}))
+    except WebSocketDisconnect:
+        return
+
+
+def main() -> None:
+    routes = [
+        Route("/v1/models", models),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        WebSocketRoute("/v1/realtime", realtime),
+    ]
+    sock = socket.create_server(("127.0.0.1", 0))
+    print(f"http://127.0.0.1:{sock.getsockname()[1]}/v1", flush=True)
+    config = uvicorn.Config(Starlette(routes=routes), log_level="warning", ws_per_message_deflate=False)
+    asyncio.run(uvicorn.Server(config).serve(sockets=[sock]))
+
+
+if __name__ == "__main__":
+    main()
