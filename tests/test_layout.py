@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "remote": {"audio", "contracts", "engine", "errors", "events", "roles", "settings", "shares", "text", "wyoming"},
     "client": {"audio", "errors", "protocols"},
     "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
-    "server": BELOW_SERVER | {"admission", "cluster", "remote", "transports"},
+    "server": BELOW_SERVER | {"admission", "cluster", "extras", "remote", "transports", "wyoming"},
     "cli": BELOW_SERVER
     | {"admission", "certify", "client", "cluster", "extras", "released", "remote", "server", "transports"},
     "wyoming": set(),

@@ -16,6 +16,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "video": ("rapidocr",),
         "webrtc": ("aiortc",),
         "devices": ("sounddevice",),
+        "wyoming": ("zeroconf",),
     }
 )
 

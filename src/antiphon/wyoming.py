@@ -80,6 +80,11 @@ class WyomingDecoder:
         # The head of the event whose data and payload are awaited, and the bytes that both have.
         self._head: _Head | None = None
 
+    @property
+    def is_within_event(self) -> bool:
+        """Whether the bytes so far end within an event, whose rest is awaited."""
+        return bool(self._held) or self._head is not None
+
     def feed(self, data: bytes) -> Iterator[WyomingEvent]:
         """Take bytes, and yield the events that they complete. Raises ValueError."""
         self._held += data

@@ -1,4 +1,4 @@
-"""Converts PCM16 bytes to float32 and back, and resamples streams."""
+"""Converts PCM bytes to float32 and back, and resamples streams."""
 
 from __future__ import annotations
 
@@ -21,6 +21,25 @@ def to_pcm16(pcm: Pcm) -> bytes:
     return np.clip(np.round(pcm * np.float32(32768)), -32768, 32767).astype("<i2").tobytes()
 
 
+def from_frames(data: bytes, width: int, channels: int) -> Pcm:
+    """Convert interleaved signed little-endian PCM to mono float32 in [-1, 1): the mean of the channels.
+
+    `width` is 1 to 4 bytes a sample. Raises ValueError if `data` is not a whole number of frames, and for other values
+    of `width` and `channels`.
+    """
+    if not (1 <= width <= 4 and 1 <= channels <= MAX_CHANNELS):
+        raise ValueError(f"PCM of {channels} channels and {width} bytes a sample is not supported")
+    if len(data) % (width * channels):
+        raise ValueError(f"{len(data)} bytes are no whole number of frames of {width * channels} bytes")
+    # Each sample becomes the high bytes of a 32-bit number.
+    wide = np.zeros((len(data) // width, 4), np.uint8)
+    wide[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
+    samples = wide.view("<i4").reshape(-1, channels).astype(np.float32) / np.float32(2**31)
+    return np.asarray(samples[:, 0] if channels == 1 else samples.mean(1, dtype=np.float32))
+
+
+# The most channels of interleaved PCM.
+MAX_CHANNELS = 8
 # The lowest and the highest rate for resampling.
 RATES_HZ = 1_000, 1_000_000
 

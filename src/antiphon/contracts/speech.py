@@ -54,6 +54,12 @@ class SynthesizerProfile:
     tasks: tuple[str, ...] = ("CustomVoice",)
     # The sampling parameters that a request may set: the least and the greatest value of each, by name.
     parameters: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # The languages of the voices that do not speak all of `languages`, by the voice's name.
+    voice_languages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def languages_of(self, voice: str) -> tuple[str, ...]:
+        """Return the languages that a voice speaks, as ISO-639-1 codes."""
+        return self.voice_languages.get(voice, self.languages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ async def drain(state: ServerState, seconds: float, now: anyio.Event | None = No
     state.metrics.drained.set(1)
     if state.admission.num_under_way:
         log.info("draining %d sessions and requests", state.admission.num_under_way)
+    state.listeners.drain()
     for live in list(state.sessions.live):
         live.drain(seconds)
     await _wait_for_all(state.admission, seconds, now or anyio.Event())
@@ -36,6 +37,7 @@ async def drain(state: ServerState, seconds: float, now: anyio.Event | None = No
         log.warning("%d sessions and requests are cut off", state.admission.num_under_way)
     for request in list(state.sessions.requests):
         request.cancel()
+    state.listeners.cut()
     for live in list(state.sessions.live):
         live.finish()
     await _wait_for_all(state.admission, LAST_WORDS_S, anyio.Event())

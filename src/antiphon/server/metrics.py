@@ -163,6 +163,12 @@ class Metrics:
             registry=self.registry,
         )
         self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
+        self.listener_connections = Gauge(
+            "antiphon_listener_connections",
+            "Open connections of protocols that are not HTTP.",
+            ["listener"],
+            registry=self.registry,
+        )
         self.loop_lag_s = Histogram(
             "antiphon_event_loop_lag_seconds",
             "Lag of the event loop, measured 20 times a second.",

@@ -28,6 +28,7 @@ from antiphon.server.memory import reclaim_excess, settle_garbage
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.server.watches import as_host, keep_registered, watch_headroom, watch_loop, watch_models
+from antiphon.server.wyoming.listening import check_wyoming, open_wyoming
 from antiphon.settings import Settings
 from antiphon.signals import unless_set
 from antiphon.store.sessions import SessionStore, open_store
@@ -73,6 +74,7 @@ async def serve(
     if the server cannot start, and ModelLost after the drain if a model was lost and `exit_on_model_loss` is set.
     """
     check_exposure(settings)
+    check_wyoming(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
     with contextlib.closing(sock):
         await _serve(settings, on_ready, on_app, sock, ends)
@@ -94,6 +96,7 @@ async def _serve(
     )
     sessions = _open_session_store(state)
     http = http_server(state)
+    open_wyoming(state)
     models: LoadedModels | None = None
     failure: Exception | None = None
     try:
@@ -112,6 +115,7 @@ async def _serve(
                     failure = error
                 if models and not failure and not stop.is_set():
                     _begin(state, models, stop)
+                    await group.start(state.listeners.serve)
                     on_app(cast(ASGIApp, http.config.app))
                     on_ready(base_url(settings.server, sock))
                     await stop.wait()
@@ -123,6 +127,7 @@ async def _serve(
                 raise first_cause(failure)
     finally:
         sock.close()
+        state.listeners.close()
         if sessions:
             sessions.close(state.sessions.host_name)
         with anyio.move_on_after(CLOSE_TRACES_S, shield=True):

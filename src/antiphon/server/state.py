@@ -20,6 +20,7 @@ from antiphon.protocols.model_names import ModelNames
 from antiphon.server.admission import Admission
 from antiphon.server.credentials import Caller, Credentials
 from antiphon.server.fetch import Fetcher
+from antiphon.server.listeners import Listeners
 from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics, TurnReports
@@ -60,6 +61,8 @@ class ServerState:
     sessions: SessionRegistry = field(init=False)
     # Decides which sessions and requests are admitted.
     admission: Admission = field(init=False)
+    # The ports of protocols that are not HTTP.
+    listeners: Listeners = field(init=False)
     # The API keys and client secrets that the server accepts.
     credentials: Credentials = field(init=False)
     # Fetches audio that clients name by URL.
@@ -75,6 +78,7 @@ class ServerState:
         self.memory = MemoryLedger(settings.memory)
         self.metrics.watch_memory(self.memory)
         self.sessions = SessionRegistry(host_name(settings.resume.host_name))
+        self.listeners = Listeners(settings, self.metrics)
         self.credentials = Credentials(settings.server.api_keys, self.memory)
         self.fetcher = Fetcher(settings.speech.fetch_from)
         folder = settings.server.torch_profiler_dir

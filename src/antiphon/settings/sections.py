@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from antiphon.settings.home import WyomingSettings
 from antiphon.settings.option import HOST, KEY, ORIGIN, option
 from antiphon.settings.remote import RemoteSettings
 
@@ -491,3 +492,5 @@ class Settings:
     speech: SpeechSettings = field(default_factory=SpeechSettings)
     # Video answers and video streams.
     video: VideoSettings = field(default_factory=VideoSettings)
+    # The Wyoming protocol, for Home Assistant.
+    wyoming: WyomingSettings = field(default_factory=WyomingSettings)

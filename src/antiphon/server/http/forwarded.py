@@ -21,19 +21,33 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _MAPPED = "::ffff:"
 
 
-class TrustedProxies:
-    """The addresses of trusted proxies. `text` has addresses and networks, separated by commas; "" for none.
+class Networks:
+    """A set of addresses. `text` has addresses and networks, separated by commas; "" for none.
 
-    Raises SettingsError for an invalid text, and for a network of all addresses, since clients could then choose their
-    own address.
+    Raises SettingsError for an invalid text, which names the setting `flag`.
     """
 
-    def __init__(self, text: str) -> None:
-        self._networks = [_network(part.strip()) for part in text.split(",") if part.strip()]
+    def __init__(self, text: str, flag: str) -> None:
+        self._networks = [_network(part.strip(), flag) for part in text.split(",") if part.strip()]
 
     def __contains__(self, address: object) -> bool:
         found = _address(str(address))
         return found is not None and any(found in network for network in self._networks)
+
+
+class TrustedProxies(Networks):
+    """The addresses of trusted proxies.
+
+    Raises SettingsError for a network of all addresses, since clients could then choose their own address.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "--trusted-proxies")
+        for network in self._networks:
+            if network.prefixlen == 0:
+                raise SettingsError(
+                    f"--trusted-proxies: {network} is every address, so that clients could choose their own"
+                )
 
     def for_uvicorn(self) -> list[str]:
         """Return the networks for uvicorn's middleware, with IPv4 networks also in their IPv6-mapped form."""
@@ -81,16 +95,13 @@ class ForwardedClients:
 _PEER = "antiphon.peer"
 
 
-def _network(text: str) -> Network:
+def _network(text: str, flag: str) -> Network:
     try:
-        found = ipaddress.ip_network(text)
+        return ipaddress.ip_network(text)
     except ValueError:
         raise SettingsError(
-            f"--trusted-proxies: {text} is neither an address nor a network; a network has the form 10.0.0.0/8"
+            f"{flag}: {text} is neither an address nor a network; a network has the form 10.0.0.0/8"
         ) from None
-    if found.prefixlen == 0:
-        raise SettingsError(f"--trusted-proxies: {text} is every address, so that clients could choose their own")
-    return found
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
