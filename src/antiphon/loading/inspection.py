@@ -215,7 +215,7 @@ def _compared(found: Inspection, fields: Fields) -> Inspection:
         found,
         num_tensors=len(tensors),
         file_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
-        unknown_fields=unknown_fields(family, fields, own) if own else (),
+        unknown_fields=unknown_fields(fields, own) if own else (),
         has_tokenizer=not any(missing_files(found.path, ("tokenizer.json|vocab.json+merges.txt|tokenizer.model",))),
     )
     problems = list(_file_problems(found, family, release))
