@@ -30,7 +30,7 @@ from antiphon.released.comparison import (
     unknown_fields,
 )
 from antiphon.released.folder import folder_problem, is_text_model, missing_files, path_problem
-from antiphon.released.headers import StoredTensor, stored_tensors
+from antiphon.released.headers import StoredTensor, shards, stored_tensors
 from antiphon.released.manifest import Fields, flat
 from antiphon.released.memory import ModelMemory, gb, memory_of_tensors
 from antiphon.roles import ModelRole
@@ -48,6 +48,8 @@ UNSERVED = {
     "granite_speech": "Granite Speech",
     "qwen3_5_omni": "Qwen3.5-Omni",
 }
+# The roles of models that `transformers` reads, also from pickled weights.
+PICKLED_ROLES = ("language", "video_model")
 # The share of a device's free memory that weights and sessions may take; the rest is for a step's working memory.
 USABLE = 0.92
 
@@ -208,9 +210,13 @@ def _compared(found: Inspection, fields: Fields) -> Inspection:
     release = closest(fields, own)
     try:
         tensors = stored_tensors(found.path, ("", *family.parts))
+        is_pickled = not shards(found.path)
     except ValueError as error:
         again = f"antiphon pull {release.id}" if release else "fetch it again"
         return replace(found, problems=(f"{error}; {again}",))
+    if is_pickled and found.role not in PICKLED_ROLES:
+        problem = f"its weights are pickled, and {found.title} is read from safetensors alone; convert them"
+        return replace(found, problems=(problem,))
     found = replace(
         found,
         num_tensors=len(tensors),
@@ -222,9 +228,9 @@ def _compared(found: Inspection, fields: Fields) -> Inspection:
     notes = []
     if found.unknown_fields:
         notes.append(f"config.json: {named(found.unknown_fields)}: not in the release; it may have no effect")
-    if not tensors:
+    if is_pickled:
         notes.append("its weights are pickled: its tensors are not compared")
-    if release is None or not tensors:
+    if release is None or is_pickled:
         if own and release is None:
             notes.append(f"no manifest of {family.title} has these sizes: its tensors are not compared")
         return replace(_placed(found, None), problems=tuple(problems), notes=tuple(notes))
