@@ -31,21 +31,22 @@ META, BF16 = torch.device("meta"), torch.bfloat16
 OWN = {"qwen3_tts": qwen3_tts, "minicpmo": minicpmo}
 
 
-def read_on_meta(folder: Path, model_type: str) -> Any:
-    """Read a folder as its adapter does, with all weights on the meta device."""
+def read_on(device: torch.device, folder: Path, model_type: str) -> Any:
+    """Read a folder as its adapter does, with all weights on a device."""
+    name = device.type
     match model_type:
         case "qwen3_tts" | "minicpmo":
-            return OWN[model_type].read(folder, META, BF16)
+            return OWN[model_type].read(folder, device, BF16)
         case "qwen3_asr":
-            return qwen3_asr.read(folder, "meta", BF16)
+            return qwen3_asr.read(folder, name, BF16)
         case "qwen3_omni_moe":
-            return qwen3_omni.read(folder, "meta", "meta", BF16)
+            return qwen3_omni.read(folder, name, name, BF16)
         case "qwen2_5_omni":
-            return qwen2_5_omni.read(folder, "meta", "meta", BF16)
+            return qwen2_5_omni.read(folder, name, name, BF16)
         case "qwen3":
-            return load_whole(AutoModelForCausalLM, folder, dtype=BF16, device_map="meta")
+            return load_whole(AutoModelForCausalLM, folder, dtype=BF16, device_map=name)
         case _:
-            return read_vlm(folder, "meta", BF16)
+            return read_vlm(folder, name, BF16)
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_an_adapter_reads_every_tensor_of_a_release(release: Release, tmp_path: 
     (folder / "spk_dict.pt").write_bytes(b"")
     if release.model_type == "qwen2_5_omni":
         torch.save({"Chelsie": speaker()}, folder / "spk_dict.pt")
-    read_on_meta(folder, release.model_type)
+    read_on(META, folder, release.model_type)
     family = families()[release.model_type]
     every = set(expected_tensors(family, release, release.fields))
     unread = {name for name in every if not is_read(family, release, name)}
@@ -111,7 +112,7 @@ def test_a_missing_tensor_is_refused_by_the_loader(tmp_path: Path) -> None:
 
     folder = write_release(tmp_path, releases()["qwen3-0.6b"], layers=2, change=change)
     with pytest.raises(ValueError, match=r"it lacks model.layers.1.mlp.up_proj.weight"):
-        read_on_meta(folder, "qwen3")
+        read_on(META, folder, "qwen3")
 
 
 class Code:
