@@ -262,6 +262,15 @@ def test_pickled_weights_are_accepted_if_asked_for(tmp_path: Path) -> None:
     assert line == "its weights are pickled, and Qwen3-TTS is read from safetensors alone; convert them"
 
 
+def test_a_text_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    folder = made(tmp_path, "qwen3-0.6b")
+    (folder / "tokenizer_config.json").write_text("{}")
+    (line,) = inspect(folder).problems
+    assert line.startswith("it has no chat template: a base model")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert inspect(folder).problems == ()
+
+
 def test_the_links_of_a_hubs_cache_are_its_own(tmp_path: Path) -> None:
     cache = tmp_path / "models--Qwen--Qwen3-ASR-0.6B"
     folder, blobs = cache / "snapshots" / "abc", cache / "blobs"

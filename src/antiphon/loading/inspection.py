@@ -48,6 +48,7 @@ UNSERVED = {
     "granite_speech": "Granite Speech",
     "qwen3_5_omni": "Qwen3.5-Omni",
 }
+TOKENIZER = "tokenizer_config.json"
 # The roles of models that `transformers` reads, also from pickled weights.
 PICKLED_ROLES = ("language", "video_model")
 # The share of a device's free memory that weights and sessions may take; the rest is for a step's working memory.
@@ -60,10 +61,11 @@ class AddedToken(msgspec.Struct, frozen=True):
     content: str
 
 
-class AddedTokens(msgspec.Struct, frozen=True):
-    """The special tokens of tokenizer_config.json, by id."""
+class TokenizerFields(msgspec.Struct, frozen=True):
+    """The fields of tokenizer_config.json that are checked: the special tokens by id, and the template of chats."""
 
     added_tokens_decoder: dict[str, AddedToken] = {}
+    chat_template: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +251,18 @@ def _file_problems(found: Inspection, family: Family, release: Release | None) -
     again = f"antiphon pull {release.id}" if release else "copy it from the release"
     for missing in missing_files(found.path, family.needs):
         yield f"{missing} is missing: {again}"
+    if found.role == "language" and not _has_template(found.path):
+        yield "it has no chat template: a base model, which continues texts; take its release for chats (Instruct)"
+
+
+def _has_template(folder: Path) -> bool:
+    """Whether a text model's folder says how a chat is written."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        return bool(msgspec.json.decode((folder / TOKENIZER).read_bytes(), type=TokenizerFields).chat_template)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
 
 
 def _tensor_lines(
@@ -278,13 +292,13 @@ def _tensor_lines(
 
 def _token_problems(folder: Path, release: Release) -> Iterator[str]:
     """Yield the special tokens whose ids are not those of the release."""
-    path = folder / "tokenizer_config.json"
+    path = folder / TOKENIZER
     if not release.special_tokens or not path.is_file():
         return
     try:
-        added = msgspec.json.decode(path.read_bytes(), type=AddedTokens).added_tokens_decoder
+        added = msgspec.json.decode(path.read_bytes(), type=TokenizerFields).added_tokens_decoder
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        yield f"tokenizer_config.json cannot be read: {error}"
+        yield f"{TOKENIZER} cannot be read: {error}"
         return
     ids = {token.content: int(number) for number, token in added.items() if number.isdigit()}
     wrong = [f"{t} is {ids[t]}, not {i}" for t, i in release.special_tokens.items() if t in ids and ids[t] != i]
