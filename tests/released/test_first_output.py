@@ -1,4 +1,4 @@
-"""Releases in full size with random values: a folder as released is loaded from its settings, and its first output comes."""
+"""Releases in full size with random values: each is loaded as by `antiphon serve`, and its first output comes."""
 
 from __future__ import annotations
 
