@@ -25,7 +25,16 @@ import httpx
 from bench.common import beside, measured, options, percentile, server, show
 
 from antiphon.audio.playback_clock import PlaybackClock
-from antiphon.contracts import Message, ReplyOptions, ResponseAudio, ResponseChunk, SpeechChunk, Synthesizer, Urgency, VoiceOptions
+from antiphon.contracts import (
+    Message,
+    ReplyOptions,
+    ResponseAudio,
+    ResponseChunk,
+    SpeechChunk,
+    Synthesizer,
+    Urgency,
+    VoiceOptions,
+)
 from antiphon.events.words import Word
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SPEECH_ROLES
@@ -209,57 +218,6 @@ def heard(cuts: int) -> dict[str, Any]:
     row["worst"] = max(map(abs, off))
     show("heard only, with a voice on a second antiphon", [row])
     return row
-
-
-def main() -> dict[str, list[float]]:
-            stream = await partner.open()
-            said = [Message("user", "Hello.")]
-
-            async def answered() -> float:
-                chunks = stream.respond(said, ReplyOptions(), VoiceOptions("default"))
-                took_s = await until_sound(chunks)
-                said.extend((Message("assistant", "One."), Message("user", "And?")))
-                del said[:-40]
-                return took_s
-
-            async with httpx.AsyncClient() as client:
-                ways = {"a plain client": plain(client, base, "scripted", "")}
-                ways |= clients | {"antiphon in a conversation": answered}
-                try:
-                    return await in_turns(ways, count)
-                finally:
-                    stream.close()
-
-        return compared("a server that answers at once", asyncio.run(main()), "a plain client")
-
-
-def behind(count: int) -> dict[str, Any]:
-    with server("--synthesizer", "hibari-heart", *ONLY_VOICE) as back:
-        base, model = f"{back.url}/v1", "hibari-heart"
-        with server("--synthesizer", f"{base}#{model}", *ONLY_VOICE) as front:
-            clients = {
-                "antiphon's client, WAV": spoken(base, model),
-                "antiphon's client, WebSocket": spoken(f"{back.ws}/v1/audio/speech/stream", model),
-            }
-
-            async def main() -> dict[str, list[float]]:
-                async with httpx.AsyncClient() as client:
-                    ways = {
-                        "a plain client": plain(client, base, model, "heart"),
-                        **clients,
-                        "a front before it": plain(client, f"{front.url}/v1", model, "heart"),
-                    }
-                    return await in_turns(ways, count)
-
-            return compared("a second antiphon with hibari", asyncio.run(main()), "a plain client")
-
-
-def heard_remote(cuts: int) -> dict[str, Any]:
-    with (
-        server("--synthesizer", "hibari-heart", *ONLY_VOICE) as back,
-        server("--synthesizer", f"{back.url}/v1#hibari-heart", "--fallback-voice", "off") as front,
-    ):
-        return asyncio.run(heard(front, cuts))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
