@@ -5,8 +5,9 @@
 The servers are processes on this machine.
 
 - finals: the time from the end of a turn to its transcript, with the scripted transcriber in the front, and with the
-  same transcriber in another antiphon: over a WebSocket, in vLLM's dialect, and over REST. It answers at once, so the
-  difference is what the way to it adds. In `vad`, a silence of 0.3 s ends the turn; in `commit`, the client does.
+  same transcriber in another antiphon, over a WebSocket and over REST. It answers at once, so the difference is what
+  the way to it adds; over REST, also the server's own time for a file. In `vad`, a silence of 0.3 s ends the turn; in
+  `commit`, the client does.
 - killed: two servers. In the middle of each turn, the one that hears it is killed (SIGKILL). Counts the words of the
   transcripts that are missing or wrong.
 - front: a server with no model but the detector of speech (Silero's), with a transcriber and a language model on a
@@ -25,6 +26,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 from bench.common import beside, measured, options, show, spread, together
@@ -34,6 +36,7 @@ from tests.scripted import FRAME, speech, text
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
+from antiphon.audio.wav import wav_header
 from antiphon.client.link import SessionEnded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,9 +123,9 @@ def finals() -> dict[str, Any]:
         rows = dict[str, dict[str, Any]]()
         for mode, vad in (("vad", True), ("commit", False)):
             # The ways take turns at the same time, so that the machine is equally busy for all.
-            found = asyncio.run(all_delays([front.url for front in fronts.values()], vad))
+            found = asyncio.run(all_delays([front.url for front in fronts.values()], base, vad))
             local = spread(found[0], unit="ms")
-            for way, times in zip(fronts, found, strict=True):
+            for way, times in zip([*fronts, "REST, asked directly"], found, strict=True):
                 row = {key: value * 1000 for key, value in spread(times, unit="ms").items()}
                 added = {f"added_{key}": row[key] - local[key] * 1000 for key in row}
                 rows[f"{mode}, {way}"] = {"turns": len(times)} | row | added
@@ -130,8 +133,26 @@ def finals() -> dict[str, Any]:
         return rows
 
 
-async def all_delays(urls: list[str], vad: bool) -> list[list[float]]:
-    return await together(len(urls), lambda number: delays(urls[number], vad, NUM_FINALS))
+async def all_delays(urls: list[str], base: str, vad: bool) -> list[list[float]]:
+    """Return the delays of the servers at these URLs, and of `asked_directly`."""
+    ways = [delays(url, vad, NUM_FINALS) for url in urls] + [asked_directly(base)]
+    return list(await asyncio.gather(*ways))
+
+
+async def asked_directly(base: str) -> list[float]:
+    """Return the seconds that the server itself takes for the file of a turn, asked as often as the fronts ask."""
+    found = list[float]()
+    async with httpx.AsyncClient(timeout=30) as client:
+        for number in range(NUM_FINALS):
+            await asyncio.sleep(NUM_WORDS * 10 * FRAME / SAMPLE_RATE_HZ)
+            data = on_pcm(speech(1 + NUM_WORDS * number % 400, NUM_WORDS))
+            file = {"file": ("turn.wav", wav_header(SAMPLE_RATE_HZ, len(data)) + data)}
+            form = {"model": "default", "response_format": "verbose_json"}
+            since_s = time.monotonic()
+            answer = await client.post(f"{base}/audio/transcriptions", data=form, files=file)
+            found.append(time.monotonic() - since_s)
+            assert answer.status_code == 200, answer.text
+    return found
 
 
 # --- killed -----------------------------------------------------------------------------------------------------------
