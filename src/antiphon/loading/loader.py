@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -44,11 +45,12 @@ from antiphon.loading.servers import pools_of, remote_model
 from antiphon.loading.turn_models import turn_blend
 from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.cascade import Cascade
-from antiphon.pipelines.fallback import ConversationWithFallback, VoiceWithFallback
+from antiphon.pipelines.fallback import ConversationWithFallback, VoiceWithFallback, whole_audio
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
 from antiphon.remote.conversation.model import RemoteConversationModel
+from antiphon.remote.conversation.native import RemoteNativeModel
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.remote.pool import Pool
 from antiphon.roles import ModelRole, role_named, shown_role
@@ -213,6 +215,8 @@ def _add_fallbacks(by_role: ModelsByRole, remote_voice: Synthesizer | None, sett
     if remote_voice and (voice := by_role.get("synthesizer")) and voice is not remote_voice:
         by_role["synthesizer"] = VoiceWithFallback(remote_voice, voice)
     partner, language = by_role.get("conversation_model"), by_role.get("language")
+    if partner and isinstance(partner.native, RemoteNativeModel) and (voice := by_role.get("synthesizer")):
+        partner.native.say = partial(whole_audio, voice, rate_hz=partner.native.profile.sample_rate_hz)
     if settings.remote.fallback and isinstance(partner, RemoteConversationModel) and language:
         line = settings.speech.failure_line
         cascade = Cascade(language, by_role.get("synthesizer"), line)

@@ -6,8 +6,10 @@ from typing import Any
 
 from antiphon.loading.placement import remote_key
 from antiphon.loading.selection import RemoteModel
+from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.remote.conversation.model import RemoteConversationModel
+from antiphon.remote.conversation.native import RemoteNativeModel
 from antiphon.remote.pool import Pool
 from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
 from antiphon.remote.transcriber.transcriber import RemoteTranscriber
@@ -21,6 +23,9 @@ def remote_model(settings: Settings, model: RemoteModel) -> Any:
     or an unreadable key file, and ModelError if the servers do not accept the key or do not serve the model.
     """
     key = remote_key(settings, model.role)
+    if model.is_native:
+        native = RemoteNativeModel(model.address, key, settings.remote, settings.speech.failure_line)
+        return NativeConversationModel(native)
     if model.role == "conversation_model":
         return RemoteConversationModel(model.address, key, settings.remote)
     if model.role == "synthesizer":
@@ -32,5 +37,5 @@ def remote_model(settings: Settings, model: RemoteModel) -> Any:
 
 def pools_of(model: Any) -> list[Pool[Any]]:
     """Return the pools of servers that a loaded model uses: its own and its engines'. Empty for most models."""
-    owners = [model, *getattr(model, "engines", ())]
+    owners = [model, *getattr(model, "engines", ()), getattr(model, "native", None)]
     return [pool for owner in owners if isinstance(pool := getattr(owner, "pool", None), Pool)]

@@ -143,6 +143,8 @@ class ServerEvent(msgspec.Struct):
     delta: str = ""
     # See `delta`.
     audio: str = ""
+    # The rate of the audio, in full duplex; 0: 24 kHz.
+    sample_rate_hz: int = 0
     # An item that begins or ends.
     item: ModelItem | None = None
     # A response that begins or ends.
