@@ -18,6 +18,7 @@ The servers are processes on this machine.
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import tempfile
 import time
@@ -50,6 +51,8 @@ NUM_FINALS, NUM_WORDS, CHUNK_S = 30, 8, 0.05
 KILLED_AT = 4
 # Seconds from the beginning of one sentence of a caller to the next, and the sentences that each says.
 SENTENCE_S, NUM_SENTENCES = 10.0, 4
+# Seconds for which an idle front is measured.
+IDLE_S = 10.0
 RECORDING = ROOT / "tests" / "data" / "audio" / "barista-19d5be84.flac"
 
 
@@ -65,6 +68,7 @@ def host(
         found.wait()
         yield found
     finally:
+        found.send(signal.SIGTERM)
         found.end()
 
 
@@ -176,6 +180,7 @@ async def killed_turns(front: Host, backs: list[Host], turns: int) -> dict[str, 
             said = event.get("transcript", "").split()
             wrong += sum(word not in said for word in text(first, NUM_WORDS).split())
             wrong += len(said) - len(set(said))
+            print(f"turn {number + 1}: {kills} killed, {wrong} words lost or wrong", flush=True)
             if used:
                 used.start()
                 await asyncio.to_thread(used.wait)
@@ -232,6 +237,9 @@ def front(count: int) -> dict[str, Any]:
         flags = (*flags, "--turn-detector", "none", "--burst-sessions", "1000", "--profile", "default")
         with host("front", Path(name), "", *flags, module=("antiphon", "serve")) as server:
             process = psutil.Process(pid_of(server.port))
+            idle_s = -cpu_s(process)
+            time.sleep(IDLE_S)
+            idle_s += cpu_s(process)
             idle_mb, before_s, since_s = process.memory_info().rss / 1e6, cpu_s(process), time.monotonic()
             found = asyncio.run(callers(server.url, pcm, count))
             took_s, used_s = time.monotonic() - since_s, cpu_s(process) - before_s
@@ -243,6 +251,7 @@ def front(count: int) -> dict[str, Any]:
         "answers": f"{len(answered)} of {count * NUM_SENTENCES}",
         "core_each_percent": 100 * used_s / took_s / count,
         "front_cores": used_s / took_s,
+        "idle_cores": idle_s / IDLE_S,
         "mb_each": (mb - idle_mb) / count,
         "mb_idle": idle_mb,
     } | spread(answered, "first_word")
