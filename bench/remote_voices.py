@@ -5,8 +5,8 @@
 - scripted: a server that answers at once. The time to its first sound, for a plain client and for antiphon's own
   clients, in turns: over HTTP, over a WebSocket, and in a conversation over OpenAI's Realtime API.
 - antiphon: the same with a second antiphon that speaks with hibari, and with a whole front before it.
-- heard: answers of a front whose voice is on a second antiphon are cut at random. Compares the history with the words
-  whose sound had ended, as `antiphon bench talk --sections heard` does for a voice in the same process.
+- heard: answers of three sentences, spoken by hibari on a second antiphon, are cut at random. Compares the words that
+  the history keeps with those whose sound had ended, by the word times of the same voice in this process.
 """
 
 from __future__ import annotations
@@ -17,18 +17,34 @@ import subprocess
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from bench.common import beside, measured, options, percentile, server, show
-from bench.talk import heard
 
-from antiphon.contracts import Message, ReplyOptions, ResponseAudio, SpeechChunk, Urgency, VoiceOptions
+from antiphon.audio.playback_clock import PlaybackClock
+from antiphon.contracts import (
+    Message,
+    ReplyOptions,
+    ResponseAudio,
+    ResponseChunk,
+    SpeechChunk,
+    Synthesizer,
+    Urgency,
+    VoiceOptions,
+)
+from antiphon.events.words import Word
+from antiphon.loading.loader import load, store_of
+from antiphon.loading.selection import SPEECH_ROLES
+from antiphon.pipelines.reading import ReadingVoice
+from antiphon.pipelines.sentences import speak_sentences
 from antiphon.remote.address import CONVERSATION_MODEL, SYNTHESIZER, parse_address
 from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
 from antiphon.settings import RemoteSettings, SpeechSettings
+from antiphon.settings import load as load_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT, WARM = "Good morning, how are you today?", 5
@@ -149,12 +165,59 @@ def behind(count: int) -> dict[str, Any]:
             return compared("a second antiphon with hibari", asyncio.run(main()), "a plain client")
 
 
-def heard_remote(cuts: int) -> dict[str, Any]:
-    with (
-        server("--synthesizer", "hibari-heart", *ONLY_VOICE) as back,
-        server("--synthesizer", f"{back.url}/v1#hibari-heart", "--fallback-voice", "off") as front,
-    ):
-        return asyncio.run(heard(front, cuts))
+async def spoken_words(voice: Synthesizer, sentences: Sequence[str]) -> tuple[list[Word], float]:
+    """Speak sentences as a cascade does. Return the words with their times, and the seconds of audio."""
+    words, seconds = list[Word](), 0.0
+
+    async def take(chunk: ResponseChunk) -> None:
+        nonlocal seconds
+        if isinstance(chunk, ResponseAudio):
+            words.extend(chunk.words)
+            seconds += len(chunk.pcm) / voice.profile.sample_rate_hz
+
+    async def texts() -> AsyncGenerator[str, None]:
+        for sentence in sentences:
+            yield sentence
+
+    options = VoiceOptions(voice.profile.voices[0], seed=0)
+    async with aclosing(texts()) as given:
+        await speak_sentences(voice, options, given, take, Left(PlaybackClock(time.monotonic), len(sentences)))
+    return words, seconds
+
+
+@dataclass(slots=True)
+class Left:
+    """The audio that is left for a listener that plays it at once."""
+
+    playback: PlaybackClock
+    num_waiting: int
+
+
+def heard(cuts: int) -> dict[str, Any]:
+    """Compare the words of a voice on a second antiphon with those of the same voice here, which tells their times."""
+    settings = load_settings({}, {})
+    models = load(settings, store_of(settings.models), None, SPEECH_ROLES)
+    lines = (ROOT / "bench" / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    chance, off = random.Random(7), list[int]()
+    with server("--synthesizer", "hibari-heart", *ONLY_VOICE) as back:
+        address = parse_address(f"{back.url}/v1#hibari-heart", "--synthesizer")
+        there = ReadingVoice(RemoteSynthesizer(address, "", SpeechSettings(), RemoteSettings()))
+
+        async def main() -> None:
+            for number in range(cuts):
+                answer = [lines[(3 * number + k) % len(lines)] for k in range(3)]
+                true, seconds = await spoken_words(models.required_synthesizer, answer)
+                found, also = await spoken_words(there, answer)
+                assert abs(seconds - also) < 0.01, (seconds, also)
+                cut_s = chance.uniform(0, seconds)
+                off.append(sum(w.end_s <= cut_s for w in found) - sum(w.end_s <= cut_s for w in true))
+
+        asyncio.run(main())
+    models.close()
+    row = {"cuts": len(off), "exact": off.count(0), "within_one_word": sum(abs(x) <= 1 for x in off)}
+    row["worst"] = max(map(abs, off))
+    show("heard only, with a voice on a second antiphon", [row])
+    return row
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -169,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         {
             "scripted": lambda: scripted(args.texts),
             "antiphon": lambda: behind(args.texts),
-            "heard": lambda: heard_remote(args.cuts),
+            "heard": lambda: heard(args.cuts),
         },
         commit=commit,
     )

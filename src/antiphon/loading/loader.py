@@ -40,15 +40,12 @@ from antiphon.loading.selection import (
     selected_models,
     spec_of,
 )
-from antiphon.loading.servers import pools_of, remote_model
+from antiphon.loading.servers import pools_of, remote_model, voice_with_fallback, with_fallback
 from antiphon.loading.turn_models import turn_blend
 from antiphon.pipelines.by_language import VoiceByLanguage
-from antiphon.pipelines.cascade import Cascade
-from antiphon.pipelines.fallback import ConversationWithFallback, VoiceWithFallback
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
-from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.remote.pool import Pool
 from antiphon.roles import ModelRole, role_named, shown_role
@@ -192,7 +189,12 @@ def load(
             names.append(model.id)
     if blend := turn_blend(settings, detectors, failures) if "turn" in roles else None:
         by_role["turn"] = blend
-    _add_fallbacks(by_role, remote_voice, settings)
+    if remote_voice and (voice := by_role.get("synthesizer")):
+        by_role["synthesizer"] = voice_with_fallback(remote_voice, voice)
+    if partner := by_role.get("conversation_model"):
+        by_role["conversation_model"] = with_fallback(
+            settings, partner, by_role.get("language"), by_role.get("synthesizer")
+        )
     if "synthesizer" in by_role:
         by_role["synthesizer"], fallback_lane = _with_fallback(settings, by_role["synthesizer"], observe)
         lanes += [fallback_lane] if fallback_lane else []
@@ -203,20 +205,6 @@ def load(
     if "turn" in by_role:
         pools += [pool for part in by_role["turn"].parts for pool in pools_of(part.detector)]
     return replace(_assembled(by_role, reader, names, lanes, settings, failures), pools=tuple(pools))
-
-
-def _add_fallbacks(by_role: ModelsByRole, remote_voice: Synthesizer | None, settings: Settings) -> None:
-    """Combine the models on other servers with those of this process that continue while the servers fail.
-
-    `remote_voice`: the voice on other servers; None: there is none.
-    """
-    if remote_voice and (voice := by_role.get("synthesizer")) and voice is not remote_voice:
-        by_role["synthesizer"] = VoiceWithFallback(remote_voice, voice)
-    partner, language = by_role.get("conversation_model"), by_role.get("language")
-    if settings.remote.fallback and isinstance(partner, RemoteConversationModel) and language:
-        line = settings.speech.failure_line
-        cascade = Cascade(language, by_role.get("synthesizer"), line)
-        by_role["conversation_model"] = ConversationWithFallback(partner, cascade, line)
 
 
 def _check_engine(model: Model | LocalModel, engine: str) -> None:

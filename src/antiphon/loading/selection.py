@@ -60,12 +60,14 @@ class LocalModel:
 class RemoteModel:
     """A model on another server. It has no files to fetch and no adapter.
 
-    `id`: the model's name on that server, which clients may also use.
+    - `id`: the model's name on that server, which clients may also use.
+    - `is_native`: whether it is a conversation model that takes turns by itself.
     """
 
     id: str
     address: ServerAddress
     role: ModelRole
+    is_native: bool = False
 
 
 Selected = Model | LocalModel | RemoteModel
@@ -117,8 +119,8 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
         models.append(_checkpoint("backchannel", settings.models.backchannel_detector))
     if settings.models.speaker_model and "speaker" in roles:
         models.append(_registered("speaker", settings.models.speaker_model, "--speaker-model"))
-    if settings.engine.conversation_model and "conversation_model" in roles:
-        conversation_model = _conversation_model(settings.engine.conversation_model)
+    if (settings.engine.conversation_model or settings.engine.native) and "conversation_model" in roles:
+        conversation_model = _conversation_model(settings.engine.conversation_model, settings.engine.native)
         if not isinstance(conversation_model, LocalModel) or spec_of(conversation_model).language_model:
             # The conversation model also serves as the language model, or stands in its place.
             keeps = language or (isinstance(conversation_model, RemoteModel) and settings.remote.fallback)
@@ -252,7 +254,13 @@ def _language_model(name: str) -> Selected:
     return LocalModel(path.stem if path.is_file() else path.name, path, "language", _adapter("language", path))
 
 
-def _conversation_model(name: str) -> LocalModel | RemoteModel:
+def _conversation_model(name: str, native: str) -> LocalModel | RemoteModel:
+    """The conversation model of a folder or of other servers, or the native model of other servers."""
+    if native:
+        if name:
+            raise SettingsError("--native: there is a --conversation-model already")
+        address = parse_address(native, "--native", schemes=CONVERSATION_MODEL)
+        return RemoteModel(address.model, address, "conversation_model", is_native=True)
     if not is_address(name):
         return _checkpoint("conversation_model", name)
     address = parse_address(name, "--conversation-model", schemes=CONVERSATION_MODEL)

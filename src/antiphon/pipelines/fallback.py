@@ -8,6 +8,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from antiphon.audio import Pcm
 from antiphon.audio.pcm import Resampler
 from antiphon.contracts import (
     ConversationModel,
@@ -170,3 +173,16 @@ async def _audio_of(chunks: AsyncGenerator[SpeechChunk, None]) -> AsyncGenerator
     async with aclosing(chunks):
         async for chunk in chunks:
             yield ResponseAudio(chunk.pcm if len(chunk.pcm) else NO_AUDIO)
+
+
+async def whole_audio(voice: Synthesizer, text: str, rate_hz: int) -> Pcm:
+    """Return the audio of a text with a voice's default voice: float32 [num_samples], mono, at `rate_hz`.
+
+    Raises the errors of the voice.
+    """
+    resampler, found = Resampler(voice.profile.sample_rate_hz, rate_hz), list[Pcm]()
+    chunks = voice.speak(text, VoiceOptions(voice.profile.voices[0]), lambda: Urgency.FINAL)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            found.append(resampler.feed(chunk.pcm))
+    return np.concatenate((*found, resampler.flush()))

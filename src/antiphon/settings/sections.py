@@ -310,6 +310,11 @@ class EngineOptions:
         "itself; or `URL#MODEL` of servers with the OpenAI Realtime API.",
         also="partner",
     )
+    native: str = option(
+        "",
+        "Native model on other servers, which takes turns by itself, instead of a conversation model: `URL#MODEL` of "
+        "full duplex (`ws://HOST/v1/duplex`).",
+    )
     video_model: str = option(
         "",
         "Vision-language model that answers questions about video, instead of the language model: the folder of a "

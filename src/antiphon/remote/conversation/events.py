@@ -37,17 +37,17 @@ class _Session(msgspec.Struct, tag="realtime"):
     audio: _Audio
 
 
-class SessionUpdate(msgspec.Struct, tag="session.update"):
+class SessionSetup(msgspec.Struct, tag="session.update"):
     """Configures a session: audio in both directions, and no turn detection."""
 
     session: _Session
 
 
-def session_update(voice: str, speed: float) -> SessionUpdate:
+def session_update(voice: str, speed: float) -> SessionSetup:
     """Return the configuration of a session. `voice`: "" for the server's own."""
     pcm = _Format(WIRE_HZ, "audio/pcm")
     output = _Output(pcm, voice or None, speed if speed != 1.0 else None)
-    return SessionUpdate(_Session(_Audio(_Input(pcm), output)))
+    return SessionSetup(_Session(_Audio(_Input(pcm), output)))
 
 
 class ItemCreation(msgspec.Struct, tag="conversation.item.create"):
@@ -143,6 +143,8 @@ class ServerEvent(msgspec.Struct):
     delta: str = ""
     # See `delta`.
     audio: str = ""
+    # The rate of the audio, in full duplex; 0: 24 kHz.
+    sample_rate_hz: int = 0
     # An item that begins or ends.
     item: ModelItem | None = None
     # A response that begins or ends.

@@ -46,7 +46,7 @@ SERVER = "the model's server"
 SETTLE_S = 2.0
 # The beginnings of the ids of events. An error about a deletion is ignored: a server may remove items by itself.
 _CREATES, _DELETES, _RESPONDS, _CANCELS = "create_", "delete_", "respond_", "cancel_"
-_TEXT = ("response.output_audio_transcript.delta", "response.output_text.delta", "response.audio_transcript.delta",
+TEXT = ("response.output_audio_transcript.delta", "response.output_text.delta", "response.audio_transcript.delta",
          "response.text.delta")  # fmt: skip
 _AUDIO = ("response.output_audio.delta", "response.audio.delta")
 
@@ -234,12 +234,12 @@ class RealtimeSession:
                     yield ToolCallDelta(event.delta)
                 case "response.output_item.done" if event.item and called.get(event.item.id) is False:
                     yield ToolCallDelta(event.item.arguments or "{}")
-                case text if text in _TEXT:
+                case text if text in TEXT:
                     answer.text += event.delta
                     pacer.feed(event.delta)
                     yield TextDelta(event.delta)
                 case sound if sound in _AUDIO:
-                    pcm, has_audio = _pcm(event.delta or event.audio), True
+                    pcm, has_audio = pcm_of(event.delta or event.audio), True
                     yield ResponseAudio(pcm, pacer.advance(len(pcm) / WIRE_HZ))
                 case "response.done" if event.response:
                     if has_audio and (words := pacer.finish()):
@@ -274,7 +274,8 @@ class RealtimeSession:
         )
 
 
-def _pcm(text: str) -> Pcm:
+def pcm_of(text: str) -> Pcm:
+    """Return the audio in an event, base64 of PCM16, as float32 [num_samples]. Raises RemoteError if it is none."""
     try:
         return from_pcm16(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:

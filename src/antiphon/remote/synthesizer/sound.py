@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -195,7 +196,7 @@ def _format_of(data: bytes) -> SampleFormat:
 
 def _samples(data: bytes, format: SampleFormat) -> Pcm:
     """Return samples as float32 [num_samples], the mean of the channels."""
-    pcm: Pcm
+    pcm: np.ndarray[Any, Any]
     if format.is_float:
         pcm = np.clip(np.nan_to_num(np.frombuffer(data, "<f4")), -1.0, 1.0)
     elif format.bits == 16:

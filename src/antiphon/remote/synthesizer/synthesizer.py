@@ -13,20 +13,26 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from antiphon.audio import Pcm
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
-from antiphon.errors import RemoteError, SettingsError
+from antiphon.errors import ModelError, RemoteError, SettingsError
 from antiphon.remote.address import ServerAddress, split_api
+from antiphon.remote.http import PROBE_TIMEOUT_S
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.synthesizer.rest import RestSpeech
 from antiphon.remote.synthesizer.sound import SampleFormat
 from antiphon.remote.synthesizer.stream import StreamSpeech
 from antiphon.remote.synthesizer.voices import ServerVoices, ask_voices, ordered_voices
+from antiphon.remote.synthesizer.wyoming import WyomingSpeech
+from antiphon.remote.transcriber.wyoming import described
 from antiphon.settings import RemoteSettings, SpeechSettings
 
 log = logging.getLogger(__name__)
 
+# The schemes with TLS, and those of the same protocols without it.
+KINDS = {"https": "http", "wss": "ws"}
 # The ends of URLs, which are optional over HTTP.
 REST_PATH, STREAM_PATH = "/audio/speech", "/audio/speech/stream"
 # The name that stands for a server's own voice, which is not sent to it.
@@ -61,19 +67,19 @@ class RemoteSynthesizer:
     """
 
     def __init__(self, address: ServerAddress, key: str, speech: SpeechSettings, remote: RemoteSettings) -> None:
-        is_stream = {url.startswith("ws") for url in address.urls}
-        if len(is_stream) > 1:
-            raise SettingsError("--synthesizer: all URLs must be of one kind, http:// or ws://")
+        schemes = {KINDS.get(scheme := urlsplit(url).scheme, scheme) for url in address.urls}
+        if len(schemes) > 1:
+            raise SettingsError("--synthesizer: all URLs must be of one kind, http://, ws:// or tcp://")
         endpoints = [Endpoint(_base(url)) for url in address.urls]
         self.pool = Pool(
             "synthesizer", endpoints, key, max_s=remote.remote_answer_s, hedges=remote.remote_hedge, look=self._look
         )
         raw = SampleFormat(speech.synthesizer_rate)
-        self._wire: SpeechWire = (
-            StreamSpeech(self.pool, address.model, raw)
-            if True in is_stream
-            else RestSpeech(self.pool, address.model, speech.synthesizer_format, raw)
-        )
+        self._wire: SpeechWire = RestSpeech(self.pool, address.model, speech.synthesizer_format, raw)
+        if "ws" in schemes:
+            self._wire = StreamSpeech(self.pool, address.model, raw)
+        elif "tcp" in schemes:
+            self._wire = WyomingSpeech()
         self._model, self._next_s = address.model, remote.remote_token_s
         listed = self._listed()
         self._lists_default = SERVERS_VOICE in (*listed.voices, *speech.voices)
@@ -122,19 +128,29 @@ class RemoteSynthesizer:
 
     async def _look(self, endpoint: Endpoint) -> str:
         """Return what a server is, in words. Raises ModelError if it does not work."""
-        found = await ask_voices(endpoint.url, self.pool.key)
+        found = await self._asked(endpoint)
         if found.models and self._model not in found.models:
             raise RemoteError(f"has no model {self._model}; it has {', '.join(found.models[:20])}")
         voices = f"{len(found.voices)} voices" if found.voices else "no list of its voices"
         return f"speaks with {self._model}, {voices}"
+
+    async def _asked(self, endpoint: Endpoint) -> ServerVoices:
+        """Ask a server for its voices and models. Raises RemoteError and ModelError."""
+        if not endpoint.url.startswith("tcp"):
+            return await ask_voices(endpoint.url, self.pool.key)
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            _, voices = await described(endpoint)
+        if not voices:
+            raise ModelError(f"{endpoint.url} is a Wyoming server without voices")
+        return ServerVoices(tuple(dict.fromkeys(voices)))
 
     def _listed(self) -> ServerVoices:
         """Return the first list of voices of a server. Notes which servers are away."""
         found = list[ServerVoices]()
         for endpoint in self.pool.all:
             try:
-                found.append(asyncio.run(ask_voices(endpoint.url, self.pool.key)))
-            except RemoteError as error:
+                found.append(asyncio.run(self._asked(endpoint)))
+            except (RemoteError, TimeoutError) as error:
                 log.warning("%s does not list its voices: %s", endpoint.url, error)
                 endpoint.is_away = True
                 continue
