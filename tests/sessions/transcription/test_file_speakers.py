@@ -97,7 +97,7 @@ def test_references_without_one_voice_are_refused(models: LoadedModels, recordin
         reference(models, "a", np.concatenate((jfk, lj)))
     music = of(recordings, "librosa-trumpet")
     for pcm in (music, np.zeros(SAMPLE_RATE_HZ, np.float32), np.zeros(0, np.float32), lj[: SAMPLE_RATE_HZ // 5]):
-        with pytest.raises(UnfitReference, match="1 s are needed|no clear speech"):
+        with pytest.raises(UnfitReference, match=r"1 s are needed|no clear speech"):
             reference(models, "a", pcm)
 
 
