@@ -159,9 +159,13 @@ def mixed(
 def dialogues(
     data: Path, half: str, *, each: int = 3, sizes: Sequence[int] = (1, 2, 3, 4, 5, 6), seed: int = 7
 ) -> list[Dialogue]:
-    """Return `each` dialogues of each size in each condition, with voices of one half."""
+    """Return `each` dialogues of each size in each condition, with English voices of one half.
+
+    A transcriber leaves out words of a second language, so a dialogue in two languages would not show who says them.
+    """
     chance = np.random.default_rng(seed)
-    voices, noises = voices_of(data, half), read_noises(data)
+    voices = {voice: found for voice, found in voices_of(data, half).items() if voice.language == "en"}
+    noises = read_noises(data)
     out = []
     for size in sizes:
         for condition in CONDITIONS:

@@ -91,6 +91,13 @@ def test_two_microphones_in_one_room_are_no_call(call: Pcm) -> None:
     assert not facts.apart
 
 
+def test_a_fifth_of_a_second_and_a_tone_are_one_channel(one: Pcm) -> None:
+    short = one[RATE_HZ : RATE_HZ * 6 // 5]
+    assert surveyed(np.stack([short, -short]), 400).own == (0,)
+    tone = np.sin(np.arange(RATE_HZ) * 2 * np.pi * 440 / RATE_HZ).astype(np.float32)
+    assert surveyed(np.stack([tone, 0.5 * tone])).own == (0,)
+
+
 def test_silence_is_one_channel() -> None:
     assert surveyed(np.zeros((3, RATE_HZ), np.float32)).own == (0,)
     assert ChannelSurvey().facts().own == (0,)
@@ -119,6 +126,14 @@ def test_channels_are_found_in_compressed_files_too(call: Pcm) -> None:
             next(survey)
     assert end.value.value.own == (0, 1)
     assert data.tell() == 0
+
+
+def test_a_channel_that_a_later_recording_of_the_file_does_not_have_is_silent_there(call: Pcm, one: Pcm) -> None:
+    data = wav(pcm16(call.T), channels=2) + wav(pcm16(one))
+    for channel, length in ((0, len(one)), (1, 0)):
+        pcm = np.concatenate(list(decode(io.BytesIO(data), channel=OneChannel(channel, surveyed(call)))))
+        assert np.count_nonzero(np.abs(pcm[call.shape[1] + 100 :]) > 0.01) > 0.2 * length - 1
+        assert pcm[call.shape[1] + 100 :].any() == bool(length)
 
 
 def test_a_channel_that_a_piece_does_not_have_is_silent(one: Pcm) -> None:

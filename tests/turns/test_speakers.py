@@ -67,6 +67,11 @@ def test_each_word_has_its_voice_and_numbers_are_in_the_order_of_speaking() -> N
     assert list(dict.fromkeys(labels)) == [0, 1, 2]
 
 
+def test_a_word_that_sounds_like_another_voice_stays_in_its_turn() -> None:
+    recording = Recording((0, 9.0), (1, 9.0), (0, 9.0), (1, 9.0), noise=0.3)
+    assert np.count_nonzero(np.diff([int(label) for label in recording.labels()])) == 3
+
+
 @pytest.mark.parametrize("pause_s", [0.0, 0.1, 0.6])
 def test_a_change_inside_a_stretch_of_speech_is_at_the_right_word(pause_s: float) -> None:
     recording = Recording((0, 6.0), (1, 6.0), pause_s=pause_s)

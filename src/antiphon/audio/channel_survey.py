@@ -19,8 +19,8 @@ BLOCK_S = 0.05
 LOUD_BLOCKS = 10
 # A channel is silent if its speech is softer than -65 dB, or 50 dB softer than that of the loudest channel.
 MIN_POWER, MIN_CHANNEL = 10**-6.5, 1e-5
-# Two channels have the same sound if their samples, or the levels of their blocks in dB, correlate by at least this.
-SAME_SAMPLES, SAME_LEVELS = 0.95, 0.9
+# Two channels have the same sound if the levels of their blocks, in dB, correlate by at least this.
+SAME_LEVELS = 0.9
 # A block has speech on a channel if its level is at most 25 dB below that of the channel's speech.
 MIN_SPEECH = 10**-2.5
 # Channels belong to different persons if, in half of the blocks with speech, the loudest one is at least 12 dB louder
@@ -65,7 +65,6 @@ class ChannelSurvey:
     def __init__(self) -> None:
         self._rest, self._rate_hz = np.zeros((0, 0), np.float32), 0
         self._levels: list[NDArray[np.float32]] = []
-        self._products = np.zeros((0, 0))
 
     def feed(self, channels: Pcm, rate_hz: int) -> None:
         """Add a piece, float32 [channels, num_samples]."""
@@ -79,12 +78,6 @@ class ChannelSurvey:
             return
         blocks = held[:, : count * size].reshape(len(held), count, size)
         self._levels += list(blocks.var(axis=2).T)
-        # Differences of samples, because all channels may have the same offset or hum.
-        steps = np.diff(blocks, axis=2)
-        products = np.tensordot(steps, steps, axes=((1, 2), (1, 2))).astype(np.float64)
-        growth = max(0, len(products) - len(self._products))
-        self._products = np.pad(self._products, (0, growth))
-        self._products[: len(products), : len(products)] += products
 
     def facts(self) -> ChannelFacts:
         """Return what was found. A recording without a whole block counts as one silent channel."""
@@ -98,18 +91,20 @@ class ChannelSurvey:
         same_as = list[int | None](found.same_as)
         for channel in own:
             earlier = (other for other in own if other < channel and same_as[other] is None)
-            same_as[channel] = next((other for other in earlier if self._are_same(powers, loud, other, channel)), None)
+            same_as[channel] = next(
+                (o for o in earlier if _are_same(powers[:, [o, channel]] / loud[[o, channel]])), None
+            )
         own = [channel for channel in own if same_as[channel] is None]
         return ChannelFacts(found.loud, tuple(same_as), _are_apart(powers[:, own] / np.maximum(loud[own], 1e-12)))
 
-    def _are_same(self, powers: NDArray[np.float32], loud: NDArray[np.float32], one: int, other: int) -> bool:
-        norm = np.sqrt(self._products[one, one] * self._products[other, other])
-        if norm > 0 and abs(self._products[one, other]) >= SAME_SAMPLES * norm:
-            return True
-        levels = 10 * np.log10(np.maximum(powers[:, [one, other]] / loud[[one, other]], MIN_SPEECH))
-        return bool(len(levels) >= LOUD_BLOCKS and levels.std(axis=0).min() > 0) and bool(
-            np.corrcoef(levels.T)[0, 1] >= SAME_LEVELS
-        )
+
+def _are_same(powers: NDArray[np.float32]) -> bool:
+    """Return whether two channels have the same sound. `powers`: [num_blocks, 2], relative to the channels' speech."""
+    levels = 10 * np.log10(np.maximum(powers, MIN_SPEECH))
+    if levels.std(axis=0).min() == 0:
+        # A constant level is that of a tone.
+        return bool(np.allclose(levels[:, 0], levels[:, 1], atol=1.0))
+    return bool(np.corrcoef(levels.T)[0, 1] >= SAME_LEVELS)
 
 
 def _are_apart(powers: NDArray[np.float32]) -> bool:

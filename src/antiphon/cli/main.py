@@ -231,8 +231,13 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
 
 def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.preparation import fetch_checked
-    from antiphon.cli.transcribe import OutputStyle, TranscriptRequest, check_source, transcribe_file
-    from antiphon.loading.selection import DEFAULT_SPEAKER_MODEL
+    from antiphon.cli.transcribe import (
+        DEFAULT_SPEAKER_MODEL,
+        OutputStyle,
+        TranscriptRequest,
+        check_source,
+        transcribe_file,
+    )
 
     style = OutputStyle.JSON if args.json else OutputStyle.SRT if args.srt else OutputStyle.TEXT
     request = TranscriptRequest(args.file, args.language, args.prompt, style, args.speakers, args.channels)

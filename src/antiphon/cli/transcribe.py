@@ -51,6 +51,8 @@ from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
 from antiphon.turns.voices.speakers import SpeakerHints
 
+# The speaker encoder of `--speakers` if `--speaker-model` names none.
+DEFAULT_SPEAKER_MODEL = "resemblyzer"
 # The length of a pause that ends a turn of a stream, in milliseconds. Each turn becomes a line or a subtitle.
 SILENCE_MS = 600
 # The length of the pieces in which a file is read, in seconds: 2 MB each, the same as in the server.

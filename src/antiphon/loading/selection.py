@@ -37,8 +37,6 @@ VIDEO_ROLES: tuple[ModelRole, ...] = ("video_model",)
 ALL_ROLES = (
     TRANSCRIPTION_ROLES + TURN_ROLES + SPEAKER_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + CONVERSATION_ROLES + VIDEO_ROLES
 )
-# The speaker encoder of commands that need one, if none is named.
-DEFAULT_SPEAKER_MODEL = "resemblyzer"
 # The value of `--voice` that stands for every voice in the registry.
 ALL_VOICES = "all"
 

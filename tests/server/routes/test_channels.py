@@ -53,6 +53,7 @@ def test_each_channel_is_a_speaker(server: Process, call: Pcm) -> None:
     assert answer["channels"] == [{"channel": 0, "speaker": "caller"}, {"channel": 1, "speaker": "agent"}]
 
 
+@pytest.mark.heavy
 def test_a_stream_has_each_segment_after_its_text(server: Process, call: Pcm) -> None:
     events = [
         json.loads(line.removeprefix("data: "))

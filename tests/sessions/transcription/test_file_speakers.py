@@ -97,8 +97,28 @@ def test_references_without_one_voice_are_refused(models: LoadedModels, recordin
         reference(models, "a", np.concatenate((jfk, lj)))
     music = of(recordings, "librosa-trumpet")
     for pcm in (music, np.zeros(SAMPLE_RATE_HZ, np.float32), np.zeros(0, np.float32), lj[: SAMPLE_RATE_HZ // 5]):
-        with pytest.raises(UnfitReference, match="1 s are needed"):
+        with pytest.raises(UnfitReference, match=r"1 s are needed|no clear speech"):
             reference(models, "a", pcm)
+
+
+class Unsure:
+    """A detector that takes everything for speech, but is never sure."""
+
+    frame_samples = 512
+
+    def open(self) -> Unsure:
+        return self
+
+    def reset(self) -> None:
+        pass
+
+    async def feed(self, pcm: Pcm) -> list[float]:
+        return [0.8] * (len(pcm) // self.frame_samples)
+
+
+def test_a_reference_that_may_be_noise_is_refused(models: LoadedModels, recordings: Recordings) -> None:
+    with pytest.raises(UnfitReference, match="no clear speech"):
+        asyncio.run(known_voice("a", of(recordings, "librosa-trumpet"), *encoder(models), Unsure()))
 
 
 def test_a_fifth_of_a_second_of_speech_is_one_speaker(models: LoadedModels, recordings: Recordings) -> None:

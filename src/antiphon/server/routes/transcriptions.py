@@ -26,7 +26,7 @@ from antiphon.protocols.rest import transcriptions as openai_rest
 from antiphon.protocols.rest.transcription_form import MAX_KNOWN, FileRequest, parse_form
 from antiphon.server.access_log import current_request
 from antiphon.server.http.auth import identify
-from antiphon.server.http.body import FORM_BYTES, limited_form
+from antiphon.server.http.body import FIELD_BYTES, FORM_BYTES, limited_form
 from antiphon.server.http.disconnect import HeldStream, unless_disconnected
 from antiphon.server.http.errors import BodyTooLarge
 from antiphon.server.state import ServerState
@@ -177,6 +177,8 @@ async def _read(
     fields: dict[str, list[str]] = {}
     for key, value in form.multi_items():
         if isinstance(value, str):
+            if len(value) > FIELD_BYTES and not key.startswith("known_speaker_references"):
+                raise RemoteProtocolError("invalid_value", f"The field is longer than {FIELD_BYTES} bytes.", key)
             fields.setdefault(key, []).append(value)
     asked = parse_form(fields, transcriber.profile.languages)
     if state.transcriber_names.lenient(asked.model) is None:

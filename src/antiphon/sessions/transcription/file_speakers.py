@@ -126,7 +126,9 @@ async def known_voice(
         probabilities += await stream.feed(padded[start : start + SAMPLE_RATE_HZ])
     speech = speech_of(padded, probabilities, detector.frame_samples)
     seconds = len(speech) / SAMPLE_RATE_HZ
-    if seconds < MIN_REFERENCE_S or max(probabilities, default=0.0) < SURE:
+    if probabilities and max(probabilities) < SURE:
+        raise UnfitReference("has no clear speech")
+    if seconds < MIN_REFERENCE_S:
         raise UnfitReference(f"has {seconds:.1f} s of speech; {MIN_REFERENCE_S:.0f} s are needed")
     if seconds >= 2 * HALF_S:
         halves = [await model.embed(half) for half in np.array_split(speech, 2)]
