@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
+import anyio
 import numpy as np
 import pytest
 
@@ -25,8 +26,8 @@ from tests.conftest import SMALL
 from tests.sessions.conversation.scripted import Scene, play
 from tests.sessions.conversation.test_given_back import MEANING
 
-# These tests load a model.
-pytestmark = pytest.mark.slow
+# A model computes for more than a minute.
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,18 @@ class Spoken(Scene):
         self.now_s = 0.0
         super().__init__(vad=MEANING, model=model, clock=lambda: self.now_s, max_tokens=24)
 
+    async def until(self, kind: type, count: int = 1) -> None:
+        """Wait as the base class does, but without a limit, because a model computes."""
+        while sum(isinstance(o, kind) for o in self.out) < count:
+            await anyio.sleep(0.01)
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        # The model opens a stream in its thread.
+        while self.session._queue._group is None:
+            await anyio.sleep(0.01)
+        return self
+
 
 def test_after_a_false_start_the_model_holds_what_it_holds_after_the_sentence_without_a_pause(
     cascade: Cascade, language: CausalLm
@@ -77,7 +90,6 @@ def test_after_a_false_start_the_model_holds_what_it_holds_after_the_sentence_wi
                 if number:
                     await room.until(ResponseAudioDelta)
                 await room.say(part, 1000 * number)
-                await room.claim_floor()
             await room.until(ResponseDone, len(parts))
             return await held_rows(language), answers(room)[-1]
 
