@@ -145,9 +145,9 @@ class PlayedTurns:
         for _ in range(60):
             await asyncio.sleep(0)
 
-    async def until(self, kind: type, count: int = 1) -> None:
+    async def until(self, kind: type, count: int = 1, most_s: float = 10) -> None:
         """Wait until `count` events of this kind were sent. For work in threads, which `settle` does not wait for."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(most_s):
             while sum(isinstance(o, kind) for o in self.out) < count:
                 self._emitted.clear()
                 await self._emitted.wait()

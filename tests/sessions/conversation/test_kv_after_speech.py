@@ -68,15 +68,16 @@ class Spoken(Scene):
         self.now_s = 0.0
         super().__init__(vad=MEANING, model=model, clock=lambda: self.now_s, max_tokens=24)
 
-    async def until(self, kind: type, count: int = 1) -> None:
-        """Wait as the base class does, but without a limit, because a model computes."""
-        while sum(isinstance(o, kind) for o in self.out) < count:
-            await anyio.sleep(0.01)
+    async def until(self, kind: type, count: int = 1, most_s: float = 600) -> None:
+        """Wait as the base class does, but longer, because a model computes."""
+        await super().until(kind, count, most_s)
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         # The model opens a stream in its thread.
-        while self.session._queue._group is None:
+        for _ in range(6000):
+            if self.session._queue._group:
+                break
             await anyio.sleep(0.01)
         return self
 

@@ -170,7 +170,9 @@ class ConversationSession:
         await self._overlaps.decide(lambda: decision(reason))
 
     async def _audio_heard(self) -> None:
-        await self._overlaps.heard(self._listener)
+        # Otherwise a response that is ended by mistake could not be given back.
+        if self._heard.can_pause(reports=self.config.reports_ducking) or self._answers_detected_turns:
+            await self._overlaps.heard(self._listener)
 
     async def _pause_response(self) -> bool:
         """Pause the playback of the response, and return whether that is possible."""

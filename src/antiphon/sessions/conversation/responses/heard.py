@@ -96,14 +96,14 @@ class HeardResponses:
         """
         return self._began[1] if response_id == self._began[0] else None
 
-    def add(self, audio: ResponseAudioDelta) -> None:
+    def add(self, audio: ResponseAudioDelta, *, keeps: bool = False) -> None:
         """Count audio that is about to be sent, and have the listener expect its echo. The audio plays after all audio
-        that was sent before it. A new item begins with a fresh resampler.
+        that was sent before it. A new item begins with a fresh resampler. `keeps`: keep it for `unheard`.
         """
         self._clock.add(len(audio.pcm) / audio.rate_hz)
         if audio.at.response_id != self._began[0]:
             self._began = (audio.at.response_id, self._listener.audio_s)
-        if not self.can_pause(reports=False):
+        if keeps:
             self._sent.add(audio.at.item_id, audio.pcm, audio.rate_hz, self._clock.left_s)
         if self._said is None or self._said[0] != audio.at.item_id:
             self._said = (audio.at.item_id, Resampler(audio.rate_hz, SAMPLE_RATE_HZ))
@@ -114,8 +114,8 @@ class HeardResponses:
         return self._playback is not None or reports
 
     def heard_s(self, item_id: str) -> float | None:
-        """Return the seconds of the newest item's audio that were played, by the clock. None for any other item, and if
-        the server plays the audio itself.
+        """Return the seconds of an item's audio that were played, by the clock. None unless it is the newest and its
+        audio was kept.
         """
         return self._sent.heard_s(item_id, self._clock.left_s)
 

@@ -92,6 +92,8 @@ class KeptResponse:
         self.is_cancelled = True
         if self.task.kept_source:
             self.task.kept_source.cancel()
+        else:
+            self.task.keeps = False
 
     async def drop(self) -> None:
         """Give up the rest, and wait for the end of the generation. After that, the model's stream is free."""
