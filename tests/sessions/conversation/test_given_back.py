@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import anyio
 import numpy as np
@@ -42,7 +43,7 @@ from antiphon.events.transcription import (
     TurnCleared,
 )
 from antiphon.events.words import Word
-from antiphon.turns.floor_claim import LONG_FRAMES
+from antiphon.turns.floor_claim import FloorClaim
 from tests.sessions.conversation.scripted import RATE_HZ, Scene, ScriptedModel, play
 
 MEANING = ServerVad(0.5, 300, 4000, "medium")
@@ -239,11 +240,7 @@ async def _clear(room: Room) -> None:
     await room.transcription(TurnCleared())
 
 
-async def _commit(room: Room) -> None:
-    await room.session._commit(room.turn)
-
-
-@pytest.mark.parametrize("meanwhile", [_cancel, _ask, _speak, _delete, _fail, _commit, _clear])
+@pytest.mark.parametrize("meanwhile", [_cancel, _ask, _speak, _delete, _fail, _clear])
 def test_when_something_else_happens_before_the_words_then_the_rest_is_not_said(
     meanwhile: Callable[[Room], Awaitable[None]],
 ) -> None:
@@ -300,8 +297,8 @@ def test_when_the_session_ends_at_once_then_the_generation_that_waits_ends_too()
         room.turn += 1
         # Nothing else runs before the session ends.
         await room.session.handle_transcription(SpeechStarted(room.turn, 3000))
-        room.session._listener._claim._num_frames = LONG_FRAMES
-        await room.session._audio_heard()
+        with mock.patch.object(FloorClaim, "claims", True):
+            await room.session.audio_heard()
 
     room = play_in(act)
     assert room.speaker.running == 0

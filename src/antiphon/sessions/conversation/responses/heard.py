@@ -13,7 +13,7 @@ from antiphon.events.conversation import ContentPosition, ItemTruncated, Respons
 from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
-from antiphon.sessions.conversation.responses.kept import SentAudio
+from antiphon.sessions.conversation.responses.kept import UnheardAudio
 from antiphon.turns.overlap import RESPONSE_TAIL_S
 
 
@@ -69,7 +69,7 @@ class HeardResponses:
         # The response whose audio was sent last, and the second of the user's audio at which it began to be sent.
         self._began = ("", 0.0)
         # The newest audio that was sent, for a client that cannot pause.
-        self._sent = SentAudio()
+        self._sent = UnheardAudio()
         # The ids of the responses under way, and the truncations of their items to the milliseconds heard. A truncation
         # is applied when the response is closed.
         self._under_way: set[str] = set()

@@ -24,7 +24,7 @@ from antiphon.sessions.conversation.responses.response import ResponseTask
 LAG_S = 5.0
 
 
-class SentAudio:
+class UnheardAudio:
     """The audio of the item that was sent last, as far as it may still be unheard.
 
     Memory: 2 bytes for each sample that is still to be played, and for LAG_S.
