@@ -58,5 +58,5 @@ THRESHOLDS: Mapping[str, float] = {
     "low": 0.85,
     "medium": 0.64,
     "high": 0.49,
-    "auto": 0.77,
+    "auto": 0.76,
 }

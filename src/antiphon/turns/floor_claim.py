@@ -16,7 +16,7 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 # however it sounds (512 ms).
 MIN_FRAMES, LONG_FRAMES = 8, 16
 # Minimum probability of each of these frames, and of each of the newest SURE_FRAMES frames.
-SPEECH_PROBABILITY, SURE_PROBABILITY, SURE_FRAMES = 0.5, 0.95, 4
+SPEECH_PROBABILITY, SURE_PROBABILITY, SURE_FRAMES = 0.7, 0.95, 4
 # A sound is no hum if the energy from 900 Hz on, relative to that below, reaches BRIGHT_DB in one of the frames.
 BRIGHT_DB, LOW_HZ, MIDDLE_HZ, HIGH_HZ = -14.0, 80.0, 900.0, 5000.0
 # Speech has to be at most QUIETER_DB quieter than the user's speech so far, which LEVEL_SHARE of each frame updates.

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar
+from unittest import mock
 
 import numpy as np
 
@@ -54,7 +55,7 @@ from antiphon.events.transcription import (
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.inbox import Inbox
-from antiphon.turns.floor_claim import LONG_FRAMES
+from antiphon.turns.floor_claim import FloorClaim
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 
 RATE_HZ = 24_000
@@ -145,9 +146,9 @@ class PlayedTurns:
         for _ in range(60):
             await asyncio.sleep(0)
 
-    async def until(self, kind: type, count: int = 1) -> None:
+    async def until(self, kind: type, count: int = 1, most_s: float = 10) -> None:
         """Wait until `count` events of this kind were sent. For work in threads, which `settle` does not wait for."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(most_s):
             while sum(isinstance(o, kind) for o in self.out) < count:
                 self._emitted.clear()
                 await self._emitted.wait()
@@ -168,8 +169,8 @@ class PlayedTurns:
 
     async def claim_floor(self) -> None:
         """Let the speech sound as if it claims the floor, as the listener judges it when audio was analysed."""
-        self.session._listener._claim._num_frames = LONG_FRAMES
-        await self.session._audio_heard()
+        with mock.patch.object(FloorClaim, "claims", True):
+            await self.session.audio_heard()
         await self.settle()
 
     async def end_turn(self, at_ms: int = 0) -> int:

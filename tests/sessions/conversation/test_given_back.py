@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import anyio
 import numpy as np
@@ -36,11 +37,13 @@ from antiphon.events.conversation import (
 from antiphon.events.transcription import (
     GuessDropped,
     ServerVad,
+    SpeechStarted,
     TranscriptFailed,
     TranscriptPartial,
     TurnCleared,
 )
 from antiphon.events.words import Word
+from antiphon.turns.floor_claim import FloorClaim
 from tests.sessions.conversation.scripted import RATE_HZ, Scene, ScriptedModel, play
 
 MEANING = ServerVad(0.5, 300, 4000, "medium")
@@ -237,11 +240,7 @@ async def _clear(room: Room) -> None:
     await room.transcription(TurnCleared())
 
 
-async def _commit(room: Room) -> None:
-    await room.session._commit(room.turn)
-
-
-@pytest.mark.parametrize("meanwhile", [_cancel, _ask, _speak, _delete, _fail, _commit, _clear])
+@pytest.mark.parametrize("meanwhile", [_cancel, _ask, _speak, _delete, _fail, _clear])
 def test_when_something_else_happens_before_the_words_then_the_rest_is_not_said(
     meanwhile: Callable[[Room], Awaitable[None]],
 ) -> None:
@@ -275,6 +274,35 @@ def test_a_response_that_calls_a_function_is_not_continued() -> None:
         return room
 
     assert not any(item.continues for item in play(main()).session.history.items)
+
+
+def test_when_the_client_asks_for_responses_itself_then_the_sound_ends_none() -> None:
+    async def main() -> Room:
+        async with Room(create_response=False) as room:
+            await room.say("I am hungry.")
+            await room.session.handle(CreateResponse())
+            await room.settle()
+            await room.stop_by_sound(1.5)
+            assert room.session.progress.is_responding
+            room.speaker.more.set()
+            await room.settle()
+        return room
+
+    assert play(main()).responses()[0] == "completed"
+
+
+def test_when_the_session_ends_at_once_then_the_generation_that_waits_ends_too() -> None:
+    async def act(room: Room) -> None:
+        await room.append(np.zeros(3 * SAMPLE_RATE_HZ, np.float32))
+        room.turn += 1
+        # Nothing else runs before the session ends.
+        await room.session.handle_transcription(SpeechStarted(room.turn, 3000))
+        with mock.patch.object(FloorClaim, "claims", True):
+            await room.session.audio_heard()
+
+    room = play_in(act)
+    assert room.speaker.running == 0
+    assert room.responses() == ["cancelled turn_detected"]
 
 
 ACTIONS = (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
+import anyio
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.adapters.espeak_ng.synthesizer import Espeak
 from antiphon.adapters.spec import EngineModelOptions, LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.contracts import Message, ReplyOptions
+from antiphon.contracts import ConversationStream, Message, ReplyOptions
 from antiphon.engine.api import EngineSettings, Row
 from antiphon.events.conversation import ResponseAudioDelta, ResponseDone
 from antiphon.loading.loader import prepare, store_of
@@ -25,8 +26,8 @@ from tests.conftest import SMALL
 from tests.sessions.conversation.scripted import Scene, play
 from tests.sessions.conversation.test_given_back import MEANING
 
-# These tests load a model.
-pytestmark = pytest.mark.slow
+# A model computes for more than a minute.
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +40,25 @@ def language() -> Iterator[CausalLm]:
     loaded.close()
 
 
+class Opening(Cascade):
+    """A cascade that tells when its stream was opened."""
+
+    opened: anyio.Event
+
+    async def open(self, owner: Hashable | None = None) -> ConversationStream:
+        stream = await super().open(owner)
+        self.opened.set()
+        return stream
+
+
 @pytest.fixture
-def cascade(language: CausalLm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cascade]:
+def cascade(language: CausalLm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opening]:
     """A model that always gives the same answer to the same rows."""
     monkeypatch.setattr(
         "antiphon.sessions.conversation.responses.generation.ReplyOptions", partial(ReplyOptions, temperature=0.0)
     )
     voice = Espeak(LaneModelOptions())
-    yield Cascade(language, voice)
+    yield Opening(language, voice)
     voice.lane.close()
 
 
@@ -63,13 +75,26 @@ def answers(room: Scene) -> list[str]:
 class Spoken(Scene):
     """A conversation with a clock of its own, whose responses have at most 24 tokens."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Opening) -> None:
         self.now_s = 0.0
-        super().__init__(vad=MEANING, model=model, clock=lambda: self.now_s, max_tokens=24)
+        self.opening: Any = model
+        model.opened = anyio.Event()
+        super().__init__(vad=MEANING, model=self.opening, clock=lambda: self.now_s, max_tokens=24)
+
+    async def until(self, kind: type, count: int = 1, most_s: float = 600) -> None:
+        """Wait as the base class does, but longer, because a model computes."""
+        await super().until(kind, count, most_s)
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        # The model opens a stream in its thread.
+        await self.opening.opened.wait()
+        await self.settle()
+        return self
 
 
 def test_after_a_false_start_the_model_holds_what_it_holds_after_the_sentence_without_a_pause(
-    cascade: Cascade, language: CausalLm
+    cascade: Opening, language: CausalLm
 ) -> None:
     async def main(parts: list[str]) -> tuple[list[Row], str]:
         async with Spoken(cascade) as room:
@@ -77,7 +102,6 @@ def test_after_a_false_start_the_model_holds_what_it_holds_after_the_sentence_wi
                 if number:
                     await room.until(ResponseAudioDelta)
                 await room.say(part, 1000 * number)
-                await room.claim_floor()
             await room.until(ResponseDone, len(parts))
             return await held_rows(language), answers(room)[-1]
 
@@ -89,7 +113,7 @@ def test_after_a_false_start_the_model_holds_what_it_holds_after_the_sentence_wi
 
 @pytest.mark.parametrize("heard_s", [0.2, 0.7, 1.3])
 def test_after_a_response_was_given_back_the_model_holds_what_it_holds_without_the_sound(
-    cascade: Cascade, language: CausalLm, heard_s: float
+    cascade: Opening, language: CausalLm, heard_s: float
 ) -> None:
     async def main(nods: bool) -> tuple[list[Row], np.ndarray]:
         async with Spoken(cascade) as room:

@@ -138,7 +138,8 @@ class OverlapHolder:
                     await anyio.sleep(MAX_BACKCHANNEL_S - DECISION_S)
                 else:
                     await anyio.sleep(DECISION_S)
-                    if overlap.undecided_turn == turn and listener.speaking:
+                    is_open = overlap.undecided_turn == turn and overlap.state is OverlapState.UNDECIDED
+                    if is_open and listener.speaking:
                         await self._pause()
                     await anyio.sleep(MAX_BACKCHANNEL_S - DECISION_S)
                 while overlap.undecided_turn == turn:

@@ -114,7 +114,7 @@ class ConversationSession:
             turn_detector=context.turn_detector,
             guards_echo=True,
             tap=self._keep_audio if context.model.native or self._turn_audio else None,
-            on_heard=self._audio_heard,
+            on_heard=self.audio_heard,
             on_commit=self._commit,
             speaker_model=context.speaker_model,
             on_other_voice=self._overlaps.other_voice,
@@ -169,8 +169,11 @@ class ConversationSession:
         decision = decider.take_floor if takes_floor else decider.dismiss
         await self._overlaps.decide(lambda: decision(reason))
 
-    async def _audio_heard(self) -> None:
-        await self._overlaps.heard(self._listener)
+    async def audio_heard(self) -> None:
+        """Decide the speech over a response by its sound, if that is enough. Called when audio was analysed."""
+        # Otherwise a response that is ended by mistake could not be given back.
+        if self._heard.can_pause(reports=self.config.reports_ducking) or self._answers_detected_turns:
+            await self._overlaps.heard(self._listener)
 
     async def _pause_response(self) -> bool:
         """Pause the playback of the response, and return whether that is possible."""

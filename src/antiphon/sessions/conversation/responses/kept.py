@@ -24,7 +24,7 @@ from antiphon.sessions.conversation.responses.response import ResponseTask
 LAG_S = 5.0
 
 
-class SentAudio:
+class UnheardAudio:
     """The audio of the item that was sent last, as far as it may still be unheard.
 
     Memory: 2 bytes for each sample that is still to be played, and for LAG_S.
@@ -92,6 +92,8 @@ class KeptResponse:
         self.is_cancelled = True
         if self.task.kept_source:
             self.task.kept_source.cancel()
+        else:
+            self.task.keeps = False
 
     async def drop(self) -> None:
         """Give up the rest, and wait for the end of the generation. After that, the model's stream is free."""

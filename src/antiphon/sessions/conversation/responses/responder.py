@@ -348,7 +348,9 @@ class Responder:
 
     async def _emit_counted(self, event: TranscriptionEvent | ConversationEvent) -> None:
         if isinstance(event, ResponseAudioDelta):
-            self._heard.add(event)
+            config = self.config
+            can_pause = self._heard.can_pause(reports=config.reports_ducking)
+            self._heard.add(event, keeps=config.allows_backchannels and not can_pause)
         await self._emit(event)
 
     async def _make(
