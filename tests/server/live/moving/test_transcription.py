@@ -127,6 +127,11 @@ def committed_turns() -> list[Message]:
     ]
 
 
+def a_long_turn() -> list[Message]:
+    """Return a turn of many windows, some of which are cut because they are too long."""
+    return [*pieces(np.concatenate([speech(1, 30, 20), speech(31, 3, 20), speech(34, 26)])), [CommitAudio()]]
+
+
 def in_short(events: Sequence[TranscriptionEvent]) -> list[object]:
     """Return the events without what depends on the moment of a partial: deltas are joined by turn."""
     found: list[object] = []
@@ -146,10 +151,12 @@ def in_short(events: Sequence[TranscriptionEvent]) -> list[object]:
 
 @pytest.mark.parametrize("word_times", [False, True])
 @pytest.mark.parametrize(
-    ("messages", "vad"), [(two_turns_and_a_noise(), VAD), (committed_turns(), None)], ids=["server VAD", "commits"]
+    ("messages", "vad", "every"),
+    [(two_turns_and_a_noise(), VAD, 1), (committed_turns(), None, 1), (a_long_turn(), None, 12)],
+    ids=["server VAD", "commits", "a long turn"],
 )
 def test_from_whatever_state_a_session_is_continued_the_client_gets_each_event_once(
-    messages: list[Message], vad: ServerVad | None, word_times: bool
+    messages: list[Message], vad: ServerVad | None, every: int, word_times: bool
 ) -> None:
     config = TranscriptionConfig(vad=vad, word_times=word_times)
 
@@ -158,7 +165,7 @@ def test_from_whatever_state_a_session_is_continued_the_client_gets_each_event_o
         await whole.run(messages)
         expected = in_short(whole.events)
         assert len(whole.states) > 20
-        for stored in whole.states:
+        for stored in whole.states[::every]:
             again = Host(config, stored)
             await again.run(messages)
             seen = [*whole.events[: stored.num_events], *again.events]
