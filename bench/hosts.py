@@ -1,6 +1,6 @@
 """Several hosts: what callers hear when one dies or is replaced, and the delay of a relay and a door.
 
-    antiphon bench hosts [--sections kill,hang,captions,…] [--callers 40] [--store redis|postgres]
+    antiphon bench hosts [--sections kill,hang,captions,…] [--callers 40] [--store redis|postgres|sqlite]
 
 Hosts, doors, the store and the callers' sockets are real, on this machine. In all sections except `real`, the hosts
 have scripted models. These repeat a word every tenth of a second, as 0.3 s of audio.
@@ -259,7 +259,7 @@ def main() -> None:
         "antiphon bench hosts", __doc__, ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping")
     )
     parser.add_argument("--callers", type=int, default=40)
-    parser.add_argument("--store", choices=tuple(SERVERS), default="redis")
+    parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
     args = parser.parse_args()
     kill, hang = signal.SIGKILL, signal.SIGSTOP
     work: dict[str, dict[str, Callable[[str], Any]]] = {

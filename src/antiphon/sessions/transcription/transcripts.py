@@ -288,7 +288,7 @@ class Transcripts:
             turn.prompt_tokens, turn.completion_tokens = part.prompt_tokens, part.completion_tokens
             turn.noted = _lengths(turn)
         self._window_id = window_id
-        pieces = [(turn, HypothesisWord(*word)) for turn, *word in sent]
+        pieces = [(w.turn, HypothesisWord(w.text, w.tokens, w.probability, w.logprobs)) for w in sent]
         self.window_text.restore(pieces)
         self._deltas(pieces, {})
 
