@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import Transcriber, VoiceActivityDetector
 from antiphon.events.transcription import (
     AppendAudio,
     ClearAudio,
@@ -50,11 +51,15 @@ class Stored:
 
 
 @dataclass
-class Host:
+class SessionHost:
     """One host of a session, which stores the session's state before it reports an event."""
 
     config: TranscriptionConfig
     stored: Stored | None = None
+    transcriber: Transcriber = field(default_factory=ScriptedTranscriber)
+    detector: VoiceActivityDetector = field(default_factory=ScriptedDetector)
+    # Seconds between two messages.
+    pace_s: float = 0.0
     events: list[TranscriptionEvent] = field(default_factory=list)
     states: list[Stored] = field(default_factory=list)
 
@@ -80,7 +85,7 @@ class Host:
             await anyio.lowlevel.checkpoint()
 
         session = TranscriptionSession(
-            self.config, ScriptedTranscriber(), ScriptedDetector(), inbox, emit, keeps_state=True, continued=continued
+            self.config, self.transcriber, self.detector, inbox, emit, keeps_state=True, continued=continued
         )
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
@@ -93,6 +98,7 @@ class Host:
                 progress.took(number, commands)
                 while not inbox.is_worked_off:
                     await anyio.lowlevel.checkpoint()
+                await anyio.sleep(self.pace_s)
                 # Decoding goes on between two messages.
                 for _ in range(4):
                     await anyio.lowlevel.checkpoint()
@@ -161,12 +167,12 @@ def test_from_whatever_state_a_session_is_continued_the_client_gets_each_event_o
     config = TranscriptionConfig(vad=vad, word_times=word_times)
 
     async def main() -> None:
-        whole = Host(config)
+        whole = SessionHost(config)
         await whole.run(messages)
         expected = in_short(whole.events)
         assert len(whole.states) > 20
         for stored in whole.states[::every]:
-            again = Host(config, stored)
+            again = SessionHost(config, stored)
             await again.run(messages)
             seen = [*whole.events[: stored.num_events], *again.events]
             order = [*expected]
@@ -174,7 +180,7 @@ def test_from_whatever_state_a_session_is_continued_the_client_gets_each_event_o
             # A third host continues from the state in the middle of what the second host has done.
             if again.states:
                 middle = again.states[len(again.states) // 2]
-                third = Host(config, middle)
+                third = SessionHost(config, middle)
                 await third.run(messages)
                 seen = [*seen[: stored.num_events + middle.num_events], *third.events]
                 assert sorted(map(str, in_short(seen))) == sorted(map(str, order)), stored.num_events
