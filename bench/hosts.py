@@ -1,6 +1,6 @@
 """Several hosts: what callers hear when one dies or is replaced, and the delay of a relay and a door.
 
-    antiphon bench hosts [--sections kill,hang,captions,…] [--callers 40] [--store redis|postgres]
+    antiphon bench hosts [--sections kill,hang,captions,…] [--callers 40] [--store redis|postgres|sqlite]
 
 Hosts, doors, the store and the callers' sockets are real, on this machine. In all sections except `real`, the hosts
 have scripted models. These repeat a word every tenth of a second, as 0.3 s of audio.
@@ -18,6 +18,8 @@ have scripted models. These repeat a word every tenth of a second, as 0.3 s of a
 - captions: two listeners play 20 recordings each to hosts with the default transcriber, behind a door. The host with
   most sessions is killed every few seconds. Compares the words with those of an undisturbed run, and measures by how
   much the first word after each kill is late.
+- states: as `captions`, but in this process, from a state in the middle of each of 40 turns, and without a pace. It
+  counts words that are lost, doubled or retracted, however busy the machine is.
 - keeping: what storing captions costs, with scripted models: CPU time of the host, and bytes in the store (Redis).
 """
 
@@ -35,7 +37,7 @@ import httpx
 import psutil
 import websockets
 from bench.common import machine, options, save, show, spread
-from bench.hosts_captions import kept, killed_captions
+from bench.hosts_captions import continued_captions, kept, killed_captions
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.chaos import SERVERS, store_url
 from tests.cluster.processes import INTERNAL_KEY, Host, cluster
@@ -256,10 +258,10 @@ async def _sessions_at(ws: str, count: int) -> list[tuple[str, str]]:
 
 def main() -> None:
     parser = options(
-        "antiphon bench hosts", __doc__, ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping")
+        "antiphon bench hosts", __doc__, ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states")
     )
     parser.add_argument("--callers", type=int, default=40)
-    parser.add_argument("--store", choices=tuple(SERVERS), default="redis")
+    parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
     args = parser.parse_args()
     kill, hang = signal.SIGKILL, signal.SIGSTOP
     work: dict[str, dict[str, Callable[[str], Any]]] = {
@@ -279,6 +281,7 @@ def main() -> None:
         },
         "captions": {"captions, killed and reported, behind a door": killed_captions},
         "keeping": {"keeping captions": kept},
+        "states": {"captions continued with real models": continued_captions},
     }
     result: dict[str, Any] = {"machine": machine(), "store": args.store, "callers": args.callers}
     for section in args.sections.split(","):

@@ -5,30 +5,42 @@ from __future__ import annotations
 import asyncio
 import base64
 import difflib
+import random
 import signal
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 from bench.common import spread
 from tests.cluster.listeners import Listener
 from tests.cluster.processes import Host, cluster, until
 from tests.server.clients import b64
+from tests.server.live.moving.test_transcription import SessionHost
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.certify.recordings import Recording, read_recordings
+from antiphon.events.transcription import AppendAudio, ServerVad, TranscriptDelta, TranscriptDone, TranscriptionConfig
 from antiphon.events.words import bare_word
+from antiphon.loading.loaded import LoadedModels
+from antiphon.loading.loader import load, store_of
+from antiphon.settings import load as load_settings
 
 DATA = Path("tests/data")
+# Flags of hosts that only make captions.
+CAPTIONS_ONLY = ("--no-pull", "--language-model", "none", "--synthesizer", "none", "--max-sessions", "50")
 # Listeners of real recordings, and the turns of each. Silence after each turn, in seconds.
 LISTENERS, TURNS, SILENCE_S = 2, 20, 1.2
 # Seconds of audio in a message.
 CHUNK_S = 0.1
 # Interval between kills, in seconds, from the time at which both hosts are ready.
 KILL_EVERY_S = 6.0
+# The transcriber of `continued_captions`, and the seconds between two messages there.
+STATES_TRANSCRIBER, STATES_PACE_S = "whisper-tiny.en", 0.05
 # Listeners and seconds of the measurement of costs.
 COST_LISTENERS, COST_S = 20, 40.0
 
@@ -70,9 +82,7 @@ def played(state: str, *, kills: bool) -> tuple[list[RecordedListener], list[flo
     recordings = [each for each in read_recordings(DATA) if each.text]
     with cluster(state, "--host-ttl-s", "1.5", num_hosts=0) as hosts:
         for _ in range(2):
-            hosts.add_host(
-                "--no-pull", "--max-sessions", "50", "--sessions-per-key", "50", module=("antiphon", "serve")
-            )
+            hosts.add_host(*CAPTIONS_ONLY, module=("antiphon", "serve"))
         for host in hosts.hosts:
             host.wait()
         gate = hosts.add_door()
@@ -86,7 +96,9 @@ def played(state: str, *, kills: bool) -> tuple[list[RecordedListener], list[flo
             host = max(hosts.hosts, key=Host.num_sessions)
             host.send(signal.SIGKILL)
             killed_s.append(time.monotonic())
-            hosts.unregister(host)
+            with suppress(httpx.HTTPStatusError):
+                # If the report fails, the host's key expires.
+                hosts.unregister(host)
             host.end()
             host.start()
 
@@ -194,3 +206,46 @@ def stored_bytes(state: str) -> int:
             with redis.Redis.from_url(state) as server:
                 return sum(int(server.memory_usage(key) or 0) for key in server.scan_iter("*") if b"host" not in key)
     return 0
+
+
+def continued_captions(_: str) -> dict[str, Any]:
+    """Continue a session with real models and recordings from a state in the middle of each turn, in this process.
+
+    Unlike `killed_captions`, it needs no pace: it counts words, and measures no time.
+    """
+    settings = load_settings({"language_model": "none", "synthesizer": "none", "transcriber": STATES_TRANSCRIBER})
+    models = load(settings, store_of(settings.models))
+    chance, recordings = random.Random(1), read_recordings(DATA)
+    counts = Counter[str]()
+    config = TranscriptionConfig(vad=ServerVad(silence_duration_ms=500))
+    for number in range(LISTENERS * TURNS):
+        counts += asyncio.run(_continued(models, config, recordings[number % len(recordings)], chance))
+    models.close()
+    return dict(counts)
+
+
+async def _continued(
+    models: LoadedModels, config: TranscriptionConfig, recording: Recording, chance: random.Random
+) -> Counter[str]:
+    pcm = np.concatenate([recording.pcm, np.zeros(int(SILENCE_S * SAMPLE_RATE_HZ), np.float32)])
+    step = int(CHUNK_S * SAMPLE_RATE_HZ)
+    messages = [[AppendAudio(pcm[at : at + step])] for at in range(0, len(pcm), step)]
+    parts = {"transcriber": models.required_transcriber, "detector": models.required_vad, "pace_s": STATES_PACE_S}
+    whole = SessionHost(config, **parts)
+    await whole.run(messages)
+    stored = chance.choice(whole.states)
+    again = SessionHost(config, stored, **parts)
+    await again.run(messages)
+    seen = [*whole.events[: stored.num_events], *again.events]
+    before, after = [" ".join(e.text for e in events if isinstance(e, TranscriptDone)).split()
+                     for events in (whole.events, seen)]  # fmt: skip
+    streamed = "".join(e.streamed for e in seen if isinstance(e, TranscriptDone))
+    joined = "".join(e.text for e in seen if isinstance(e, TranscriptDelta))
+    counts = Counter(turns=1, words=len(before), retracted=int(streamed != joined))
+    counts["with_words_sent"] = int(any(isinstance(e, TranscriptDelta) for e in whole.events[: stored.num_events]))
+    bare = [list(map(bare_word, words)) for words in (before, after)]
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, *bare, autojunk=False).get_opcodes():
+        counts["lost"] += max(0, (i2 - i1) - (j2 - j1))
+        counts["doubled"] += max(0, (j2 - j1) - (i2 - i1))
+        counts["changed"] += min(i2 - i1, j2 - j1) if tag == "replace" else 0
+    return counts

@@ -8,6 +8,7 @@ The hysteresis is that of Silero's own iterator: speech starts at `threshold`, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from antiphon.audio import SAMPLE_RATE_HZ
 
@@ -56,8 +57,7 @@ class SpeechEnded:
 EndpointChange = SpeechBegan | SpeechPaused | SpeechResumed | SpeechEnded
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointState:
+class EndpointState(NamedTuple):
     """The state with which another endpointer continues the same audio. Positions are samples.
 
     - `last_end`: the end of the previous turn.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import Hypothesis
@@ -100,8 +101,7 @@ class TurnEnded:
     audio_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SegmenterState:
+class SegmenterState(NamedTuple):
     """The state with which another segmenter continues the same audio. Positions are samples from the session's start.
 
     The context audio of the open window is not in it.

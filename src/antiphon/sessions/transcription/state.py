@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
-from antiphon.contracts import HypothesisWord
 from antiphon.events.transcription import (
     LanguageDetected,
     SilenceCommitted,
@@ -61,12 +61,16 @@ class UnreadTurn:
     since: int
 
 
-@dataclass(frozen=True, slots=True)
-class SentWord:
-    """A word of the window that is being decoded, which was sent as a part of `turn`."""
+class SentWord(NamedTuple):
+    """A word of the window that is being decoded, which was sent as a part of `turn`. HypothesisWord explains the other
+    fields. It is stored after each event, so it is short.
+    """
 
     turn: int
-    word: HypothesisWord
+    text: str
+    tokens: tuple[int, ...]
+    probability: float
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

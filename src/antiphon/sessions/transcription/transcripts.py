@@ -273,7 +273,9 @@ class Transcripts:
     def sent(self) -> tuple[int, tuple[SentWord, ...]]:
         """The id of the window that was entered last, and its words that were sent, if it is not finished."""
         words = () if self._window_is_over else self.window_text.sent
-        return self._window_id, tuple(SentWord(turn, word) for turn, word in words)
+        return self._window_id, tuple(
+            SentWord(turn, word.text, word.tokens, word.probability, word.logprobs) for turn, word in words
+        )
 
     def restore(self, parts: Iterable[TurnPart], window_id: int, sent: Iterable[SentWord]) -> None:
         """Continue with the finished parts of open turns, and with the sent words of the window `window_id`."""
@@ -286,7 +288,7 @@ class Transcripts:
             turn.prompt_tokens, turn.completion_tokens = part.prompt_tokens, part.completion_tokens
             turn.noted = _lengths(turn)
         self._window_id = window_id
-        pieces = [(word.turn, word.word) for word in sent]
+        pieces = [(w.turn, HypothesisWord(w.text, w.tokens, w.probability, w.logprobs)) for w in sent]
         self.window_text.restore(pieces)
         self._deltas(pieces, {})
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import Transcriber, VoiceActivityDetector
 from antiphon.events.transcription import (
     AppendAudio,
     ClearAudio,
@@ -50,11 +51,15 @@ class Stored:
 
 
 @dataclass
-class Host:
+class SessionHost:
     """One host of a session, which stores the session's state before it reports an event."""
 
     config: TranscriptionConfig
     stored: Stored | None = None
+    transcriber: Transcriber = field(default_factory=ScriptedTranscriber)
+    detector: VoiceActivityDetector = field(default_factory=ScriptedDetector)
+    # Seconds between two messages.
+    pace_s: float = 0.0
     events: list[TranscriptionEvent] = field(default_factory=list)
     states: list[Stored] = field(default_factory=list)
 
@@ -80,7 +85,7 @@ class Host:
             await anyio.lowlevel.checkpoint()
 
         session = TranscriptionSession(
-            self.config, ScriptedTranscriber(), ScriptedDetector(), inbox, emit, keeps_state=True, continued=continued
+            self.config, self.transcriber, self.detector, inbox, emit, keeps_state=True, continued=continued
         )
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
@@ -93,6 +98,7 @@ class Host:
                 progress.took(number, commands)
                 while not inbox.is_worked_off:
                     await anyio.lowlevel.checkpoint()
+                await anyio.sleep(self.pace_s)
                 # Decoding goes on between two messages.
                 for _ in range(4):
                     await anyio.lowlevel.checkpoint()
@@ -127,6 +133,11 @@ def committed_turns() -> list[Message]:
     ]
 
 
+def a_long_turn() -> list[Message]:
+    """Return a turn of many windows, some of which are cut because they are too long."""
+    return [*pieces(np.concatenate([speech(1, 30, 20), speech(31, 3, 20), speech(34, 26)])), [CommitAudio()]]
+
+
 def in_short(events: Sequence[TranscriptionEvent]) -> list[object]:
     """Return the events without what depends on the moment of a partial: deltas are joined by turn."""
     found: list[object] = []
@@ -146,20 +157,22 @@ def in_short(events: Sequence[TranscriptionEvent]) -> list[object]:
 
 @pytest.mark.parametrize("word_times", [False, True])
 @pytest.mark.parametrize(
-    ("messages", "vad"), [(two_turns_and_a_noise(), VAD), (committed_turns(), None)], ids=["server VAD", "commits"]
+    ("messages", "vad", "every"),
+    [(two_turns_and_a_noise(), VAD, 1), (committed_turns(), None, 1), (a_long_turn(), None, 12)],
+    ids=["server VAD", "commits", "a long turn"],
 )
 def test_from_whatever_state_a_session_is_continued_the_client_gets_each_event_once(
-    messages: list[Message], vad: ServerVad | None, word_times: bool
+    messages: list[Message], vad: ServerVad | None, every: int, word_times: bool
 ) -> None:
     config = TranscriptionConfig(vad=vad, word_times=word_times)
 
     async def main() -> None:
-        whole = Host(config)
+        whole = SessionHost(config)
         await whole.run(messages)
         expected = in_short(whole.events)
         assert len(whole.states) > 20
-        for stored in whole.states:
-            again = Host(config, stored)
+        for stored in whole.states[::every]:
+            again = SessionHost(config, stored)
             await again.run(messages)
             seen = [*whole.events[: stored.num_events], *again.events]
             order = [*expected]
@@ -167,7 +180,7 @@ def test_from_whatever_state_a_session_is_continued_the_client_gets_each_event_o
             # A third host continues from the state in the middle of what the second host has done.
             if again.states:
                 middle = again.states[len(again.states) // 2]
-                third = Host(config, middle)
+                third = SessionHost(config, middle)
                 await third.run(messages)
                 seen = [*seen[: stored.num_events + middle.num_events], *third.events]
                 assert sorted(map(str, in_short(seen))) == sorted(map(str, order)), stored.num_events

@@ -237,9 +237,10 @@ class StoredCopy:
         conversation, audio_s = self._conversation, self._inbox.backlog_s
         if not self._is_on:
             return None
+        items: Sequence[Item] = ()
         clears_tail = turn_kept
         if session := self._transcription:
-            items, audio_s = (), audio_s + session.audio_s
+            audio_s += session.audio_s
             continued = self._progress.now_in(session)
             clears_tail = self._append_parts(session.continuing.take_parts(), continued)
         elif conversation:
