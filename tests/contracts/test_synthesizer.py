@@ -21,7 +21,7 @@ from antiphon.loading.selection import SPEECH_ROLES, selected_models
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.remote.address import parse_address
 from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
-from antiphon.settings import RemoteSettings, SpeechSettings
+from antiphon.settings import RemoteSettings
 from antiphon.settings import load as load_settings
 from tests.server.scripted import Echo, scripted_models, serving
 
@@ -57,9 +57,9 @@ def server(local: ReadingVoice) -> Iterator[str]:
 def voice(request: pytest.FixtureRequest, local: ReadingVoice, server: str) -> Synthesizer:
     if request.param == "hibari":
         return local
-    url, speech = REMOTE[request.param]
+    url, given = REMOTE[request.param]
     address = parse_address(f"{url.format(server)}#{local.profile.id}", "--synthesizer", schemes=("http", "ws"))
-    return ReadingVoice(RemoteSynthesizer(address, "", SpeechSettings(**speech), RemoteSettings()))
+    return ReadingVoice(RemoteSynthesizer(address, "", (), RemoteSettings(**given)))
 
 
 async def chunks_of(voice: Synthesizer, text: str = TEXT, **options: Any) -> list[SpeechChunk]:

@@ -33,7 +33,7 @@ def remote_model(settings: Settings, model: RemoteModel) -> Any:
     if model.role == "conversation_model":
         return RemoteConversationModel(model.address, key, settings.remote)
     if model.role == "synthesizer":
-        return RemoteSynthesizer(model.address, key, settings.speech, settings.remote)
+        return RemoteSynthesizer(model.address, key, settings.speech.voices, settings.remote)
     if model.role == "transcriber":
         return RemoteTranscriber(model.address, key, settings.remote)
     return RemoteLanguageModel(model.address, key, settings.remote, settings.engine.context_tokens)

@@ -406,19 +406,6 @@ class SpeechSettings:
         "Speech synthesizer: a name from `antiphon pull --list`, a checkpoint's folder (Qwen3-TTS), `URL#MODEL` of a "
         "server that speaks, or `none`.",
     )
-    synthesizer_format: str = option(
-        "wav",
-        "Format in which a voice's server is asked for audio: `wav`, whose header tells the rate, `pcm`, or `sse` "
-        "(events with PCM). An answer in another of these formats is read too.",
-        choices=("wav", "pcm", "sse"),
-    )
-    synthesizer_rate: int = option(
-        24000,
-        "Rate in Hz of the audio that a voice's server sends without telling its rate. Audio of another rate is "
-        "resampled to it.",
-        low=8000,
-        high=48000,
-    )
     voices: tuple[str, ...] = option(
         (),
         "Voice to load in addition to the default one (`emma`, `fenrir`, `fable`, `kore`, `all`); repeat for several. "

@@ -15,7 +15,7 @@ from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.errors import ModelError, Refused, RemoteError
 from antiphon.remote.address import parse_address
 from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
-from antiphon.settings import RemoteSettings, SpeechSettings
+from antiphon.settings import RemoteSettings
 from tests.remote.scripted_sockets import Script, Server, scripted_sockets, tell
 from tests.remote.synthesizer.scripted_voice import RATE_HZ, SAMPLES, TONE, base64
 
@@ -27,7 +27,7 @@ def asked(*scripts: Script, use: Callable[[RemoteSynthesizer, Server], Awaitable
         async with scripted_sockets("input.done", *scripts) as server:
             address = parse_address(f"{server.url}/audio/speech/stream#clever", "--synthesizer", schemes=("ws",))
             remote = RemoteSettings(remote_answer_s=answer_s, remote_token_s=0.3)
-            voice = await asyncio.to_thread(RemoteSynthesizer, address, KEY, SpeechSettings(), remote)
+            voice = await asyncio.to_thread(RemoteSynthesizer, address, KEY, (), remote)
             return await use(voice, server)
 
     return asyncio.run(asyncio.wait_for(main(), LIMIT_S))

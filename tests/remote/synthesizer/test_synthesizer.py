@@ -18,7 +18,7 @@ from antiphon.remote.address import parse_address
 from antiphon.remote.breaker import FAILURES_TO_OPEN
 from antiphon.remote.sse import MAX_EVENT_BYTES
 from antiphon.remote.synthesizer.synthesizer import CHUNK_S, RemoteSynthesizer
-from antiphon.settings import RemoteSettings, SpeechSettings
+from antiphon.settings import RemoteSettings
 from tests.remote.chat.scripted_server import Answer, Script, ScriptedServer, fails, hangs, scripted_server
 from tests.remote.synthesizer.scripted_voice import (
     RATE_HZ,
@@ -36,15 +36,22 @@ VOICE = VoiceOptions("default")
 Use = Callable[[RemoteSynthesizer, ScriptedServer], Awaitable[Any]]
 
 
-def asked(*scripts: Script, use: Use, listing: Script | None = None, first_s: float = 20.0, **speech: Any) -> Any:
+def asked(
+    *scripts: Script,
+    use: Use,
+    listing: Script | None = None,
+    first_s: float = 20.0,
+    voices: tuple[str, ...] = (),
+    **given: Any,
+) -> Any:
     """Run `use` with a voice at a server that follows these scripts."""
 
     async def main() -> Any:
         async with scripted_server(*scripts) as server:
             server.voices = listing or server.voices
-            remote = RemoteSettings(remote_answer_s=first_s, remote_token_s=0.3)
+            remote = RemoteSettings(remote_answer_s=first_s, remote_token_s=0.3, **given)
             address = parse_address(f"{server.url}#clever", "--synthesizer")
-            voice = await asyncio.to_thread(RemoteSynthesizer, address, KEY, SpeechSettings(**speech), remote)
+            voice = await asyncio.to_thread(RemoteSynthesizer, address, KEY, voices, remote)
             return await use(voice, server)
 
     return asyncio.run(asyncio.wait_for(main(), LIMIT_S))
@@ -299,7 +306,7 @@ def test_a_key_that_is_not_accepted_or_a_server_that_is_not_there_is_told_at_the
     with pytest.raises(ModelError, match="does not accept the key"):
         asked(wav, use=use, listing=fails(401))
     address = parse_address("http://127.0.0.1:9/v1#tts-1", "--synthesizer")
-    voice = RemoteSynthesizer(address, "", SpeechSettings(), RemoteSettings())
+    voice = RemoteSynthesizer(address, "", (), RemoteSettings())
     assert voice.pool.is_away
     assert voice.profile.voices == ("default",)
     assert "does not list its voices" in caplog.text

@@ -15,7 +15,7 @@ from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteError
 from antiphon.remote.address import SYNTHESIZER, parse_address
 from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
-from antiphon.settings import RemoteSettings, SpeechSettings
+from antiphon.settings import RemoteSettings
 from antiphon.wyoming import WyomingAudio, WyomingDecoder, encode
 from tests.remote.synthesizer.scripted_voice import RATE_HZ, SAMPLES, TONE
 
@@ -69,7 +69,7 @@ def asked(*answers: bytes, use: Callable[[RemoteSynthesizer, list[bytes]], Await
             url = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             address = parse_address(f"{url}#piper", "--synthesizer", schemes=SYNTHESIZER)
             remote = RemoteSettings(remote_token_s=0.3)
-            voice = await asyncio.to_thread(RemoteSynthesizer, address, "", SpeechSettings(), remote)
+            voice = await asyncio.to_thread(RemoteSynthesizer, address, "", (), remote)
             return await use(voice, requests)
 
     return asyncio.run(asyncio.wait_for(main(), LIMIT_S))

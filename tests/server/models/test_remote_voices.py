@@ -32,7 +32,7 @@ from antiphon.pipelines.reading import ReadingVoice
 from antiphon.remote.address import CONVERSATION_MODEL, parse_address
 from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.remote.synthesizer.synthesizer import RemoteSynthesizer
-from antiphon.settings import RemoteSettings, SpeechSettings
+from antiphon.settings import RemoteSettings
 from tests.remote.chat.scripted_server import Script, ScriptedServer, fails, hangs, scripted_server
 from tests.remote.synthesizer.scripted_voice import RATE_HZ, SAMPLES, speaks, wav
 from tests.remote.synthesizer.test_synthesizer import AFTER, BEFORE
@@ -92,7 +92,7 @@ def backend() -> Iterator[ScriptedServer]:
 def server(backend: ScriptedServer) -> Iterator[Any]:
     address = parse_address(f"{backend.url}#clever", "--synthesizer")
     remote = RemoteSettings(remote_answer_s=0.6, remote_token_s=0.3)
-    with front(ReadingVoice(RemoteSynthesizer(address, "", SpeechSettings(), remote))) as found:
+    with front(ReadingVoice(RemoteSynthesizer(address, "", (), remote))) as found:
         yield found
 
 

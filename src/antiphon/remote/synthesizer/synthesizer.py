@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from antiphon.remote.synthesizer.stream import StreamSpeech
 from antiphon.remote.synthesizer.voices import ServerVoices, ask_voices, ordered_voices
 from antiphon.remote.synthesizer.wyoming import WyomingSpeech
 from antiphon.remote.transcriber.wyoming import described
-from antiphon.settings import RemoteSettings, SpeechSettings
+from antiphon.settings import RemoteSettings
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,11 @@ class RemoteSynthesizer:
     The constructor asks the servers for their voices, which takes up to some seconds. A server that does not answer yet
     is logged and is not an error. Raises ModelError if a server does not accept the key, or has no voice that the
     settings name, and SettingsError if the URLs are of different protocols.
+
+    `key`: sent as a bearer token; "" for none. `voices`: those to use, the default first; empty: those that are listed.
     """
 
-    def __init__(self, address: ServerAddress, key: str, speech: SpeechSettings, remote: RemoteSettings) -> None:
+    def __init__(self, address: ServerAddress, key: str, voices: Sequence[str], remote: RemoteSettings) -> None:
         schemes = {KINDS.get(scheme := urlsplit(url).scheme, scheme) for url in address.urls}
         if len(schemes) > 1:
             raise SettingsError("--synthesizer: all URLs must be of one kind, http://, ws:// or tcp://")
@@ -74,19 +76,19 @@ class RemoteSynthesizer:
         self.pool = Pool(
             "synthesizer", endpoints, key, max_s=remote.remote_answer_s, hedges=remote.remote_hedge, look=self._look
         )
-        raw = SampleFormat(speech.synthesizer_rate)
-        self._wire: SpeechWire = RestSpeech(self.pool, address.model, speech.synthesizer_format, raw)
+        raw = SampleFormat(remote.synthesizer_rate)
+        self._wire: SpeechWire = RestSpeech(self.pool, address.model, remote.synthesizer_format, raw)
         if "ws" in schemes:
             self._wire = StreamSpeech(self.pool, address.model, raw)
         elif "tcp" in schemes:
             self._wire = WyomingSpeech()
         self._model, self._next_s = address.model, remote.remote_token_s
         listed = self._listed()
-        self._lists_default = SERVERS_VOICE in (*listed.voices, *speech.voices)
+        self._lists_default = SERVERS_VOICE in (*listed.voices, *voices)
         self.profile = SynthesizerProfile(
             address.model,
-            speech.synthesizer_rate,
-            ordered_voices(speech.voices, listed.voices) or (SERVERS_VOICE,),
+            remote.synthesizer_rate,
+            ordered_voices(voices, listed.voices) or (SERVERS_VOICE,),
             listed.languages,
             self._wire.speeds,
             word_times=False,

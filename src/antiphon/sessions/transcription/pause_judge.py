@@ -74,6 +74,16 @@ class PauseJudge:
         while self.undecided:
             await self._changed.wait()
 
+    async def pace(self, num_heard: int, *, more: bool) -> None:
+        """Wait while a pause is undecided, at most as long as the last `num_heard` samples lasted.
+
+        A file arrives faster than real time, but its turns then end at the same pauses as in live audio. `more`:
+        whether more audio has arrived already.
+        """
+        if more and self.undecided:
+            with anyio.move_on_after(num_heard / SAMPLE_RATE_HZ):
+                await self.decided()
+
     def follow(self, group: anyio.abc.TaskGroup, waited: int = 0) -> None:
         """Check the current pause. Call it after audio was added, or after `waited` samples of time without audio. The
         detector judges the pause in a task of `group`.

@@ -66,8 +66,6 @@ HEARD_PAUSE = SAMPLE_RATE_HZ // 5
 JUDGED_PIECE = SAMPLE_RATE_HZ // 5
 # Speech onset is detected up to ONSET_MS late.
 ONSET_MS = 500
-# Seconds of audio before the present with which the judgement of an overlap begins. They include its onset.
-OVERLAP_S = 1.0
 
 HandleOther = Callable[[ConversationCommand], Awaitable[None]]
 
@@ -229,20 +227,13 @@ class TranscriptionSession:
         return (end - window.start) * 1000 // SAMPLE_RATE_HZ if window else 0
 
     def overlap_audio(self, since: int | None, frame_samples: int) -> OverlapAudio | None:
-        """Return the whole frames of the open window from sample `since` on. `since` None: its last OVERLAP_S.
+        """Return the whole frames of the open window from sample `since` on, see `EchoFilter.overlap`.
 
         None if no window is open or no frame is new.
         """
-        window = self._segmenter.window
-        if window is None:
+        if (window := self._segmenter.window) is None:
             return None
-        start = max(window.start, window.end - int(OVERLAP_S * SAMPLE_RATE_HZ) if since is None else since)
-        num_frames = (window.end - start) // frame_samples
-        if num_frames <= 0:
-            return None
-        end = start + num_frames * frame_samples
-        response = self._echo.response(start, num_frames, frame_samples, self._clock(), self._num_received())
-        return OverlapAudio(window.pcm[start - window.start : end - window.start], response, end)
+        return self._echo.overlap(window, since, frame_samples, self._clock(), self._num_received())
 
     async def run(self) -> None:
         """Run both tasks until the inbox is closed and all audio in it is transcribed. An open turn is then committed,
@@ -300,7 +291,8 @@ class TranscriptionSession:
                     step = JUDGED_PIECE if is_cut else SAMPLE_RATE_HZ
                     for start in range(0, len(pcm), step):
                         await self._listen_to(pcm[start : start + step])
-                        await self._pace(min(step, len(pcm) - start), len(pcm) - start - step)
+                        more = len(pcm) - start > step or self.inbox.backlog_s > 0
+                        await self._pauses.pace(min(step, len(pcm) - start), more=more)
                     self._arrivals.came(self._clock(), len(pcm))
                 case CommitAudio(final=True, event_id=event_id):
                     await self._commit(event_id)
@@ -314,15 +306,6 @@ class TranscriptionSession:
                     assert self._handle_other
                     assert not isinstance(other, CommitAudio)
                     await self._handle_other(other)
-
-    async def _pace(self, num_heard: int, num_left: int) -> None:
-        """Slow processing down to real time while it is undecided whether a pause ends the turn. A file arrives faster,
-        but its turns then end at the same pauses as in live audio. `num_heard`: samples just processed. `num_left`:
-        samples of the same command that are not processed yet.
-        """
-        if self._pauses.undecided and (num_left > 0 or self.inbox.backlog_s):
-            with anyio.move_on_after(num_heard / SAMPLE_RATE_HZ):
-                await self._pauses.decided()
 
     async def _stall(self) -> None:
         """Count STALL_POLL_S without audio. After a limit, missing audio counts as silence, which ends turns and their
