@@ -221,8 +221,9 @@ async def conversation(url: str, pcm: bytes, number: int, count: int) -> list[fl
                 await asyncio.sleep(max(0.0, since_s + (at + step) / 48_000 - time.monotonic()))
                 await caller.append(pcm[at : at + step])
             try:
-                at_s = await caller.until("response.output_text.delta", since, 20)
-                found.append(at_s - await caller.until("input_audio_buffer.speech_stopped", since, 20))
+                stopped_s = await caller.until("input_audio_buffer.speech_stopped", since, 20)
+                after = next(k for k, (at_s, _) in enumerate(caller.events) if at_s >= stopped_s)
+                found.append(await caller.until("response.output_text.delta", after, 20) - stopped_s)
             except TimeoutError:
                 found.append(float("inf"))
     return found
