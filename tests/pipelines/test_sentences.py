@@ -216,7 +216,7 @@ class Recorded:
         yield SpeechChunk(np.zeros(RATE_HZ // 5, np.float32))
         for word in text.split():
             sound = np.resize(TONE, round(RATE_HZ * 0.075 * len(word) * self.chance.uniform(0.8, 1.25)))
-            pause: Pcm = np.zeros(round(RATE_HZ * self.chance.choice((0.0, 0.0, 0.6))), np.float32)
+            pause: Pcm = np.zeros(round(RATE_HZ * self.chance.choice((0.0, 0.0, 0.0, 1.2))), np.float32)
             self.ends_s.append((self.num_samples + len(sound)) / RATE_HZ)
             self.num_samples += len(sound) + len(pause)
             yield SpeechChunk(np.concatenate((sound, pause)))
@@ -228,7 +228,7 @@ def test_what_was_heard_is_known_within_a_word(texts_ahead: int) -> None:
     near, chance = 0, random.Random(3)
     for k in range(50):
         voice, taken = Recorded(k, texts_ahead), Taken()
-        sentences = ["The quick brown fox jumps over it.", "A dog is lazy, and sleeps until noon."]
+        sentences = ["The quick brown fox jumps over it again and again.", "A dog is lazy, and sleeps on until noon."]
 
         async def main(voice: Recorded = voice, taken: Taken = taken, said: list[str] = sentences) -> None:
             async with aclosing(sent(*said)) as texts:
