@@ -115,7 +115,7 @@ def test_after_a_false_start_the_model_holds_what_it_holds_after_the_sentence_wi
 def test_after_a_response_was_given_back_the_model_holds_what_it_holds_without_the_sound(
     cascade: Opening, language: CausalLm, heard_s: float
 ) -> None:
-    async def main(nods: bool) -> tuple[list[Row], np.ndarray]:
+    async def main(nods: bool) -> list[Row]:
         async with Spoken(cascade) as room:
             await room.say("Please name the largest city of France.")
             await room.until(ResponseAudioDelta)
@@ -127,15 +127,9 @@ def test_after_a_response_was_given_back_the_model_holds_what_it_holds_without_t
                 await room.claim_floor()
                 await room.transcribe(await room.end_turn(3300), "Mm-hm.")
             await room.until(ResponseDone, 1 + nods)
-            spoken = [o.pcm for o in room.out if isinstance(o, ResponseAudioDelta)]
             room.now_s += 60
             await room.say("And of Italy?", 60_000)
             await room.until(ResponseDone, 2 + nods)
-            return await held_rows(language), np.concatenate(spoken)
+            return await held_rows(language)
 
-    rows, sound = play(main(False))
-    given_back, sounds = play(main(True))
-    assert given_back == rows
-    # The end of the sound was said again, from the sample where it had stopped.
-    rest = sound[round(heard_s * cascade.profile.sample_rate_hz) :]
-    np.testing.assert_allclose(sounds[-len(rest) :], rest, atol=1 / 32767)
+    assert play(main(True)) == play(main(False))
