@@ -216,10 +216,10 @@ def continued_captions(_: str) -> dict[str, Any]:
     settings = load_settings({"language_model": "none", "synthesizer": "none", "transcriber": STATES_TRANSCRIBER})
     models = load(settings, store_of(settings.models))
     chance, recordings = random.Random(1), read_recordings(DATA)
-    counts = Counter[str]()
+    counts = Counter({"lost": 0, "doubled": 0, "changed": 0, "retracted": 0})
     config = TranscriptionConfig(vad=ServerVad(silence_duration_ms=500))
     for number in range(LISTENERS * TURNS):
-        counts += asyncio.run(_continued(models, config, recordings[number % len(recordings)], chance))
+        counts.update(asyncio.run(_continued(models, config, recordings[number % len(recordings)], chance)))
     models.close()
     return dict(counts)
 
