@@ -76,9 +76,11 @@ from antiphon.contracts.turns import (
     OverlapSound,
     StreamingTurnDetector,
     TurnDetector,
+    TurnReader,
     TurnStream,
     VadStream,
     VoiceActivityDetector,
+    WordsTurnDetector,
 )
 from antiphon.contracts.video import VideoFrame, VideoModel, VideoProfile, VideoQuestion, VideoStream
 
@@ -139,6 +141,7 @@ __all__ = [
     "TuningCaps",
     "TuningLimits",
     "TurnDetector",
+    "TurnReader",
     "TurnStream",
     "Unit",
     "Urgency",
@@ -153,6 +156,7 @@ __all__ = [
     "VoiceOptions",
     "VoiceThreshold",
     "Window",
+    "WordsTurnDetector",
     "one_slab",
     "tuned",
 ]
