@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,16 +126,15 @@ def _running(command: list[str]) -> Iterator[str]:
         finally:
             late.cancel()
             _kill(process, signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(30)
-            except subprocess.TimeoutExpired:
-                _kill(process, signal.SIGKILL)
-                process.wait()
+            # Also ends children that have not ended with it.
+            _kill(process, signal.SIGKILL)
+            process.wait()
 
 
 def _kill(process: subprocess.Popen[str], number: signal.Signals) -> None:
     """Signal the process and its children; nothing if they have ended."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
         time.sleep(0)
