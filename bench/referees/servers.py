@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -137,4 +136,3 @@ def _kill(process: subprocess.Popen[str], number: signal.Signals) -> None:
     """Signal the process and its children; nothing if they have ended."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-        time.sleep(0)
