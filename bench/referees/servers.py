@@ -33,7 +33,6 @@ NAMES = (*MODES, *PEERS)
 # Seconds in which a peer has to start, with its models.
 START_S = 240.0
 LIVEKIT_PYTHON = HERE.parent / "tests" / "clients" / ".venv-livekit" / "bin" / "python"
-SHOWN_LINES = 3
 
 
 class Unavailable(Exception):
@@ -57,13 +56,14 @@ def environment(peer: str) -> Path:
     command = [str(HERE / "peers" / "setup.sh"), peer]
     done = subprocess.run(command, env={"PYTHON": sys.executable} | os.environ, capture_output=True, text=True)
     if done.returncode:
-        raise Unavailable(f"its packages cannot be installed: {_end_of(done.stderr)}")
+        raise Unavailable(f"its packages cannot be installed: {last_line(done.stderr)}")
     return HERE / "peers" / f".venv-{peer}" / "bin" / "python"
 
 
-def _end_of(text: str) -> str:
+def last_line(text: str) -> str:
+    """Return the last line of a program's messages, which is the error of a traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " / ".join(lines[-SHOWN_LINES:]) or "no message"
+    return lines[-1] if lines else "no message"
 
 
 def session(turn_detection: str | None) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _running(command: list[str]) -> Iterator[str]:
             late.cancel()
             if address is None:
                 log.seek(0)
-                raise Unavailable(f"it did not start within {START_S:g} s: {_end_of(log.read())}")
+                raise Unavailable(f"it did not start within {START_S:g} s: {last_line(log.read())}")
             # Whatever it prints later would fill the pipe.
             threading.Thread(target=process.stdout.read, daemon=True).start()
             yield f"http://{address}"

@@ -18,7 +18,7 @@ from bench.common import HERE
 from bench.driver import CONVERSATION, WIRE_HZ
 from bench.referees.calls import ANSWER_MS, Line
 from bench.referees.figures import Heard
-from bench.referees.servers import Target, environment
+from bench.referees.servers import Target, environment, last_line
 
 ADAPTER = HERE / "peers" / "voicebench"
 SENTENCE_GAP_MS = 1000
@@ -83,7 +83,7 @@ def call(lines: Sequence[Line], target: Target, folder: Path) -> list[Heard]:
         timeout=2 * CALL_MS / 1000,
     )
     if done.returncode:
-        raise RuntimeError(f"voicebench ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+        raise RuntimeError(f"voicebench ended with {done.returncode}: {last_line(done.stderr or done.stdout)}")
     report = json.loads((folder / "report.json").read_text())
     return heard(report["sessions"][0], lines)
 

@@ -101,7 +101,12 @@ class StreamingTurnDetector(TurnDetector, Protocol):
 
 @runtime_checkable
 class TurnReader(Protocol):
-    """A TurnStream that also judges by words."""
+    """A TurnStream that may also judge by words."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether a part of the detector judges by words."""
+        ...
 
     async def read(self, words: str) -> float | None:
         """Return the probability, in [0, 1], that the speaker who paused has finished, once the turn's words are known.

@@ -202,6 +202,11 @@ class BlendStream:
             raise ModelError("no turn detector has judged the pause")
         return _mean(found | self._read)
 
+    @property
+    def reads(self) -> bool:
+        """Whether a part judges by words."""
+        return bool(self._readers)
+
     async def read(self, words: str) -> float | None:
         """Return the mean with the judgements of those parts that read, once the words of the turn are known.
 

@@ -575,6 +575,8 @@ def test_a_first_judgement_counts_until_a_better_one_comes() -> None:
 class ReadingJudge(StatefulJudge):
     """A judge that also judges the words, which it records."""
 
+    reads = True
+
     def __init__(self, answer: float, read: float | None, *, hangs: bool = False) -> None:
         super().__init__(answer)
         self._answer, self._hangs, self.words = read, hangs, list[str]()

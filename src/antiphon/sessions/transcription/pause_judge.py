@@ -115,7 +115,7 @@ class PauseJudge:
         """Use the words of the turn, `text`, up to the pause that began at the sample `pause`. Returns False if that
         pause is over.
         """
-        if self._group and isinstance(self._stream, TurnReader):
+        if self._group and isinstance(self._stream, TurnReader) and self._stream.reads:
             if pause != self._segmenter.quiet_since:
                 return False
             self._group.start_soon(self._read, self._stream, pause, text, language)
