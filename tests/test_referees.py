@@ -7,6 +7,7 @@ import runpy
 import sys
 import types
 import wave
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,25 @@ def test_a_peer_that_cannot_run_is_in_the_result_with_its_reason(
     monkeypatch.setattr("bench.referees.measure.RESULTS", tmp_path)
     path = referee("voicebench", DATA, ["livekit-agents"], 1)
     assert json.loads(path.read_text())["livekit-agents"]["cannot_run"] == "its models are on a hub"
+
+
+def test_a_call_that_is_not_held_to_its_end_does_not_end_the_measurement(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers = iter(([heard("question", "respond", latency_s=0.7)], RuntimeError("the ping timed out")))
+
+    def call(lines: list[Line], target: Target, folder: Path) -> list[Heard]:
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr("bench.referees.measure.measured_server", lambda name: nullcontext(TARGET))
+    monkeypatch.setattr("bench.referees.measure.REFEREES", {"voicebench": call})
+    monkeypatch.setattr("bench.referees.measure.RESULTS", tmp_path)
+    result = json.loads(referee("voicebench", DATA, ["server_vad"], 2).read_text())["server_vad"]
+    assert result["failed_calls"] == ["the ping timed out"]
+    assert (result["turns_without_an_answer"]["of"], len(result["calls"])) == (1, 1)
 
 
 @pytest.mark.heavy

@@ -29,6 +29,8 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 Expected = Literal["respond", "stop", "ignore"]
 After = Literal["session_start", "agent_speech_start", "agent_speech_end", "previous_turn_end"]
 PAUSE_S = 1.2
+# Milliseconds in which an answer has to begin, and in which it has to end, too.
+ANSWER_MS, PATIENCE_MS = 10_000, 30_000
 SHORTEST_S, LONGEST_S = 1.8, 7.0
 # Seconds of a recording that are kept before and after its speech, and seconds of a sneeze that are played.
 BEFORE_S, AFTER_S, SOUND_S = 0.1, 0.05, 1.0
@@ -46,6 +48,8 @@ class Line:
     after: After
     # Milliseconds after that event.
     delay_ms: int
+    # Milliseconds after the last line, after which it is said although that event has not happened.
+    patience_ms: int
     # The id of the recording.
     recording: str
     # Its words; empty if it is no speech.
@@ -122,15 +126,16 @@ def _call(
 ) -> Iterator[Line]:
     def say(name: str, expected: Expected, after: After, delay_ms: int) -> Line:
         clip = next(plain)
-        return Line(name, expected, after, delay_ms, clip.id, clip.text, clip.pcm)
+        return Line(name, expected, after, delay_ms, PATIENCE_MS, clip.id, clip.text, clip.pcm)
 
     yield say("question", "respond", "session_start", 1000)
     yield say("interruption", "stop", "agent_speech_start", 1500)
     clip, pcm = next(halting)
-    yield Line("pause", "respond", "agent_speech_end", 1500, clip.id, clip.text, pcm)
-    # Seconds after the answer began, so not in the time in which speech is taken for the rest of the user's sentence.
-    yield Line("sound-1", "ignore", "previous_turn_end", 4500, *_sound(kinds[0]))
-    yield Line("sound-2", "ignore", "previous_turn_end", 1500, *_sound(kinds[1]))
+    yield Line("pause", "respond", "agent_speech_end", 1500, PATIENCE_MS, clip.id, clip.text, pcm)
+    # After the two seconds in which speech is taken for the rest of the user's sentence. An answer that began in the
+    # pause, and goes on, does not begin again.
+    yield Line("sound-1", "ignore", "agent_speech_start", 2500, ANSWER_MS, *_sound(kinds[0]))
+    yield Line("sound-2", "ignore", "previous_turn_end", 1500, PATIENCE_MS, *_sound(kinds[1]))
     yield say("last", "respond", "agent_speech_end", 1500)
 
 

@@ -22,7 +22,7 @@ from bench.common import HERE
 from bench.driver import CHUNK_S, STEP, WIRE_HZ, Caller
 from bench.referees.calls import Line
 from bench.referees.figures import Heard
-from bench.referees.servers import Target, environment
+from bench.referees.servers import Target, environment, last_line
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
@@ -160,7 +160,7 @@ async def _call(lines: Sequence[Line], target: Target, folder: Path) -> tuple[Re
     began: list[int] = []
     async with RecordedCaller(target) as caller:
         sessions = SessionServer(caller, began)
-        async with serve_socket(sessions.serve, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL]) as server:  # type: ignore[list-item]
+        async with serve_socket(sessions.serve, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL]) as server:
             url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             await asyncio.to_thread(_drive, "call", script, folder / "package", folder, "--url", url)
     return caller, began
@@ -173,7 +173,7 @@ def _drive(what: str, lines: list[dict[str, Any]], out: Path, folder: Path, *arg
     command = [str(environment("hotato")), str(DRIVER), what, "--lines", str(given), "--out", str(out), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_S + 30)
     if done.returncode:
-        raise RuntimeError(f"hotato ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+        raise RuntimeError(f"hotato ended with {done.returncode}: {last_line(done.stderr or done.stdout)}")
 
 
 def _slices(caller: RecordedCaller, began: Sequence[int], lines: Sequence[Line], folder: Path) -> list[dict[str, Any]]:

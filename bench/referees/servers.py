@@ -14,9 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ NAMES = (*MODES, *PEERS)
 # Seconds in which a peer has to start, with its models.
 START_S = 240.0
 LIVEKIT_PYTHON = HERE.parent / "tests" / "clients" / ".venv-livekit" / "bin" / "python"
-SHOWN_LINES = 3
 
 
 class Unavailable(Exception):
@@ -58,13 +56,14 @@ def environment(peer: str) -> Path:
     command = [str(HERE / "peers" / "setup.sh"), peer]
     done = subprocess.run(command, env={"PYTHON": sys.executable} | os.environ, capture_output=True, text=True)
     if done.returncode:
-        raise Unavailable(f"its packages cannot be installed: {_end_of(done.stderr)}")
+        raise Unavailable(f"its packages cannot be installed: {last_line(done.stderr)}")
     return HERE / "peers" / f".venv-{peer}" / "bin" / "python"
 
 
-def _end_of(text: str) -> str:
+def last_line(text: str) -> str:
+    """Return the last line of a program's messages, which is the error of a traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " / ".join(lines[-SHOWN_LINES:]) or "no message"
+    return lines[-1] if lines else "no message"
 
 
 def session(turn_detection: str | None) -> dict[str, Any]:
@@ -119,23 +118,21 @@ def _running(command: list[str]) -> Iterator[str]:
             late.cancel()
             if address is None:
                 log.seek(0)
-                raise Unavailable(f"it did not start within {START_S:g} s: {_end_of(log.read())}")
+                raise Unavailable(f"it did not start within {START_S:g} s: {last_line(log.read())}")
             # Whatever it prints later would fill the pipe.
             threading.Thread(target=process.stdout.read, daemon=True).start()
             yield f"http://{address}"
         finally:
             late.cancel()
             _kill(process, signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(30)
-            except subprocess.TimeoutExpired:
-                _kill(process, signal.SIGKILL)
-                process.wait()
+            # Also ends children that have not ended with it.
+            _kill(process, signal.SIGKILL)
+            process.wait()
 
 
 def _kill(process: subprocess.Popen[str], number: signal.Signals) -> None:
     """Signal the process and its children; nothing if they have ended."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        time.sleep(0)

@@ -16,17 +16,16 @@ from typing import Any
 
 from bench.common import HERE
 from bench.driver import CONVERSATION, WIRE_HZ
-from bench.referees.calls import Line
+from bench.referees.calls import ANSWER_MS, Line
 from bench.referees.figures import Heard
-from bench.referees.servers import Target, environment
+from bench.referees.servers import Target, environment, last_line
 
 ADAPTER = HERE / "peers" / "voicebench"
 SENTENCE_GAP_MS = 1000
-# Milliseconds in which an answer has to begin, in which an interrupted answer has to stop, and in which a sound stops
-# it. The first is long: the result has a figure for late answers.
-ANSWER_MS, STOP_MS, SOUND_MS = 10_000, 3_000, 1_500
-# Milliseconds after which a line is said although what it waits for has not happened, and the longest call.
-PATIENCE_MS, CALL_MS = 30_000, 240_000
+# Milliseconds in which an interrupted answer has to stop, and in which a sound stops it.
+STOP_MS, SOUND_MS = 3_000, 1_500
+# Milliseconds of the longest call.
+CALL_MS = 240_000
 
 
 def scenario(lines: Sequence[Line], target: Target, folder: Path) -> Path:
@@ -38,7 +37,7 @@ def scenario(lines: Sequence[Line], target: Target, folder: Path) -> Path:
         {
             "id": line.name,
             "audio": {"file": str(line.write(folder))},
-            "start": {"after": line.after, "delay_ms": line.delay_ms, "timeout_ms": PATIENCE_MS},
+            "start": {"after": line.after, "delay_ms": line.delay_ms, "timeout_ms": line.patience_ms},
             "expect": line.expected,
             "response_timeout_ms": ANSWER_MS,
             "max_stop_ms": STOP_MS if line.expected == "stop" else SOUND_MS,
@@ -50,6 +49,8 @@ def scenario(lines: Sequence[Line], target: Target, folder: Path) -> Path:
         "name": target.name,
         "sample_rate": WIRE_HZ,
         "frame_ms": 20,
+        # By default a call ends 3 s after its last line, and the answer to that may come later.
+        "tail_ms": ANSWER_MS,
         "max_duration_ms": CALL_MS,
         "vad": {"agent": {"min_silence_ms": SENTENCE_GAP_MS}},
         "adapter": {
@@ -82,7 +83,7 @@ def call(lines: Sequence[Line], target: Target, folder: Path) -> list[Heard]:
         timeout=2 * CALL_MS / 1000,
     )
     if done.returncode:
-        raise RuntimeError(f"voicebench ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+        raise RuntimeError(f"voicebench ended with {done.returncode}: {last_line(done.stderr or done.stdout)}")
     report = json.loads((folder / "report.json").read_text())
     return heard(report["sessions"][0], lines)
 

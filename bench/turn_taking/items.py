@@ -175,8 +175,7 @@ async def judged(turn: LabelledTurn, listener: Listener, corpus: str) -> list[Pa
         # A recording may be cut at the end of the turn.
         missing = round((start + JUDGE_AFTER_S) * SAMPLE_RATE_HZ) - len(heard)
         heard = np.pad(heard, (0, max(0, missing)))[-round(BEFORE_S * SAMPLE_RATE_HZ) :]
-        complete = await listener.turn_detector.complete(heard)
-        text = await listener.text(heard)
+        complete, text = await listener.judged(heard)
         length_s = None if end is None else round(end - start, 3)
         facts = (turn.id, round(start, 3), turn.speaker, corpus, "conversation", turn.language, False, length_s)
         out.append(Pause(*facts, round(complete, 4), None, text[-MAX_CHARS:], len(text.split())))

@@ -21,6 +21,7 @@ ADAPTERS = (
     "smart_turn",
     "turn_stream",
     "encoder_head",
+    "turn_words",
     "sound_backchannel",
     "resemblyzer",
     "qwen3_tts",

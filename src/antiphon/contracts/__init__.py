@@ -77,9 +77,11 @@ from antiphon.contracts.turns import (
     OverlapSound,
     StreamingTurnDetector,
     TurnDetector,
+    TurnReader,
     TurnStream,
     VadStream,
     VoiceActivityDetector,
+    WordsTurnDetector,
 )
 from antiphon.contracts.video import VideoFrame, VideoModel, VideoProfile, VideoQuestion, VideoStream
 
@@ -140,6 +142,7 @@ __all__ = [
     "TuningCaps",
     "TuningLimits",
     "TurnDetector",
+    "TurnReader",
     "TurnStream",
     "Unit",
     "Urgency",
@@ -154,6 +157,7 @@ __all__ = [
     "VoiceOptions",
     "VoiceThreshold",
     "Window",
+    "WordsTurnDetector",
     "one_slab",
     "speaker_label",
     "tuned",

@@ -229,8 +229,10 @@ class LoadedModels:
 
 async def _warm_turn_detector(detector: TurnBlend) -> None:
     # The blend logs which of its detectors cannot judge. Sessions go on without them.
+    stream = detector.open()
     with suppress(ModelError):
-        await detector.complete(np.zeros(SAMPLE_RATE_HZ, np.float32))
+        await stream.complete(0, np.zeros(SAMPLE_RATE_HZ, np.float32))
+    await stream.read("Good morning!")
 
 
 async def _warm_language_model(model: LanguageModel) -> None:
