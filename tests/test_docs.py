@@ -39,6 +39,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/video": ("video-stream",),
     "protocols/rest/chat.py": ("chat-completions",),
     "protocols/rest/transcriptions.py": ("transcriptions",),
+    "protocols/wyoming": ("wyoming",),
+    "server/wyoming": ("wyoming",),
     "server/routes/calls.py": ("webrtc",),
     "server/routes/chat.py": ("chat-completions",),
     "server/routes/client_secrets.py": ("client-secrets",),

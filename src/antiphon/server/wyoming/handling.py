@@ -74,7 +74,7 @@ class HandleJob:
         return False
 
     async def feed(self, event: WyomingEvent) -> None:
-        self._asked, self._wants_intent = event.read(Asked), event.type == "recognize"
+        self._asked, self._wants_intent = event.read(Asked), event.kind == "recognize"
         _ = self._asked.conversation_id
         if len(self._asked.text) > MAX_TEXT_CHARS:
             raise RemoteProtocolError("text_too_long", f"A text has at most {MAX_TEXT_CHARS} characters.", "text")
