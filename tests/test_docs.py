@@ -52,7 +52,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 # Names in the source that never appear on the wire.
 INTERNAL = {
     # Names of dialects and refusals in metrics.
-    *("bridge", "minicpmo", "undecided", "unauthorized", "no_room", "first_sound", "first_token"),
+    *("bridge", "minicpmo", "undecided", "unauthorized", "no_room", "first_sound", "first_token", "live"),
     # A kind of session.
     "captions",
     # Codes of errors of dialects that send only the message.

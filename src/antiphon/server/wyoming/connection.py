@@ -68,7 +68,7 @@ JOBS: dict[str, type[TranscribeJob] | type[SpeakJob] | type[HandleJob]] = {
 }
 
 
-class WyomingConnection:
+class WyomingJobs:
     """Serves one connection. `histories` are the conversations of all connections."""
 
     def __init__(

@@ -28,7 +28,7 @@ from antiphon.shares.threads import in_thread
 from antiphon.wyoming import WyomingAudio, WyomingEvent
 
 if TYPE_CHECKING:
-    from antiphon.server.wyoming.connection import WyomingConnection
+    from antiphon.server.wyoming.connection import WyomingJobs
 
 # Samples of one `audio-chunk`.
 CHUNK_SAMPLES = 2048
@@ -42,7 +42,7 @@ class SpeakJob:
 
     kind: Kind = "speech"
 
-    def __init__(self, connection: WyomingConnection) -> None:
+    def __init__(self, connection: WyomingJobs) -> None:
         self._connection, self._state = connection, connection.state
         self.has_input, self.done = False, anyio.Event()
         self._session: SpeechSession | None = None

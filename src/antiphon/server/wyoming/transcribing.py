@@ -30,7 +30,7 @@ from antiphon.turns.end_of_turn import semantic_vad
 from antiphon.wyoming import WyomingAudio, WyomingEvent
 
 if TYPE_CHECKING:
-    from antiphon.server.wyoming.connection import WyomingConnection
+    from antiphon.server.wyoming.connection import WyomingJobs
 
 # If this server finds the end of the speech: seconds without speech after which the transcript is empty, and seconds
 # of audio after which the speech so far is transcribed. A client that waits for the end would wait forever.
@@ -45,7 +45,7 @@ class TranscribeJob:
 
     kind: Kind = "captions"
 
-    def __init__(self, connection: WyomingConnection) -> None:
+    def __init__(self, connection: WyomingJobs) -> None:
         self._connection, self._state = connection, connection.state
         self.has_input, self.done = False, anyio.Event()
         self._finds_end = self._state.settings.wyoming.wyoming_endpointing == "server"
