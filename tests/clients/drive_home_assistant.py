@@ -7,10 +7,11 @@ import wave
 from types import SimpleNamespace
 
 import soundfile
-from homeassistant.components import stt
+from homeassistant.components import stt, tts
 from homeassistant.components.wyoming.data import WyomingService
 from homeassistant.components.wyoming.stt import WyomingSttProvider
 from homeassistant.components.wyoming.tts import WyomingTtsProvider
+from homeassistant.const import __version__
 
 LIMIT_S = 60
 CHUNK_SAMPLES = 1024
@@ -23,12 +24,22 @@ async def sound(path: str):
         yield samples[at : at + CHUNK_SAMPLES].tobytes()
 
 
+async def pieces(text: str):
+    for word in text.split():
+        yield f"{word} "
+
+
 async def main(uri: str, path: str) -> None:
     host, _, port = uri.removeprefix("tcp://").rpartition(":")
     service = await WyomingService.create(host, int(port))
     assert service, "cannot connect"
     assert service.info.asr[0].name == "antiphon"
-    entry = SimpleNamespace(entry_id="e", title="antiphon")
+    tasks = []
+    entry = SimpleNamespace(
+        entry_id="e",
+        title="antiphon",
+        async_create_background_task=lambda hass, work, name: tasks.append(asyncio.create_task(work, name=name)),
+    )
     ears = WyomingSttProvider(entry, service)
     metadata = stt.SpeechMetadata(
         language="en",
@@ -52,7 +63,18 @@ async def main(uri: str, path: str) -> None:
     with wave.open(io.BytesIO(data)) as file:
         seconds = file.getnframes() / file.getframerate()
     assert 0.5 < seconds < 5, seconds
-    print(f"home assistant: {heard.text!r}, {seconds:.1f} s of speech with {names[0]}")
+    streamed_s = 0.0
+    if hasattr(tts, "TTSAudioRequest"):
+        # Newer versions send the text in pieces.
+        assert voice.async_supports_streaming_input()
+        async with asyncio.timeout(LIMIT_S):
+            request = tts.TTSAudioRequest("en", {"voice": names[0]}, pieces("The light is on. Good night."))
+            answer = await voice.async_stream_tts_audio(request)
+            streamed = b"".join([chunk async for chunk in answer.data_gen])
+        assert streamed[:4] == b"RIFF"
+        streamed_s = len(streamed[44:]) / 2 / file.getframerate()
+        assert seconds < streamed_s < 4 * seconds, (seconds, streamed_s)
+    print(f"home assistant {__version__}: {heard.text!r}, {seconds:.1f} s of speech, {streamed_s:.1f} s streamed")
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2]))
