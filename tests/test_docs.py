@@ -39,6 +39,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/video": ("video-stream",),
     "protocols/rest/chat.py": ("chat-completions",),
     "protocols/rest/transcriptions.py": ("transcriptions",),
+    "protocols/wyoming": ("wyoming",),
+    "server/wyoming": ("wyoming",),
     "server/routes/calls.py": ("webrtc",),
     "server/routes/chat.py": ("chat-completions",),
     "server/routes/client_secrets.py": ("client-secrets",),
@@ -50,7 +52,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 # Names in the source that never appear on the wire.
 INTERNAL = {
     # Names of dialects and refusals in metrics.
-    *("bridge", "minicpmo", "undecided", "unauthorized", "no_room", "first_sound", "first_token"),
+    *("bridge", "minicpmo", "undecided", "unauthorized", "no_room", "first_sound", "first_token", "live"),
     # A kind of session.
     "captions",
     # Codes of errors of dialects that send only the message.

@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,15 +38,20 @@ from antiphon.audio.pcm import Resampler, to_pcm16
 HERE = Path(__file__).resolve().parent
 DUPLEX = ("duplex", "openbmb", "worker")
 SPEECH_TO_SPEECH = ("speech2speech", "soak")
+# Clients of the port for Home Assistant.
+WYOMING = ("wyoming", "home_assistant")
 UNAWARE = ("agents", "livekit", "pipecat")
 NAMES = (
     *UNAWARE,
     "node",
     *SPEECH_TO_SPEECH,
+    *WYOMING,
     *DUPLEX,
     *(f"native-{name}" for name in DUPLEX),
     *(f"door-{name}" for name in UNAWARE),
 )
+# Packages that are installed without their dependencies, because a driver uses a small part of them.
+WITHOUT_DEPENDENCIES = {"home_assistant": "homeassistant==2024.3.3"}
 # A driver without a client of its own uses another's environment.
 ENVIRONMENTS = {"worker": "duplex", "soak": "duplex"}
 LIMIT_S, SOAK_S = 180, 900
@@ -61,6 +67,8 @@ def environment(name: str, here: Path = HERE) -> Path:
     if not stamp.is_file() or stamp.read_text() != digest:
         venv.create(folder, with_pip=True, clear=True)
         subprocess.run([folder / "bin" / "pip", "install", "-q", "-r", listed], check=True)
+        if package := WITHOUT_DEPENDENCIES.get(name):
+            subprocess.run([folder / "bin" / "pip", "install", "-q", "--no-deps", package], check=True)
         stamp.write_text(digest)
     return folder / "bin" / "python"
 
@@ -148,21 +156,28 @@ def _wav(recording: Path, folder: Path) -> Path:
     return path
 
 
-def drive(names: Sequence[str], url: str, folder: Path) -> int:
-    """Run the drivers of these clients against a server, and return how many failed."""
+def drive(names: Sequence[str], url: str, folder: Path, port: int = 0) -> int:
+    """Run the drivers of these clients against a server, and return how many failed. `port` is its Wyoming port."""
     recording = next(p for p in sorted(RECORDING.iterdir()) if p.name.startswith("lj-LJ001-0008"))
     failed = 0
     for name in names:
         sound = _wav(recording, folder) if name == "node" else recording
+        where = f"tcp://127.0.0.1:{port}" if name in WYOMING else url
         try:
             code = subprocess.run(
-                [*command(name), url, sound], timeout=SOAK_S if name == "soak" else LIMIT_S, check=False
+                [*command(name), where, sound], timeout=SOAK_S if name == "soak" else LIMIT_S, check=False
             ).returncode
         except subprocess.TimeoutExpired:
             code = 124
         print(f"{name}: {'served' if code == 0 else f'FAILED ({code})'}", flush=True)
         failed += code != 0
     return failed
+
+
+def free_port() -> int:
+    """A TCP port of loopback that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
 
 
 def main() -> int:
@@ -176,8 +191,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         if others:
-            with server() as url:
-                failed += drive(others, url, folder)
+            port = free_port()
+            with server("--wyoming", f"127.0.0.1:{port}") as url:
+                failed += drive(others, url, folder, port)
         if native:
             model = tiny_minicpmo.write(folder, voice=True)
             with server("--conversation-model", model, "--weights", "fp32") as url:

@@ -27,6 +27,7 @@ HEADINGS = {
     "remote": "remote (models on other servers)",
     "speech": "speech (synthesizer, voices and speech streams)",
     "video": "video (video streams)",
+    "wyoming": "wyoming (the port for Home Assistant)",
 }
 BENCHMARKS = (
     "asr",
@@ -291,7 +292,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command(
         "start the server",
         "",
-        ("server", "resume", "cluster", "memory", "audio", "models", "engine", "remote", "speech", "video"),
+        ("server", "resume", "cluster", "memory", "audio", "models", "engine", "remote", "speech", "video", "wyoming"),
         _add_serve,
     ),
     "pull": Command(

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Container
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -171,6 +171,11 @@ class Listeners:
             self._open.discard(connection)
             self._room.give_back(address)
             writer.close()
+
+
+def unannounced(port: int) -> AbstractAsyncContextManager[None]:
+    """Announce nothing: for listeners whose clients know the address."""
+    return nullcontext()
 
 
 class Everyone:

@@ -161,13 +161,13 @@ class Client:
             if not data:
                 return None
             self._events += self._decoder.feed(data)
-        self.seen.append(self._events[0].type)
+        self.seen.append(self._events[0].kind)
         return self._events.pop(0)
 
     async def until(self, kind: str) -> dict[str, Any]:
         """Read until an event of this type, and return its data."""
         while event := await self.read():
-            if event.type == kind:
+            if event.kind == kind:
                 found: dict[str, Any] = msgspec.json.decode(event.data or b"{}")
                 return found
         raise AssertionError(f"closed before {kind}: {self.seen}")

@@ -154,10 +154,10 @@ def test_when_a_text_is_spoken_then_its_audio_is_between_start_and_stop() -> Non
         client.say("synthesize", text="Hallo Welt.", voice={"name": "zwei"})
         assert await client.until("audio-start") == {"rate": 24_000, "width": 2, "channels": 1}
         num_bytes = 0
-        while (event := await client.read()) and event.type == "audio-chunk":
+        while (event := await client.read()) and event.kind == "audio-chunk":
             num_bytes += len(event.payload)
         assert event
-        assert event.type == "audio-stop"
+        assert event.kind == "audio-stop"
         assert num_bytes == 2 * 2 * WORD_SAMPLES
         assert served.voice.spoken == [("zwei", "Hallo Welt.")]
 

@@ -41,7 +41,7 @@ class Transcribe(msgspec.Struct):
         return found
 
 
-class ConversationContext(msgspec.Struct):
+class AskedContext(msgspec.Struct):
     """The `context` of a request to a conversation agent."""
 
     conversation_id: str | None = None  # The conversation that the text continues; None for a new one.
@@ -69,7 +69,7 @@ class Asked(msgspec.Struct):
     def conversation_id(self) -> str:
         """The id of the conversation, or "". Raises ValueError for a context of another shape."""
         try:
-            found = msgspec.json.decode(msgspec.json.encode(self.context or {}), type=ConversationContext)
+            found = msgspec.json.decode(msgspec.json.encode(self.context or {}), type=AskedContext)
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from None
         return found.conversation_id or ""

@@ -68,7 +68,7 @@ JOBS: dict[str, type[TranscribeJob] | type[SpeakJob] | type[HandleJob]] = {
 }
 
 
-class WyomingConnection:
+class WyomingJobs:
     """Serves one connection. `histories` are the conversations of all connections."""
 
     def __init__(
@@ -180,11 +180,11 @@ class WyomingConnection:
         self.close()
 
     async def _take(self, event: WyomingEvent) -> None:
-        if event.type == "describe":
+        if event.kind == "describe":
             await self.send("info", current_info(self.state))
-        elif event.type == "ping":
+        elif event.kind == "ping":
             await self.send("pong", event.read(Ping))
-        elif make := JOBS.get(event.type):
+        elif make := JOBS.get(event.kind):
             if not (self._job and self._job.takes(event)):
                 if self._job and not self._job.has_input:
                     # The client has begun something else without ending this.

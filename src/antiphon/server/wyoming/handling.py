@@ -18,7 +18,7 @@ from antiphon.text.markup import plain
 from antiphon.wyoming import WyomingEvent
 
 if TYPE_CHECKING:
-    from antiphon.server.wyoming.connection import WyomingConnection
+    from antiphon.server.wyoming.connection import WyomingJobs
 
 # Conversations that are remembered, the messages and characters of each, and the seconds since its last message after
 # which it is forgotten. Home Assistant itself forgets a conversation after five minutes.
@@ -63,7 +63,7 @@ class HandleJob:
 
     kind: Kind = "conversation"
 
-    def __init__(self, connection: WyomingConnection) -> None:
+    def __init__(self, connection: WyomingJobs) -> None:
         self._connection, self._state = connection, connection.state
         self.has_input, self.done = False, anyio.Event()
         self._begins = anyio.Event()
@@ -74,7 +74,7 @@ class HandleJob:
         return False
 
     async def feed(self, event: WyomingEvent) -> None:
-        self._asked, self._wants_intent = event.read(Asked), event.type == "recognize"
+        self._asked, self._wants_intent = event.read(Asked), event.kind == "recognize"
         _ = self._asked.conversation_id
         if len(self._asked.text) > MAX_TEXT_CHARS:
             raise RemoteProtocolError("text_too_long", f"A text has at most {MAX_TEXT_CHARS} characters.", "text")

@@ -9,7 +9,7 @@ from antiphon.server.http.forwarded import Networks
 from antiphon.server.listeners import Everyone, Listener, bind_listener, check_listener_exposure, host_of
 from antiphon.server.state import ServerState
 from antiphon.server.wyoming.announcing import announced
-from antiphon.server.wyoming.connection import WyomingConnection
+from antiphon.server.wyoming.connection import WyomingJobs
 from antiphon.server.wyoming.handling import Histories
 from antiphon.settings import Settings
 
@@ -32,6 +32,6 @@ def open_wyoming(state: ServerState) -> None:
     own = state.settings.wyoming
     if own.wyoming:
         allowed = Networks(own.wyoming_allow, "--wyoming-allow") if own.wyoming_allow else Everyone()
-        connect = partial(WyomingConnection, state, Histories())
+        connect = partial(WyomingJobs, state, Histories())
         announce = partial(announced, own.wyoming_zeroconf, host_of(own.wyoming))
         state.listeners.add(Listener("wyoming", bind_listener(own.wyoming), connect, allowed, announce))

@@ -25,10 +25,10 @@ from antiphon.protocols.wyoming.messages import Synthesize, Text, code_of
 from antiphon.server.live.speech_catalog import speech_catalog
 from antiphon.sessions.speech.session import SpeechSession
 from antiphon.shares.threads import in_thread
-from antiphon.wyoming import AudioFormat, WyomingEvent
+from antiphon.wyoming import WyomingAudio, WyomingEvent
 
 if TYPE_CHECKING:
-    from antiphon.server.wyoming.connection import WyomingConnection
+    from antiphon.server.wyoming.connection import WyomingJobs
 
 # Samples of one `audio-chunk`.
 CHUNK_SAMPLES = 2048
@@ -42,7 +42,7 @@ class SpeakJob:
 
     kind: Kind = "speech"
 
-    def __init__(self, connection: WyomingConnection) -> None:
+    def __init__(self, connection: WyomingJobs) -> None:
         self._connection, self._state = connection, connection.state
         self.has_input, self.done = False, anyio.Event()
         self._session: SpeechSession | None = None
@@ -53,10 +53,10 @@ class SpeakJob:
     # --- Job ----------------------------------------------------------------------------------------------------------
 
     def takes(self, event: WyomingEvent) -> bool:
-        return not self.has_input and event.type in ("synthesize", "synthesize-chunk", "synthesize-stop")
+        return not self.has_input and event.kind in ("synthesize", "synthesize-chunk", "synthesize-stop")
 
     async def feed(self, event: WyomingEvent) -> None:
-        match event.type:
+        match event.kind:
             case "synthesize" if self._session is None:
                 asked: Synthesize = event.read(Synthesize)
                 session = await self._open(asked, "sentence")
@@ -73,7 +73,7 @@ class SpeakJob:
                 # The text that was already streamed.
                 pass
             case _:
-                raise ValueError(f"{event.type} without synthesize-start")
+                raise ValueError(f"{event.kind} without synthesize-start")
 
     async def run(self) -> None:
         await self._begins.wait()
@@ -88,11 +88,11 @@ class SpeakJob:
                     match event:
                         case SentenceStarted(rate_hz=rate) if not began:
                             began, rate_hz = True, rate
-                            await send("audio-start", AudioFormat(rate_hz, 2, 1))
+                            await send("audio-start", WyomingAudio(rate_hz, 2, 1))
                         case SentenceAudio(data=data):
                             for at in range(0, len(data), 2 * CHUNK_SAMPLES):
                                 chunk = data[at : at + 2 * CHUNK_SAMPLES]
-                                await send("audio-chunk", AudioFormat(rate_hz, 2, 1), chunk)
+                                await send("audio-chunk", WyomingAudio(rate_hz, 2, 1), chunk)
                         case SentenceDone(error=error) if error:
                             raise RemoteProtocolError("not_spoken", f"The text could not be spoken: {error}.")
                         case _:
@@ -100,7 +100,7 @@ class SpeakJob:
         finally:
             self._state.metrics.audio_s.labels("spoken").inc(self._session.audio_s)
         if not began:
-            await send("audio-start", AudioFormat(rate_hz, 2, 1))
+            await send("audio-start", WyomingAudio(rate_hz, 2, 1))
         await send("audio-stop")
         if self._is_stream:
             await send("synthesize-stopped")

@@ -27,10 +27,10 @@ from antiphon.protocols.wyoming.messages import Text, Timestamp, Transcribe, Tra
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.end_of_turn import semantic_vad
-from antiphon.wyoming import AudioFormat, WyomingEvent
+from antiphon.wyoming import WyomingAudio, WyomingEvent
 
 if TYPE_CHECKING:
-    from antiphon.server.wyoming.connection import WyomingConnection
+    from antiphon.server.wyoming.connection import WyomingJobs
 
 # If this server finds the end of the speech: seconds without speech after which the transcript is empty, and seconds
 # of audio after which the speech so far is transcribed. A client that waits for the end would wait forever.
@@ -45,7 +45,7 @@ class TranscribeJob:
 
     kind: Kind = "captions"
 
-    def __init__(self, connection: WyomingConnection) -> None:
+    def __init__(self, connection: WyomingJobs) -> None:
         self._connection, self._state = connection, connection.state
         self.has_input, self.done = False, anyio.Event()
         self._finds_end = self._state.settings.wyoming.wyoming_endpointing == "server"
@@ -53,7 +53,7 @@ class TranscribeJob:
         self._inbox = Inbox(self._state.settings.audio.max_backlog_s, is_fed=lambda: not self.has_input)
         # Set with the first event, or with the first audio if a `transcribe` came first.
         self._begins = anyio.Event()
-        self._format: AudioFormat | None = None
+        self._format: WyomingAudio | None = None
         self._resampler: Resampler | None = None
         self._num_samples = 0
         self._has_started = self._has_speech = False
@@ -69,30 +69,30 @@ class TranscribeJob:
     def takes(self, event: WyomingEvent) -> bool:
         if self.has_input:
             # The rest of a stream whose end this server has found.
-            return self._is_early and event.type in ("audio-chunk", "audio-stop")
-        if event.type == "transcribe":
+            return self._is_early and event.kind in ("audio-chunk", "audio-stop")
+        if event.kind == "transcribe":
             return False
-        return event.type in ("audio-chunk", "audio-stop") or (event.type == "audio-start" and not self._has_started)
+        return event.kind in ("audio-chunk", "audio-stop") or (event.kind == "audio-start" and not self._has_started)
 
     _is_early = False
 
     async def feed(self, event: WyomingEvent) -> None:
         if self.has_input:
-            self._is_early = event.type != "audio-stop"
+            self._is_early = event.kind != "audio-stop"
             return
-        match event.type:
+        match event.kind:
             case "transcribe":
                 self._asked = event.read(Transcribe)
                 self._check(self._asked)
             case "audio-start":
                 self._has_started = True
-                self._take_format(event.read(AudioFormat))
+                self._take_format(event.read(WyomingAudio))
             case "audio-chunk":
                 self._has_started = True
                 await self._append(event)
             case _:
                 await self._end()
-        if event.type != "transcribe":
+        if event.kind != "transcribe":
             self._begins.set()
 
     async def run(self) -> None:
@@ -138,7 +138,7 @@ class TranscribeJob:
             raise unknown_language(language, profile.languages.__contains__, "language")
         _ = asked.eagerness
 
-    def _take_format(self, asked: AudioFormat) -> None:
+    def _take_format(self, asked: WyomingAudio) -> None:
         """Use a format for the audio that follows. Raises RemoteProtocolError if it is not supported."""
         if asked != self._format:
             try:
@@ -149,7 +149,7 @@ class TranscribeJob:
             self._format = asked
 
     async def _append(self, event: WyomingEvent) -> None:
-        asked: AudioFormat = event.read(AudioFormat)
+        asked: WyomingAudio = event.read(WyomingAudio)
         if asked != self._format and self._resampler:
             await self._put(AppendAudio(self._resampler.flush()))
         self._take_format(asked)
