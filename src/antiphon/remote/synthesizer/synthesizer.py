@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -68,7 +68,7 @@ class RemoteSynthesizer:
     `key`: sent as a bearer token; "" for none. `voices`: those to use, the default first; empty: those that are listed.
     """
 
-    def __init__(self, address: ServerAddress, key: str, voices: Sequence[str], remote: RemoteSettings) -> None:
+    def __init__(self, address: ServerAddress, key: str, voices: tuple[str, ...], remote: RemoteSettings) -> None:
         schemes = {KINDS.get(scheme := urlsplit(url).scheme, scheme) for url in address.urls}
         if len(schemes) > 1:
             raise SettingsError("--synthesizer: all URLs must be of one kind, http://, ws:// or tcp://")
