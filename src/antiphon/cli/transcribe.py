@@ -94,7 +94,7 @@ class TranscriptRequest:
 
     @property
     def roles(self) -> tuple[ModelRole, ...]:
-        """The models that are needed."""
+        """The roles whose models these arguments need."""
         return TRANSCRIPTION_ROLES + (SPEAKER_ROLES if self.speakers else ())
 
 

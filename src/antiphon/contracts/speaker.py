@@ -48,7 +48,7 @@ class VoiceClustering:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerProfile:
-    """Facts of a speaker encoder."""
+    """What a speaker encoder measures, and from which similarity two of its vectors are the same voice."""
 
     # The model's name. Vectors of encoders with different ids cannot be compared.
     id: str

@@ -246,7 +246,7 @@ class BlendStream:
 
 
 class CheckedBackchannel:
-    """A BackchannelDetector around another one."""
+    """A BackchannelDetector that counts the failures of another one."""
 
     def __init__(self, detector: BackchannelDetector, failures: DetectorFailures) -> None:
         self.id, self.frame_samples, self.threshold = detector.id, detector.frame_samples, detector.threshold
@@ -258,7 +258,7 @@ class CheckedBackchannel:
 
 
 class CheckedStream:
-    """A BackchannelStream around another one."""
+    """A BackchannelStream that raises for wrong results of another one, and counts its failures."""
 
     def __init__(self, name: str, stream: BackchannelStream, failures: DetectorFailures) -> None:
         self._name, self._stream, self._failures = name, stream, failures

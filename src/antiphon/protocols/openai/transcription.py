@@ -187,7 +187,7 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
         return TranscriptionSnapshot(self._audio, self._include, self._writer.beta, self._expires_at, items)
 
     def restore(self, session_id: str, kept: TranscriptionSnapshot) -> None:
-        """Continue a stored session."""
+        """Continue the session `session_id` of another host from its stored state."""
         self._session_id, self._expires_at = session_id, kept.expires_at
         self._audio, self._include, self._writer.beta = kept.audio, kept.include, kept.beta
         self._transcripts.include = kept.include or []

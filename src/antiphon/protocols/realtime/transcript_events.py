@@ -96,7 +96,7 @@ class TranscriptEvents:
         return KeptItems(self._items, self._last_item)
 
     def restore(self, kept: KeptItems) -> None:
-        """Continue with stored item ids."""
+        """Use the item ids that `snapshot` returned at another host."""
         self._items, self._last_item = kept.waiting, kept.last
 
     def write(self, event: TranscriptionEvent) -> None:

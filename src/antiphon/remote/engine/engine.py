@@ -240,7 +240,7 @@ class VllmEngine:
 
     @property
     def pool(self) -> Pool[EngineEndpoint]:
-        """The servers, for the metrics."""
+        """The servers that compute the engine's rows, for the metrics."""
         return self.server.pool
 
     @property

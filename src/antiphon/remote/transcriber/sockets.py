@@ -122,7 +122,7 @@ class HeardSoFar:
             raise RemoteError(f"the transcriber's server sent more than {MAX_CHARS} characters")
 
     def finish(self, text: str, words: msgspec.Raw | None = None) -> None:
-        """Set the final."""
+        """Take the whole transcript and its words. Raises RemoteError if it is too long."""
         if len(text) > MAX_CHARS:
             raise RemoteError(f"the transcriber's server sent more than {MAX_CHARS} characters")
         found = words_of(text)
@@ -161,7 +161,7 @@ class OpenAiWire:
         return [json.dumps({"type": "session.update", "session": session})]
 
     def commit(self) -> str:
-        """Return the commit."""
+        """Return the frame that ends the audio and requests its transcript."""
         return '{"type":"input_audio_buffer.commit"}'
 
     def read(self, message: _Message, heard: HeardSoFar) -> None:
@@ -195,7 +195,7 @@ class VllmWire:
         return [json.dumps(update), '{"type":"input_audio_buffer.commit","final":false}']
 
     def commit(self) -> str:
-        """Return the last commit."""
+        """Return the frame that ends the audio and requests the final."""
         return '{"type":"input_audio_buffer.commit","final":true}'
 
     def read(self, message: _Message, heard: HeardSoFar) -> None:

@@ -138,11 +138,10 @@ class PauseJudge:
 
     async def _read(self, stream: TurnReader, pause: int, text: str, language: str | None) -> None:
         """Use the words together with their judgement, or alone after READ_S without it."""
-        known: dict[str, object] = {"text": text, "language": language}
 
         async def without() -> None:
             await anyio.sleep(READ_S)
-            self._learn_words(pause, **known)
+            self._learn_words(pause, text=text, language=language)
 
         async with anyio.create_task_group() as group:
             group.start_soon(without)
@@ -153,7 +152,8 @@ class PauseJudge:
                     await self._changed.wait()
                 complete = await stream.read(text)
             group.cancel_scope.cancel()
-        self._learn_words(pause, **known, **({} if complete is None else {"complete": complete}))
+        judged = {} if complete is None else {"complete": complete}
+        self._learn_words(pause, text=text, language=language, **judged)
 
     def _learn_words(self, pause: int, **known: object) -> bool:
         self._heard = max(pause, self._heard or 0)

@@ -124,7 +124,7 @@ class Unreported:
 
     @property
     def event(self) -> TranscriptionEvent:
-        """The event."""
+        """The event that is set."""
         found: TranscriptionEvent = next(
             event for name in _EVENTS.values() if (event := getattr(self, name)) is not None
         )

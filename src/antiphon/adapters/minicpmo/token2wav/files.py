@@ -14,7 +14,7 @@ from antiphon.errors import ModelError
 
 
 class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The flow's encoder."""
+    """The flow's encoder: a conformer over the embeddings of codes."""
 
     # Width of a code's embedding.
     input_size: int
@@ -49,7 +49,7 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DitConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The flow's diffusion transformer."""
+    """The flow's diffusion transformer, which computes mel frames from noise."""
 
     # Width of its input: a noisy frame, its conditions, the voice and a given frame, each of `out_channels`.
     in_channels: int

@@ -153,12 +153,12 @@ class Token2Wav:
 
     @property
     def lookahead(self) -> int:
-        """The lookahead in codes."""
+        """The number of codes after a window that the flow needs to compute it."""
         return self.flow.flow.encoder.lookahead
 
     @property
     def room(self) -> int:
-        """The number of free slots."""
+        """The number of sessions that may still begin, each with a slot."""
         return len(self.free)
 
     def warm(self) -> None:
