@@ -123,21 +123,24 @@ def test_when_a_client_sends_a_minute_and_reads_nothing_then_it_is_served() -> N
 
 def test_when_the_server_drains_then_a_command_under_way_gets_its_transcript() -> None:
     async def main() -> None:
-        async with port() as served, connect(served) as client, connect(served) as idle:
+        async with port() as served, connect(served) as client, connect(served) as other, connect(served) as idle:
             idle.say("ping")
             await idle.until("pong")
-            client.sound(speech(1, 3))
-            await client.until("voice-started")
+            for each in (client, other):
+                each.sound(speech(1, 3))
+                await each.until("voice-started")
             async with anyio.create_task_group() as group:
                 group.start_soon(served.drain)
                 # A connection without work is closed at once, and no further one is accepted.
                 assert await idle.closed()
                 with pytest.raises(OSError):
                     await asyncio.open_connection("127.0.0.1", served.number)
-                client.sound(speech(4, 2))
-                client.say("audio-stop")
-                assert (await client.until("transcript"))["text"] == "w1 w2 w3 w4 w5"
-                assert await client.closed()
+                # Each of the others is closed when its own work is done.
+                for each in (client, other):
+                    each.sound(speech(4, 2))
+                    each.say("audio-stop")
+                    assert (await each.until("transcript"))["text"] == "w1 w2 w3 w4 w5"
+                    assert await each.closed()
 
     asyncio.run(main())
 
