@@ -5,8 +5,9 @@
 The servers are processes on this machine.
 
 - finals: the time from the end of a turn to its transcript, with the scripted transcriber in the front, and with the
-  same transcriber in another antiphon: over a WebSocket, in vLLM's dialect, and over REST. It answers at once, so the
-  difference is what the way to it adds. In `vad`, a silence of 0.3 s ends the turn; in `commit`, the client does.
+  same transcriber in another antiphon, over a WebSocket and over REST. It answers at once, so the difference is what
+  the way to it adds; over REST, also the server's own time for a file. In `vad`, a silence of 0.3 s ends the turn; in
+  `commit`, the client does.
 - killed: two servers. In the middle of each turn, the one that hears it is killed (SIGKILL). Counts the words of the
   transcripts that are missing or wrong.
 - front: a server with no model but the detector of speech (Silero's), with a transcriber and a language model on a
@@ -17,6 +18,7 @@ The servers are processes on this machine.
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import tempfile
 import time
@@ -25,6 +27,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 from bench.common import beside, measured, options, show, spread, together
@@ -34,6 +37,7 @@ from tests.scripted import FRAME, speech, text
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
+from antiphon.audio.wav import wav_header
 from antiphon.client.link import SessionEnded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,6 +51,8 @@ NUM_FINALS, NUM_WORDS, CHUNK_S = 30, 8, 0.05
 KILLED_AT = 4
 # Seconds from the beginning of one sentence of a caller to the next, and the sentences that each says.
 SENTENCE_S, NUM_SENTENCES = 10.0, 4
+# Seconds for which an idle front is measured.
+IDLE_S = 10.0
 RECORDING = ROOT / "tests" / "data" / "audio" / "barista-19d5be84.flac"
 
 
@@ -62,6 +68,7 @@ def host(
         found.wait()
         yield found
     finally:
+        found.send(signal.SIGTERM)
         found.end()
 
 
@@ -120,9 +127,9 @@ def finals() -> dict[str, Any]:
         rows = dict[str, dict[str, Any]]()
         for mode, vad in (("vad", True), ("commit", False)):
             # The ways take turns at the same time, so that the machine is equally busy for all.
-            found = asyncio.run(all_delays([front.url for front in fronts.values()], vad))
+            found = asyncio.run(all_delays([front.url for front in fronts.values()], base, vad))
             local = spread(found[0], unit="ms")
-            for way, times in zip(fronts, found, strict=True):
+            for way, times in zip([*fronts, "REST, asked directly"], found, strict=True):
                 row = {key: value * 1000 for key, value in spread(times, unit="ms").items()}
                 added = {f"added_{key}": row[key] - local[key] * 1000 for key in row}
                 rows[f"{mode}, {way}"] = {"turns": len(times)} | row | added
@@ -130,8 +137,26 @@ def finals() -> dict[str, Any]:
         return rows
 
 
-async def all_delays(urls: list[str], vad: bool) -> list[list[float]]:
-    return await together(len(urls), lambda number: delays(urls[number], vad, NUM_FINALS))
+async def all_delays(urls: list[str], base: str, vad: bool) -> list[list[float]]:
+    """Return the delays of the servers at these URLs, and of `asked_directly`."""
+    ways = [delays(url, vad, NUM_FINALS) for url in urls] + [asked_directly(base)]
+    return list(await asyncio.gather(*ways))
+
+
+async def asked_directly(base: str) -> list[float]:
+    """Return the seconds that the server itself takes for the file of a turn, asked as often as the fronts ask."""
+    found = list[float]()
+    async with httpx.AsyncClient(timeout=30) as client:
+        for number in range(NUM_FINALS):
+            await asyncio.sleep(NUM_WORDS * 10 * FRAME / SAMPLE_RATE_HZ)
+            data = on_pcm(speech(1 + NUM_WORDS * number % 400, NUM_WORDS))
+            file = {"file": ("turn.wav", wav_header(SAMPLE_RATE_HZ, len(data)) + data)}
+            form = {"model": "default", "response_format": "verbose_json"}
+            since_s = time.monotonic()
+            answer = await client.post(f"{base}/audio/transcriptions", data=form, files=file)
+            found.append(time.monotonic() - since_s)
+            assert answer.status_code == 200, answer.text
+    return found
 
 
 # --- killed -----------------------------------------------------------------------------------------------------------
@@ -155,6 +180,7 @@ async def killed_turns(front: Host, backs: list[Host], turns: int) -> dict[str, 
             said = event.get("transcript", "").split()
             wrong += sum(word not in said for word in text(first, NUM_WORDS).split())
             wrong += len(said) - len(set(said))
+            print(f"turn {number + 1}: {kills} killed, {wrong} words lost or wrong", flush=True)
             if used:
                 used.start()
                 await asyncio.to_thread(used.wait)
@@ -195,8 +221,9 @@ async def conversation(url: str, pcm: bytes, number: int, count: int) -> list[fl
                 await asyncio.sleep(max(0.0, since_s + (at + step) / 48_000 - time.monotonic()))
                 await caller.append(pcm[at : at + step])
             try:
-                at_s = await caller.until("response.output_text.delta", since, 20)
-                found.append(at_s - await caller.until("input_audio_buffer.speech_stopped", since, 20))
+                stopped_s = await caller.until("input_audio_buffer.speech_stopped", since, 20)
+                after = next(k for k, (at_s, _) in enumerate(caller.events) if at_s >= stopped_s)
+                found.append(await caller.until("response.output_text.delta", after, 20) - stopped_s)
             except TimeoutError:
                 found.append(float("inf"))
     return found
@@ -211,6 +238,9 @@ def front(count: int) -> dict[str, Any]:
         flags = (*flags, "--turn-detector", "none", "--burst-sessions", "1000", "--profile", "default")
         with host("front", Path(name), "", *flags, module=("antiphon", "serve")) as server:
             process = psutil.Process(pid_of(server.port))
+            idle_s = -cpu_s(process)
+            time.sleep(IDLE_S)
+            idle_s += cpu_s(process)
             idle_mb, before_s, since_s = process.memory_info().rss / 1e6, cpu_s(process), time.monotonic()
             found = asyncio.run(callers(server.url, pcm, count))
             took_s, used_s = time.monotonic() - since_s, cpu_s(process) - before_s
@@ -222,6 +252,7 @@ def front(count: int) -> dict[str, Any]:
         "answers": f"{len(answered)} of {count * NUM_SENTENCES}",
         "core_each_percent": 100 * used_s / took_s / count,
         "front_cores": used_s / took_s,
+        "idle_cores": idle_s / IDLE_S,
         "mb_each": (mb - idle_mb) / count,
         "mb_idle": idle_mb,
     } | spread(answered, "first_word")

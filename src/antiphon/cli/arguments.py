@@ -24,7 +24,7 @@ HEADINGS = {
     "audio": "audio (the audio that clients send)",
     "models": "models (which are loaded, from where, and on which device)",
     "engine": "engine (language model, conversation model, video model and their KV)",
-    "remote": "remote (a language model on another server)",
+    "remote": "remote (models on other servers)",
     "speech": "speech (synthesizer, voices and speech streams)",
     "video": "video (video streams)",
     "wyoming": "wyoming (the port for Home Assistant)",
@@ -294,7 +294,7 @@ COMMANDS: Mapping[str, Command] = {
         _add_pull,
     ),
     "transcribe": Command(
-        "transcribe a file, or standard input, while it is read", "FILE", ("models",), _add_transcribe
+        "transcribe a file, or standard input, while it is read", "FILE", ("models", "remote"), _add_transcribe
     ),
     "say": Command("speak a text, or standard input as it arrives", "TEXT", ("models", "speech"), _add_say),
     "voices": Command("list the voices, fetch one, hear one", "", ("models", "speech"), _add_voices),

@@ -90,7 +90,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_turn_takes_no_word_with_it()
     assert f'antiphon_remote_away{{role="transcriber",server="127.0.0.1:{port}"}} 1.0' in figures
     first, other = transcriber.pool.all
     assert f'antiphon_remote_requests_total{{role="transcriber",server="{other.host}"}} {other.requests}.0' in figures
-    assert (other.failures, first.failures > 0) == (0, True)
+    assert first.failures > 0
 
 
 def test_a_server_starts_while_those_of_its_transcriber_are_away() -> None:
@@ -104,6 +104,7 @@ def test_a_server_starts_while_those_of_its_transcriber_are_away() -> None:
 
 def test_without_another_server_the_turn_fails_and_the_session_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.remote.transcriber.transcriber.RETRY_S", 0.01)
+    monkeypatch.setattr("antiphon.remote.transcriber.transcriber.NEWS_S", 0.05)
     monkeypatch.setattr("antiphon.remote.breaker.Breaker.open", lambda *_: 0.0)
 
     async def main(url: str, proxy: FaultProxy) -> None:

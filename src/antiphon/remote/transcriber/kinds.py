@@ -25,6 +25,7 @@ from antiphon.remote.http import PROBE_TIMEOUT_S, ListedModel, ask_document, err
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.transcriber.rest import RestServer
 from antiphon.remote.transcriber.sockets import (
+    NULL,
     OpenAiWire,
     StreamingServer,
     StreamWire,
@@ -160,9 +161,9 @@ async def _wire(
             first = read_message(await connection.recv(), pool.key)
             if first.type not in ("session.created", "transcription_session.created"):
                 return None
-            if first.session == b"null":
+            if first.session == NULL:
                 return VllmWire()
-            wire = OpenAiWire(is_antiphon=first.created != b"null")
+            wire = OpenAiWire(is_antiphon=first.created != NULL)
             silence = Window(np.zeros(0, np.float32), final=True)
             for message in wire.opening(model, silence):
                 await connection.send(message)

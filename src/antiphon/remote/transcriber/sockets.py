@@ -44,7 +44,8 @@ CLOSE_TIMEOUT_S = 1.0
 OPENAI_RATE_HZ = 24_000
 
 
-_NULL = msgspec.Raw(b"null")
+# The value of a field that a message does not have.
+NULL = msgspec.Raw(b"null")
 
 
 class _Message(msgspec.Struct):
@@ -53,21 +54,21 @@ class _Message(msgspec.Struct):
     # Its kind.
     type: str
     # New text.
-    delta: msgspec.Raw = _NULL
+    delta: msgspec.Raw = NULL
     # The final, in OpenAI's sessions.
-    transcript: msgspec.Raw = _NULL
+    transcript: msgspec.Raw = NULL
     # The final, in vLLM's.
-    text: msgspec.Raw = _NULL
+    text: msgspec.Raw = NULL
     # The language of a language event.
-    language: msgspec.Raw = _NULL
+    language: msgspec.Raw = NULL
     # The words of a final, with times; only antiphon sends them.
-    words: msgspec.Raw = _NULL
+    words: msgspec.Raw = NULL
     # An error: an object, or in vLLM's case a text.
-    error: msgspec.Raw = _NULL
+    error: msgspec.Raw = NULL
     # The configuration, in OpenAI's sessions.
-    session: msgspec.Raw = _NULL
+    session: msgspec.Raw = NULL
     # The time of the session's beginning, in vLLM's and in antiphon's first message.
-    created: msgspec.Raw = _NULL
+    created: msgspec.Raw = NULL
 
 
 class _Error(msgspec.Struct):
