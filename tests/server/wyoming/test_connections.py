@@ -7,12 +7,11 @@ import asyncio
 import anyio
 import pytest
 
-from antiphon.contracts import Message
 from antiphon.errors import SettingsError
 from antiphon.server.http.forwarded import Networks
 from antiphon.server.listeners import check_listener_exposure
 from antiphon.server.wyoming.connection import EVENT_S, IDLE_S
-from antiphon.server.wyoming.handling import KEPT_S, MAX_CHARS, MAX_CONVERSATIONS, MAX_MESSAGES, Histories
+from antiphon.server.wyoming.handling import KEPT_S, MAX_CHARS, MAX_CONVERSATIONS, MAX_EXCHANGES, Histories
 from antiphon.server.wyoming.listening import check_wyoming
 from tests.scripted import ScriptedTranscriber, speech
 from tests.server.test_silent_clients import run
@@ -216,7 +215,7 @@ def test_when_an_address_is_not_allowed_then_its_connection_is_refused(monkeypat
 def test_when_conversations_are_many_or_old_then_the_oldest_are_forgotten() -> None:
     now_s = 0.0
     histories = Histories(lambda: now_s)
-    said = Message("user", "hello"), Message("assistant", "hi")
+    said = (("hello", "hi"),)
     for number in range(MAX_CONVERSATIONS + 1):
         histories.put("here", str(number), said)
     assert histories.get("here", "0") == ()
@@ -226,7 +225,7 @@ def test_when_conversations_are_many_or_old_then_the_oldest_are_forgotten() -> N
     assert histories.get("here", "") == ()
     now_s = KEPT_S + 1
     assert histories.get("here", "1") == ()
-    histories.put("here", "long", said * MAX_MESSAGES)
-    assert len(histories.get("here", "long")) == MAX_MESSAGES
-    histories.put("here", "wide", (Message("user", "x" * MAX_CHARS), Message("assistant", "y"), *said))
+    histories.put("here", "long", said * (MAX_EXCHANGES + 1))
+    assert len(histories.get("here", "long")) == MAX_EXCHANGES
+    histories.put("here", "wide", (("x" * MAX_CHARS, "y"), *said))
     assert histories.get("here", "wide") == said
