@@ -7,7 +7,7 @@ export GOMP_SPINCOUNT ?= 30000
 
 CODE := src tests bench examples docs deploy
 
-.PHONY: help serve test quick affected unit heavy pure fmt lint types docs clients engines image kernels browser bench chaos compare house peers ray lock release sbom clean
+.PHONY: help serve test quick affected unit models heavy pure fmt lint types docs clients engines image kernels browser bench chaos compare house peers ray lock release sbom clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -15,7 +15,9 @@ help:  ## Say what there is
 serve: $(VENV)/run.stamp  ## Fetch the models and serve on http://127.0.0.1:8000
 	$(BIN)/antiphon serve
 
-test: lint types docs unit  ## Everything CI runs
+test: $(VENV)/dev.stamp  ## Everything CI runs
+	@$(MAKE) --no-print-directory -j2 lint types docs models
+	@$(MAKE) --no-print-directory unit
 
 quick: $(VENV)/dev.stamp  ## Lint, types, and the quick tests of what changed since BASE (HEAD): after every change
 	@$(MAKE) --no-print-directory -j2 lint types affected
@@ -23,13 +25,15 @@ quick: $(VENV)/dev.stamp  ## Lint, types, and the quick tests of what changed si
 affected: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.affected $(if $(BASE),--base $(BASE))
 
-unit: $(VENV)/dev.stamp build/oldest-transformers.stamp
-	$(BIN)/antiphon pull --profile default
-	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct --speaker-model resemblyzer
+unit: models
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not heavy"
 
-heavy: $(VENV)/dev.stamp build/oldest-transformers.stamp  ## Tests that take half a minute or more each; CI leaves them out
+# What the tests load. Rounding a model to int8 takes a minute of one core.
+models: $(VENV)/dev.stamp build/oldest-transformers.stamp
+	$(BIN)/antiphon pull --profile default
 	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct --speaker-model resemblyzer
+
+heavy: models  ## Tests that take half a minute or more each; CI leaves them out
 	$(BIN)/python -m pytest -m heavy
 
 pure: $(VENV)/dev.stamp  ## All tests that start no server, load no model and take less than a second
@@ -111,7 +115,7 @@ $(VENV)/run.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
-	$(BIN)/python deploy/lock.py install dev
+	PIP_COMPILE=0 $(BIN)/python deploy/lock.py install dev
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@ $(VENV)/run.stamp
 

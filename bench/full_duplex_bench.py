@@ -1,6 +1,6 @@
 """The section `full-duplex-bench` of `antiphon bench turns`: conversations in the format that its scorers read.
 
-    antiphon bench turns --data DIR --sections full-duplex-bench --items FOLDER
+    antiphon bench turns --data DIR --sections full-duplex-bench --out FOLDER
 
 Full-Duplex-Bench (github.com/DanielLin94144/Full-Duplex-Bench) has four tasks, each a folder of numbered items. An item
 has `input.wav`, the user's speech; `output.wav`, the output of the client's loudspeaker on the same clock;

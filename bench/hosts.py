@@ -1,6 +1,6 @@
 """Several hosts: what callers hear when one dies or is replaced, and the delay of a relay and a door.
 
-    antiphon bench hosts [--sections kill,hang,real,upgrade,frames] [--callers 40] [--store redis|postgres]
+    antiphon bench hosts [--sections kill,hang,captions,…] [--callers 40] [--store redis|postgres|sqlite]
 
 Hosts, doors, the store and the callers' sockets are real, on this machine. In all sections except `real`, the hosts
 have scripted models. These repeat a word every tenth of a second, as 0.3 s of audio.
@@ -14,7 +14,13 @@ have scripted models. These repeat a word every tenth of a second, as 0.3 s of a
 - upgrade: eight callers talk while three hosts drain and restart, one after the other. Measures the time from the end
   of a connection to the continuation of the session, and the time that each host takes.
 - frames: a message and its reply, 50 times a second on each of eight sockets: directly, through a relay, and through a
-  door.
+  door. The same for captions, without the relay.
+- captions: two listeners play 20 recordings each to hosts with the default transcriber, behind a door. The host with
+  most sessions is killed every few seconds. Compares the words with those of an undisturbed run, and measures by how
+  much the first word after each kill is late.
+- states: as `captions`, but in this process, from a state in the middle of each of 40 turns, and without a pace. It
+  counts words that are lost, doubled or retracted, however busy the machine is.
+- keeping: what storing captions costs, with scripted models: CPU time of the host, and bytes in the store (Redis).
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ import httpx
 import psutil
 import websockets
 from bench.common import machine, options, save, show, spread
+from bench.hosts_captions import continued_captions, kept, killed_captions
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.chaos import SERVERS, store_url
 from tests.cluster.processes import INTERNAL_KEY, Host, cluster
@@ -203,8 +210,9 @@ async def round_trips(
     return took
 
 
-def carried(state: str, count: int) -> dict[str, Any]:
+def carried(state: str, count: int, *, captions: bool = False) -> dict[str, Any]:
     """Measure how much a relay and a door add to a round trip, and how much CPU time they take."""
+    query = "?intent=transcription" if captions else ""
     with cluster(state, *FLAGS, num_hosts=2) as hosts:
         one, two = hosts.hosts
         gate = hosts.add_door("--behind", one.url)
@@ -221,11 +229,13 @@ def carried(state: str, count: int) -> dict[str, Any]:
             found[name] = {"n": len(took)} | spread(took, unit="ms", qs=(50, 99))
             found[name]["core_share_a_session"] = cpu_s / FRAMES_S / count
 
-        measure("straight", one, [f"{one.ws}/v1/realtime"] * count)
-        measure("door", gate, [f"{gate.ws}/v1/realtime"] * count)
-        sessions = asyncio.run(_sessions_at(one.ws, count))
-        measure("relay", two, [f"{two.ws}/v1/realtime?resume={id}" for id, _ in sessions], [[r] for _, r in sessions])
-        for name in ("door", "relay"):
+        measure("straight", one, [f"{one.ws}/v1/realtime{query}"] * count)
+        measure("door", gate, [f"{gate.ws}/v1/realtime{query}"] * count)
+        if not captions:
+            sessions = asyncio.run(_sessions_at(one.ws, count))
+            urls = [f"{two.ws}/v1/realtime?resume={id}" for id, _ in sessions]
+            measure("relay", two, urls, [[request] for _, request in sessions])
+        for name in [each for each in found if each != "straight"]:
             for q in ("p50_ms", "p99_ms"):
                 found[name][f"added_{q}"] = found[name][q] - found["straight"][q]
         return found
@@ -247,9 +257,11 @@ async def _sessions_at(ws: str, count: int) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    parser = options("antiphon bench hosts", __doc__, ("kill", "hang", "real", "upgrade", "frames"))
+    parser = options(
+        "antiphon bench hosts", __doc__, ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states")
+    )
     parser.add_argument("--callers", type=int, default=40)
-    parser.add_argument("--store", choices=tuple(SERVERS), default="redis")
+    parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
     args = parser.parse_args()
     kill, hang = signal.SIGKILL, signal.SIGSTOP
     work: dict[str, dict[str, Callable[[str], Any]]] = {
@@ -263,7 +275,13 @@ def main() -> None:
             "real models, killed, not reported": lambda s: struck(s, 2, kill, door=False, reported=False, real=True)
         },
         "upgrade": {"rolling upgrade": lambda s: upgraded(s, 8)},
-        "frames": {"frames": lambda s: carried(s, FRAME_CALLERS)},
+        "frames": {
+            "frames": lambda s: carried(s, FRAME_CALLERS),
+            "frames of captions": lambda s: carried(s, FRAME_CALLERS, captions=True),
+        },
+        "captions": {"captions, killed and reported, behind a door": killed_captions},
+        "keeping": {"keeping captions": kept},
+        "states": {"captions continued with real models": continued_captions},
     }
     result: dict[str, Any] = {"machine": machine(), "store": args.store, "callers": args.callers}
     for section in args.sections.split(","):
@@ -271,7 +289,7 @@ def main() -> None:
             # Each section has a new store, because the last section's hosts stay alive in the old one for a while.
             with store_url(args.store) as state:
                 result[name] = found = measure(state)
-            show(name, found if section == "frames" else [found.get("gap", found)])
+            show(name, found if section in ("frames", "keeping") else [found.get("gap", found)])
             # Saves now, so that no results are lost if a later section fails.
             save("hosts", result)
     print(f"\nwritten: {save('hosts', result)}")

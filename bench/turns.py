@@ -1,7 +1,9 @@
 """Turn-taking: ends of turns, the time until an answer falls silent for a speaker, and sounds that do not end it.
 
     antiphon bench turns [--data DIR] [--sections curve,barge-in,sounds,voices]
-    antiphon bench turns --data DIR --sections full-duplex-bench --items FOLDER
+    antiphon bench turns --data DIR --sections full-duplex-bench --out FOLDER
+    antiphon bench turns --data DIR --referee voicebench|hotato [--over semantic_vad,speech-to-speech] [--calls N]
+    antiphon bench turns --items DIR [--turn-detector DETECTORS]
 
 - `curve`: Smart Turn alone and the end-of-turn model, by eagerness, over the pauses of bench/results/turns-pauses.json,
   of speakers that the model was not fitted to. It needs no server and no audio. bench/turn_taking/pauses.py creates
@@ -12,6 +14,9 @@
 - `voices`: turns of another voice with `primary_speaker` `auto`. Needs the default speaker encoder in the model folder.
 - `full-duplex-bench`: conversations for the scorers of that benchmark (bench/full_duplex_bench.py). Runs only if it is
   named.
+
+With `--referee`, a caller of another project measures this server and peers instead (bench/referees).
+With `--items`, the turn detector is measured on turns of eot-bench or TurnBench (bench/turn_taking/items.py).
 
 All sections except `curve` play real recordings in real time to a real server with the default models, with the
 defaults of each mode of turn-taking. Intervals are 95 % intervals: Wilson's for shares, from a bootstrap over trials
@@ -32,8 +37,11 @@ from bench.common import RESULTS, Server, machine, options, save, server
 from bench.driver import MODES
 from bench.full_duplex_bench import full_duplex_bench
 from bench.hearing.clips import with_data
+from bench.referees.measure import REFEREES, referee
+from bench.referees.servers import NAMES
 from bench.turn_taking.curve import curve
 from bench.turn_taking.interruptions import barge_in
+from bench.turn_taking.items import items
 from bench.turn_taking.sounds import over_an_answer
 from bench.turn_taking.voices import voices
 
@@ -65,7 +73,7 @@ SECTIONS: dict[str, Section] = {
     "barge-in": live(lambda srv, args: barge_in(srv, args.data, args.speakers, args.modes.split(","))),
     "sounds": live(lambda srv, args: over_an_answer(srv, args.data, args.modes.split(","))),
     "voices": lambda args: voices(args.data, args.sessions),
-    "full-duplex-bench": live(lambda srv, args: full_duplex_bench(srv, args.data, args.items, 20)),
+    "full-duplex-bench": live(lambda srv, args: full_duplex_bench(srv, args.data, args.out, 20)),
 }
 # This section writes a folder of files, and has no figures of its own.
 DEFAULT = tuple(name for name in SECTIONS if name != "full-duplex-bench")
@@ -77,13 +85,31 @@ def main() -> None:
     parser.add_argument("--speakers", type=int, default=26, help="`barge-in`: speakers, each once a mode")
     parser.add_argument("--modes", default=",".join(MODES), help="of `barge-in` and `sounds`; others stay as measured")
     parser.add_argument("--sessions", type=int, default=24, help="`voices`: sessions, of a user each")
-    parser.add_argument("--items", type=Path, help="`full-duplex-bench`: the folder to write")
+    parser.add_argument("--out", type=Path, help="`full-duplex-bench`: the folder to write")
+    parser.add_argument(
+        "--referee", choices=tuple(REFEREES), help="measure with this package's caller, not by sections"
+    )
+    parser.add_argument("--items", type=Path, help="measure the turn detector on a folder of eot-bench or TurnBench")
+    parser.add_argument("--turn-detector", default="", help="`--items`: as in antiphon serve")
+    parser.add_argument("--over", default=",".join(NAMES), help="`--referee`: the servers [%(default)s]")
+    parser.add_argument("--keep", type=Path, help="`--referee`: a folder for the files of each call")
+    parser.add_argument("--calls", type=int, default=6, help="`--referee`: calls with each server")
     args = parser.parse_args()
+    if args.referee:
+        over = args.over.split(",")
+        if unknown := set(over) - set(NAMES):
+            parser.error(f"--over: there is no server {', '.join(sorted(unknown))}. It takes {', '.join(NAMES)}")
+        print(f"\nwritten: {referee(args.referee, args.data, over, args.calls, args.keep)}")
+        return
+    if args.items:
+        found = items(args.items, args.turn_detector)
+        print(f"\nwritten: {save(f'turns-items-{args.items.name}', {'machine': machine(), 'items': found})}")
+        return
     wanted = args.sections.split(",")
     if unknown := set(wanted) - set(SECTIONS):
         parser.error(f"--sections: there is no section {', '.join(sorted(unknown))}. It takes {', '.join(SECTIONS)}")
-    if "full-duplex-bench" in wanted and args.items is None:
-        parser.error("--sections full-duplex-bench needs --items FOLDER, the folder to write")
+    if "full-duplex-bench" in wanted and args.out is None:
+        parser.error("--sections full-duplex-bench needs --out FOLDER, the folder to write")
     for name in wanted:
         load_before = os.getloadavg()[0]
         found = (earlier(name) if name in ("barge-in", "sounds") else {}) | SECTIONS[name](args)

@@ -30,6 +30,8 @@ os.environ.setdefault("ANTIPHON_PROFILE", "default")
 os.environ.setdefault("ANTIPHON_FALLBACK_VOICE", "off")
 # No limit by headroom, because tests open sessions in quick succession on busy machines. Tests of headroom turn it on.
 os.environ.setdefault("ANTIPHON_HEADROOM", "false")
+# Each worker's servers compute with one thread, because two workers with a thread for each core slow each other down.
+os.environ.setdefault("ANTIPHON_ENGINE_THREADS", "1")
 
 SMALL, VOICE = "smollm2-135m-instruct", "hibari-heart"
 DATA = Path(__file__).parent / "data"
@@ -165,6 +167,12 @@ def talker(serve: Serve) -> Process:
     if url := os.environ.get("ANTIPHON_TEST_VLLM"):
         return serve("--engine", f"vllm:{url}", "--language-model", os.environ["ANTIPHON_TEST_VLLM_FOLDER"], keep=True)
     return serve("--language-model", SMALL, keep=True)
+
+
+@pytest.fixture(scope="session")
+def partner(serve: Serve) -> Process:
+    """Return a server with the small language model and the speech synthesizer."""
+    return serve("--language-model", SMALL, "--synthesizer", VOICE, keep=True)
 
 
 @pytest.fixture(scope="session")

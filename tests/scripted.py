@@ -25,6 +25,7 @@ from antiphon.contracts import (
     VoiceThreshold,
     Window,
 )
+from antiphon.contracts.speaker import VoiceClustering
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
 from tests.sessions.transcription.test_stable_words import PROFILE
@@ -127,7 +128,9 @@ class ScriptedTranscriber:
             raise ModelError("scripted failure")
         text = "".join(f" w{n}" for n, *_ in spans)
         end_s = len(pcm) / SAMPLE_RATE_HZ
-        yield TranscriptSegment(0, 0, 0.0, end_s, text, tuple(n for n, *_ in spans), 0.0, 0.0, 1.0, 0.0, ())
+        timed = [Word(f"w{n}", a / SAMPLE_RATE_HZ, b / SAMPLE_RATE_HZ, 1.0) for n, a, b in spans]
+        words = tuple(timed) if options.word_times else ()
+        yield TranscriptSegment(0, 0, 0.0, end_s, text, tuple(n for n, *_ in spans), 0.0, 0.0, 1.0, 0.0, words)
         yield FileInfo("en", end_s)
 
 
@@ -160,7 +163,13 @@ OTHERS = 200
 class ScriptedVoices:
     """Recognizes speakers by the numbers of their words. It raises an error if `fails` is set."""
 
-    profile = SpeakerProfile("scripted", 2, 0.5, (VoiceThreshold(0.1, 0.4, 0.6),))
+    profile = SpeakerProfile(
+        "scripted",
+        2,
+        0.5,
+        (VoiceThreshold(0.1, 0.4, 0.6),),
+        clustering=VoiceClustering(1.6, 0.4, 0.3, 0.6, 0.6, 4.0, np.zeros((0, 2), np.float32)),
+    )
 
     def __init__(self) -> None:
         self.fails = False

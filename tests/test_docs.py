@@ -61,6 +61,8 @@ INTERNAL = {
     *("max_tokens", "medium", "g711", "replace"),
     # The reason why a bridge interrupts, which is not sent.
     "client_force_listen",
+    # Fields of stored sessions, which are not sent.
+    *("waiting", "items"),
     # Internal choices for a request during a response, which are not sent.
     *("wait", "cut"),
 }

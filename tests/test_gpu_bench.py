@@ -58,13 +58,28 @@ def test_every_section_measures_finite_figures_above_zero(folder: Path, name: st
         assert figure["value"] > 0 or (figure["value"] == 0 and figure["measure"] in counts), figure
 
 
-def test_the_table_has_every_figure(folder: Path) -> None:
+def check_table(folder: Path) -> None:
+    """Check that each figure of gpu.json is in the table of gpu.txt."""
     table = (folder / "gpu.txt").read_text()
     for name, section in results(folder).items():
         assert f"## {name}" in table
         for figure in section["figures"]:
             assert any(figure["model"] in line and figure["measure"] in line and figure["load"] in line
                        for line in table.splitlines())  # fmt: skip
+
+
+@pytest.mark.heavy
+def test_the_table_has_every_figure(folder: Path) -> None:
+    check_table(folder)
+
+
+def test_a_section_is_measured_and_has_its_figures_in_the_table(tmp_path: Path) -> None:
+    done = measure(tmp_path, "--only", "agreement")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (section,) = results(tmp_path).values()
+    assert section["status"] == "measured"
+    assert section["figures"]
+    check_table(tmp_path)
 
 
 @pytest.mark.heavy

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "antiphon"
 MAX_LINES, MAX_MODULES = 500, 16
@@ -119,7 +118,7 @@ TORCH_FILES = {
 }
 TORCH_FILES |= {f"engine/local/kv/{name}.py" for name in ("page_pool", "parked", "session_tensors", "shape")}
 TORCH_FILES |= {f"engine/local/kernels/{name}.py" for name in ("attention", "graphs", "norms")}
-TORCH_FILES |= {"engine/threads.py", "engine/profiling.py"}
+TORCH_FILES |= {"engine/checkpoint_files.py", "engine/threads.py", "engine/profiling.py"}
 
 MODULES = sorted(SRC.rglob("*.py"))
 
@@ -161,70 +160,83 @@ def named_imports(path: Path) -> list[tuple[str, ...]]:
     return [parts[1:] for parts in found if parts[0] == "antiphon"]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_imports_follow_the_table(path: Path) -> None:
-    mine = room(path.relative_to(SRC).with_suffix("").parts)
-    if mine in UNRULED:
-        return
-    for theirs in own_imports(path):
-        assert room(theirs) in MAY_IMPORT[mine] | {mine}, f"{relative(path)} imports antiphon.{'.'.join(theirs)}"
+def imported_where(is_forbidden: Callable[[Path, tuple[str, ...]], bool]) -> list[str]:
+    """Return the imports of this package that a rule forbids, as "module imports module"."""
+    return [
+        f"{relative(path)} imports antiphon.{'.'.join(theirs)}"
+        for path in MODULES
+        for theirs in own_imports(path)
+        if is_forbidden(path, theirs)
+    ]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_no_adapter_imports_another_and_no_dialect_a_sibling(path: Path) -> None:
-    parts = path.relative_to(SRC).parts
-    if parts[0] not in SIBLINGS or len(parts) < 3:
-        return
-    others = {p.name for p in (SRC / parts[0]).iterdir() if p.is_dir()} - {parts[1]} - SIBLINGS[parts[0]]
-    for theirs in own_imports(path):
-        assert theirs[:1] != parts[:1] or theirs[1] not in others, (
-            f"{relative(path)} imports antiphon.{'.'.join(theirs)}"
-        )
+def outside(path: Path) -> set[str]:
+    """Return the packages that a module imports."""
+    return {name.split(".")[0] for name in imports(path)}
 
 
-@pytest.mark.parametrize("path", sorted((SRC / "loading").glob("*.py")), ids=relative)
-def test_loading_knows_no_adapter_by_name(path: Path) -> None:
-    said = re.sub(r"[^a-z0-9]", "", path.read_text(encoding="utf-8").lower())
+def test_imports_follow_the_table() -> None:
+    def is_forbidden(path: Path, theirs: tuple[str, ...]) -> bool:
+        mine = room(path.relative_to(SRC).with_suffix("").parts)
+        return mine not in UNRULED and room(theirs) not in MAY_IMPORT[mine] | {mine}
+
+    assert imported_where(is_forbidden) == []
+
+
+def test_no_adapter_imports_another_and_no_dialect_a_sibling() -> None:
+    folders = {name: {p.name for p in (SRC / name).iterdir() if p.is_dir()} for name in SIBLINGS}
+
+    def is_forbidden(path: Path, theirs: tuple[str, ...]) -> bool:
+        parts = path.relative_to(SRC).parts
+        if parts[0] not in SIBLINGS or len(parts) < 3 or theirs[:1] != parts[:1]:
+            return False
+        return theirs[1] in folders[parts[0]] - {parts[1]} - SIBLINGS[parts[0]]
+
+    assert imported_where(is_forbidden) == []
+
+
+def test_loading_knows_no_adapter_by_name() -> None:
     adapters = [p.name for p in (SRC / "adapters").iterdir() if p.is_dir() and not p.name.startswith("_")]
-    assert [name for name in adapters if name.replace("_", "") in said] == []
+    for path in sorted((SRC / "loading").glob("*.py")):
+        said = re.sub(r"[^a-z0-9]", "", path.read_text(encoding="utf-8").lower())
+        assert [name for name in adapters if name.replace("_", "") in said] == [], relative(path)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_models_know_engines_by_the_contract(path: Path) -> None:
+def test_models_know_engines_by_the_contract() -> None:
     """Only modules that create a local engine name its class. No module of a model names the engine's sessions."""
-    if room(path.relative_to(SRC).parts) == "engine":
-        return
-    named = {theirs[3] for theirs in named_imports(path) if theirs[:3] == ("engine", "local", "engine")}
-    tree = parsed(path)
-    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    assert named <= {"LocalEngine"} & called
+    for path in MODULES:
+        if room(path.relative_to(SRC).parts) == "engine":
+            continue
+        named = {theirs[3] for theirs in named_imports(path) if theirs[:3] == ("engine", "local", "engine")}
+        calls = (n for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)) if named else ()
+        called = {n.func.id for n in calls if isinstance(n.func, ast.Name)}
+        assert named <= {"LocalEngine"} & called, relative(path)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_pure_rooms_do_no_io(path: Path) -> None:
-    if relative(path) in PURE_FILES or room(path.relative_to(SRC).parts) in PURE:
-        assert not {n.split(".")[0] for n in imports(path)} & IMPURE
+def test_pure_rooms_do_no_io() -> None:
+    pure = [p for p in MODULES if relative(p) in PURE_FILES or room(p.relative_to(SRC).parts) in PURE]
+    assert {relative(path): found for path in pure if (found := outside(path) & IMPURE)} == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_the_work_of_clients_is_done_in_threads_that_keys_share(path: Path) -> None:
-    if not relative(path).startswith(OWN_THREADS):
-        assert "anyio.to_thread" not in imports(path)
-        # The same for the event loop's default executor.
-        assert "asyncio.to_thread(" not in path.read_text(encoding="utf-8")
+def test_the_work_of_clients_is_done_in_threads_that_keys_share() -> None:
+    for path in MODULES:
+        if not relative(path).startswith(OWN_THREADS):
+            assert "anyio.to_thread" not in imports(path), relative(path)
+            # The same for the event loop's default executor.
+            assert "asyncio.to_thread(" not in path.read_text(encoding="utf-8"), relative(path)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_torch_stays_where_it_belongs(path: Path) -> None:
-    if relative(path) not in TORCH_FILES and room(path.relative_to(SRC).parts) in set(MAY_IMPORT) - TORCH:
-        assert not {n.split(".")[0] for n in imports(path)} & {"torch", "transformers", "accelerate"}
+def test_torch_stays_where_it_belongs() -> None:
+    others = set(MAY_IMPORT) - TORCH
+    without = [p for p in MODULES if relative(p) not in TORCH_FILES and room(p.relative_to(SRC).parts) in others]
+    libraries = {"torch", "transformers", "accelerate"}
+    assert {relative(path): found for path in without if (found := outside(path) & libraries)} == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_a_module_is_documented_and_of_bounded_size(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_LINES
-    assert ast.get_docstring(parsed(path))
+def test_a_module_is_documented_and_of_bounded_size() -> None:
+    lengths = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+    assert [relative(path) for path in MODULES if not ast.get_docstring(parsed(path))] == []
 
 
 def test_a_folder_holds_at_most_sixteen_modules() -> None:
@@ -238,7 +250,7 @@ def test_a_folder_holds_at_most_sixteen_modules() -> None:
 # Limits for figures that should not grow, at their current values. They are lowered, never raised.
 MAX_OF = {
     "dict[str, Any]": 11,
-    "untyped maps": 168,
+    "untyped maps": 51,
     "modules under 60 lines": 36,
     "attributes of a class": 27,
     "own imports of a module": 23,

@@ -7,6 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from bench.speakers import scored
+from bench.turn_taking import dialogues
+from bench.turn_taking.dialogues import HALVES, PAUSE_S, TURN_S, mixed, voices_of
 from bench.turn_taking.enrolled import (
     ENROLLED_S,
     MOST_OTHER,
@@ -32,7 +35,9 @@ from bench.turn_taking.speakers import (
     read_voices,
 )
 
-from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import TranscriptSegment
+from antiphon.events.words import Word
 from tests.conftest import DATA
 from tests.scripted import ScriptedDetector
 
@@ -95,3 +100,49 @@ def test_readers_whose_names_are_unknown_are_no_other_voices_of_each_other() -> 
     assert others_of(one, [one, *many]) == many
     assert others_of(many[0], [one, *many]) == [one]
     assert len(least_of_each(one, NOISES[0])) == MOST_OTHER
+
+
+def test_no_voice_is_in_both_halves_of_the_dialogues() -> None:
+    halves = [voices_of(DATA, half) for half in HALVES]
+    assert all(halves)
+    for one in halves[0]:
+        for other in halves[1]:
+            assert not may_be_same(one, other)
+
+
+def test_a_dialogue_has_each_voice_and_no_sample_twice() -> None:
+    voices = {Voice(name, name, "en", (), ()): [ramp(low)] for name, low in (("a", 0.1), ("b", 0.3))}
+    dialogue = mixed("one", voices, "quiet", [], np.random.default_rng(0))
+    assert dialogue.speakers == {"a", "b"}
+    lengths = [turn.end_s - turn.start_s for turn in dialogue.turns]
+    assert min(lengths) >= TURN_S[0] - 0.01
+    assert max(lengths) <= TURN_S[1] + 0.4
+    total_s = sum(turn.end_s - turn.start_s for turn in dialogue.turns)
+    assert total_s <= 2 * 30 + 0.01
+    assert dialogue.turns[-1].end_s <= len(dialogue.pcm) / SAMPLE_RATE_HZ
+    # The next speaker interrupts the previous one, or speaks after a pause.
+    for turn, following in pairwise(dialogue.turns):
+        assert following.start_s - turn.end_s <= PAUSE_S[1] + 0.01
+
+
+def ramp(low: float) -> Pcm:
+    """Return 30 s of noise that never falls silent."""
+    noise = np.random.default_rng(1).normal(0, 0.02, 30 * SAMPLE_RATE_HZ)
+    return np.asarray(np.clip(noise + low, low / 2, 2 * low), np.float32)
+
+
+def segment(speaker: str, *middles_s: float) -> TranscriptSegment:
+    words = tuple(Word("x", middle - 0.1, middle + 0.1, 1.0) for middle in middles_s)
+    return TranscriptSegment(0, 0, 0.0, 1.0, "x", (), 0.0, 0.0, 1.0, 0.0, words, (), speaker)
+
+
+def test_a_word_is_wrong_if_none_of_those_who_speak_has_its_label() -> None:
+    turns = [dialogues.Turn(0, 2, "ann"), dialogues.Turn(1.5, 4, "bob"), dialogues.Turn(6, 6.5, "ann")]
+    segments = [segment("A", 0.5, 1.0, 1.7), segment("B", 1.8, 2.5, 6.3), segment("C", 3.0), segment("A", 9.0)]
+    words = scored(segments, turns)
+    # 1.7 and 1.8 are overlapped, 6.3 is Ann's, C is nobody's label, and nobody speaks at 9.0.
+    assert [(word.user, word.wrong) for word in words] == [
+        *(("ann", False), ("ann", False), ("ann", False)),
+        *(("bob", False), ("bob", False), ("ann", True), ("bob", True)),
+    ]
+    assert [word.turn_s for word in words][-2:] == [0.5, 2.5]

@@ -37,11 +37,12 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "auxiliary": (-1.0, 1.0),
     "filler": (-2.0, 1.0),
     "dictating": (-1.5, 1.0),
+    "listing": (-1.0, 1.0),
     "complete": (2.0, 1.0),
 }
 # By eagerness: upper limits, in seconds, of the median and of the 95th percentile of the wait at true ends of turns.
 # The threshold is the highest one that keeps both limits for the fitted speakers.
-WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.6, 2.0)}
+WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.59, 2.0)}
 KINDS = {"sound and words": (True, True), "sound": (True, False), "words": (False, True), "nothing": (False, False)}
 
 

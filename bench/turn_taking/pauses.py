@@ -29,6 +29,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from antiphon.adapters.whisper.transcriber import WhisperTranscriber
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.contracts import Window
+from antiphon.errors import ModelError
 from antiphon.events.transcription import ServerVad
 from antiphon.loading.loader import load, store_of
 from antiphon.settings import load as load_settings
@@ -283,8 +285,7 @@ class Listener:
                     continue
                 if window.id != window_id:
                     before, window_id = f"{before} {last_text}".strip(), window.id
-                complete = await self.turn_detector.complete(window.pcm)
-                last_text = await self._text(window.pcm)
+                complete, last_text = await self.judged(window.pcm)
                 text = f"{before} {last_text}".strip()
                 pause = Pause(
                     recording.id,
@@ -308,6 +309,19 @@ class Listener:
         if pause is not None and recording.whole and not recording.inserted:
             found.append(pause)
         return found
+
+    async def judged(self, pcm: Pcm) -> tuple[float, str]:
+        """Return the probability that a turn is complete, by its sound and by detectors that read, and its transcript.
+
+        `pcm`: 16 kHz, with the pause. The transcript is empty if there is no speech.
+        """
+        stream, complete = self.turn_detector.open(), 0.5
+        # Detectors that read do not judge before the words are known.
+        with suppress(ModelError):
+            complete = await stream.complete(0, pcm)
+        text = await self._text(pcm)
+        read = await stream.read(text)
+        return complete if read is None else read, text
 
     async def _text(self, pcm: Pcm) -> str:
         began = time.monotonic()

@@ -135,20 +135,25 @@ class Outcome:
         }
 
 
-def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause]) -> Outcome:
-    """Return the outcome of a rule for these pauses. Intervals come from a bootstrap over speakers."""
+def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause], resamples: int = RESAMPLES) -> Outcome:
+    """Return the outcome of a rule for these pauses.
+
+    Intervals come from a bootstrap over speakers with this number of resamples; with 0, they are the share itself.
+    """
     cut = np.array([rule(p) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
     waits = np.array([rule(p) / 1000 for p in ends], np.float64)
-    low, high = _interval(cut, [p.speaker for p in inner])
+    low = high = float(cut.mean())
+    if resamples:
+        low, high = _interval(cut, [p.speaker for p in inner], resamples)
     p50, p95 = np.percentile(waits, (50, 95))
     return Outcome(float(cut.mean()), low, high, float(p50), float(p95), float(waits.mean()), len(inner), len(ends))
 
 
-def _interval(values: np.ndarray, speakers: Sequence[str]) -> tuple[float, float]:
+def _interval(values: np.ndarray, speakers: Sequence[str], resamples: int) -> tuple[float, float]:
     names = sorted(set(speakers))
     sums = np.array([sum(v for v, s in zip(values, speakers, strict=True) if s == n) for n in names])
     counts = np.array([sum(s == n for s in speakers) for n in names], np.float64)
-    chosen = np.random.default_rng(0).integers(0, len(names), (RESAMPLES, len(names)))
+    chosen = np.random.default_rng(0).integers(0, len(names), (resamples, len(names)))
     low, high = np.percentile(sums[chosen].sum(1) / counts[chosen].sum(1), (2.5, 97.5))
     return float(low), float(high)
 

@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.adapters.causal_lm import checkpoint, digests
+from antiphon.engine.local import packed
 from antiphon.engine.local.weights import load_int8_model
 
 NAMES = {"config.json", "generation_config.json", "int8.safetensors", "packed.bin", "packed.json", "source"}
@@ -220,6 +221,16 @@ def test_packing_that_was_cut_off_is_done_again_without_converting(prepared: Pre
     (prepared.folder / "packed.json").unlink()
     # This pipe has no reader.
     os.mkfifo(prepared.folder / "packed.bin.part")
+    prepared.prepare()
+    assert (prepared.converted, prepared.packed) == (0, 1)
+    assert prepared.content() == before
+
+
+def test_weights_that_were_packed_for_another_machine_are_packed_anew(prepared: Prepared) -> None:
+    before, index = prepared.content(), prepared.folder / packed.INDEX_FILE
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"key": "another machine's"}))
+    digests.write_digests(prepared.folder)
+    assert not packed.fits_machine(prepared.folder)
     prepared.prepare()
     assert (prepared.converted, prepared.packed) == (0, 1)
     assert prepared.content() == before

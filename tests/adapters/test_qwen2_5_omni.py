@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[Qwen25Omni]:
-    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32"))
+    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32", threads=1))
     # Answers always reach their limit of tokens.
     loaded.thinker.stop_tokens = frozenset()
     yield loaded
@@ -128,7 +128,7 @@ def test_frames_and_sound_are_interleaved_as_by_the_published_processor(
 
 def test_when_a_synthesizer_is_loaded_then_it_speaks_what_the_thinker_writes(folder: Path) -> None:
     voice = Voice()
-    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32"), synthesizer=voice)
+    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32", threads=1), synthesizer=voice)
     assert loaded.profile.accepts_media
     assert loaded.profile.voices == voice.profile.voices
 
@@ -147,7 +147,7 @@ def test_when_a_synthesizer_is_loaded_then_it_speaks_what_the_thinker_writes(fol
 
 
 def test_when_weights_are_auto_then_it_writes(folder: Path) -> None:
-    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV))
+    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, threads=1))
 
     async def run() -> str:
         stream = await loaded.open()

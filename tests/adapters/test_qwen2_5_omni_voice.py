@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[Qwen25Omni]:
-    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32"))
+    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32", threads=1))
     assert loaded.talker
     loaded.talker.sampling = replace(TALKER_SAMPLING, temperature=0.0, max_tokens=CODES)
     yield loaded
@@ -261,7 +261,7 @@ def test_when_the_context_is_all_there_is_then_streamed_audio_is_the_whole_turns
 
 
 def test_no_code_is_chosen_that_is_no_audio(folder: Path) -> None:
-    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32"))
+    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32", threads=1))
     assert loaded.talker
     parts = loaded.talker.parts
     assert loaded.talker.barred.nonzero().flatten().tolist() == [parts.bos]
@@ -313,7 +313,7 @@ def test_when_a_checkpoint_has_no_voice_then_the_synthesizer_speaks(tmp_path: Pa
             kept = {name: tensor for name, tensor in load_file(file).items() if not name.startswith("talker.")}
             save_file(kept, file, {"format": "pt"})
     voice = Voice()
-    loaded = Qwen25Omni(copied, "omni", EngineModelOptions(SMALL_KV, weights="fp32"), synthesizer=voice)
+    loaded = Qwen25Omni(copied, "omni", EngineModelOptions(SMALL_KV, weights="fp32", threads=1), synthesizer=voice)
     assert loaded.talker is None
     assert loaded.profile.voices == voice.profile.voices
     loaded.close()
@@ -322,7 +322,7 @@ def test_when_a_checkpoint_has_no_voice_then_the_synthesizer_speaks(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["auto", "int8"])
 def test_when_weights_are_rounded_then_it_speaks(folder: Path, weights: str) -> None:
-    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights=weights))
+    loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights=weights, threads=1))
     assert loaded.talker
     loaded.talker.sampling = replace(TALKER_SAMPLING, max_tokens=CODES)
 

@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[Qwen3Omni]:
-    loaded = Qwen3Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32"))
+    loaded = Qwen3Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32", threads=1))
     assert loaded.talker
     greedy = loaded.talker.sampling
     loaded.talker.sampling = replace(
@@ -299,7 +299,7 @@ def test_audio_may_end_with_the_first_code() -> None:
 def test_when_weights_are_auto_then_it_writes_and_speaks_and_int8_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match="mixtures"):
         Qwen3Omni(folder, "omni", EngineModelOptions(weights="int8"))
-    loaded = Qwen3Omni(folder, "omni", EngineModelOptions(SMALL_KV))
+    loaded = Qwen3Omni(folder, "omni", EngineModelOptions(SMALL_KV, threads=1))
 
     async def run() -> list[Any]:
         stream = await loaded.open()
@@ -322,7 +322,7 @@ def test_when_there_is_no_talker_then_it_hears_and_writes(folder: Path, tmp_path
     shutil.copytree(folder, tmp_path / "thinker")
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "thinker" / "config.json").write_text(json.dumps(config | {"enable_audio_output": False}))
-    loaded = Qwen3Omni(tmp_path / "thinker", "omni", EngineModelOptions(SMALL_KV, weights="fp32"))
+    loaded = Qwen3Omni(tmp_path / "thinker", "omni", EngineModelOptions(SMALL_KV, weights="fp32", threads=1))
     loaded.thinker.stop_tokens = frozenset()
 
     async def run() -> list[int]:
@@ -346,7 +346,7 @@ def test_when_rows_leave_the_context_before_they_are_computed_then_the_response_
 
     async def run() -> list[Any]:
         small = Qwen3Omni(
-            folder_of(whole), "omni", EngineModelOptions(replace(SMALL_KV, context_rows=512), weights="fp32")
+            folder_of(whole), "omni", EngineModelOptions(replace(SMALL_KV, context_rows=512), weights="fp32", threads=1)
         )
         small.thinker.stop_tokens = frozenset()
         stream = await small.open()

@@ -198,7 +198,7 @@ def test_when_seeds_are_equal_then_the_audio_is_equal(folders: dict[str, Path], 
 
     async def act(model: Qwen3Tts) -> None:
         assert model.parts.sampling.first.temperature == 0.9
-        one, same, other = [await sound(model, "Hi there.", seed=seed) for seed in (1, 1, 2)]
+        one, same, other = [await sound(model, "Hi there.", seed=seed, max_frames=12) for seed in (1, 1, 2)]
         assert np.array_equal(one, same)
         assert not np.array_equal(one[: len(other)], other[: len(one)])
 

@@ -14,6 +14,7 @@ import pytest
 from bench.hearing.files import cues_off_s, with_pauses
 from faster_whisper import WhisperModel
 
+from antiphon.adapters.whisper import transcriber
 from antiphon.audio import Pcm
 from antiphon.contracts import FileOptions, TranscriptSegment, Window, one_slab
 from antiphon.events.transcription import AppendAudio, ServerVad, TranscriptDone, TranscriptionConfig
@@ -187,3 +188,24 @@ def test_noise_in_a_live_session_gives_no_words(models: LoadedModels, recordings
         return texts
 
     assert "".join(asyncio.run(main())) == ""
+
+
+@pytest.mark.parametrize("languages", [(), ("en", "ar")])
+def test_speech_that_is_taken_for_another_language_is_not_dropped_as_noise(
+    models: LoadedModels, recordings: Recordings, monkeypatch: pytest.MonkeyPatch, languages: tuple[str, ...]
+) -> None:
+    # An accent does this to the detection; here it is replaced. The words in that language are very unlikely.
+    monkeypatch.setattr(transcriber, "chosen_language", lambda *_: ("ar", 0.6))
+
+    def decoded(pcm: Pcm, **settings: Any) -> tuple[str, str, bool]:
+        window = Window(pcm, final=True, **settings)
+        found = asyncio.run(models.required_transcriber.open().decode(window))
+        return "".join(p.text for p in found.pieces).strip(), found.language, found.is_speech
+
+    speech = recordings["lj-LJ001-0002"].pcm
+    text, language, is_speech = decoded(speech, languages=languages)
+    assert (bare(text), language, is_speech) == ("in being comparatively modern", "en", True)
+    # A language that was set is kept, and noise does not become words.
+    assert decoded(speech, language="ar")[1:] == ("ar", False)
+    for name in NOISE:
+        assert not decoded(recordings[name].pcm)[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.adapters.causal_lm.checkpoint import _in_own_process
+from antiphon.adapters.causal_lm.checkpoint import _in_own_process, _without_bars
 from antiphon.cli import preparation
 from antiphon.cli.main import main
 from antiphon.cli.preparation import fetch, pull_command
@@ -198,6 +198,8 @@ def test_when_what_is_to_be_heard_or_seen_is_none_then_it_is_told_at_once(refuse
     missing = str(tmp_path / "missing.mp4")
     assert refused("transcribe", missing).endswith(f"{missing}: no such file\n")
     assert refused("transcribe", str(tmp_path)).endswith(": this is a folder\n")
+    assert "need a file" in refused("transcribe", "--speakers", "-", status=2)
+    assert "need a file" in refused("transcribe", "--channels", "auto", "-", status=2)
     assert "cannot be opened: No such file" in refused("watch", missing, "--ask", "What is it?")
     assert "has no pictures" in refused("watch", str(DATA / "audio" / "jfk.flac"), "--ask", "What is it?")
     assert "--max-tokens" in refused("chat", "--max-tokens", "-1", status=2)
@@ -301,16 +303,17 @@ def write_variable(file: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", [None, "0"])
 def test_when_a_checkpoint_is_converted_then_no_progress_bar_is_drawn_among_the_lines_of_the_log(
-    before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("TQDM_DISABLE", raising=False)
-    if before is not None:
-        monkeypatch.setenv("TQDM_DISABLE", before)
+    monkeypatch.setenv("TQDM_DISABLE", "0")
     _in_own_process(write_variable, tmp_path / "seen")
     assert (tmp_path / "seen").read_text() == "1"
-    assert os.environ.get("TQDM_DISABLE") == before
+    assert os.environ["TQDM_DISABLE"] == "0"
+    monkeypatch.delenv("TQDM_DISABLE")
+    with _without_bars():
+        assert os.environ["TQDM_DISABLE"] == "1"
+    assert "TQDM_DISABLE" not in os.environ
 
 
 def test_a_folder_of_models_that_is_not_there_is_told_at_once(refused: Refused) -> None:

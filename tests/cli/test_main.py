@@ -9,13 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio.containers import decode_all
 from antiphon.recording.disk import Keep
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import SessionFacts
 from antiphon.released import releases
 from antiphon.store import MODELS
+from tests.audio.sound_files import pcm16, wav
 from tests.conftest import DATA, SMALL
 
 
@@ -46,6 +50,26 @@ def test_when_a_file_is_transcribed_then_text_subtitles_or_json_are_printed() ->
     assert document["language"] == "en"
     assert words[-1]["word"].lower().startswith("country")
     assert 9.0 < words[-1]["end"] <= 11.0
+
+
+@pytest.mark.heavy
+def test_when_speakers_are_asked_for_then_each_line_has_one(tmp_path: Path) -> None:
+    one = decode_all(str(DATA / "audio" / "jfk.flac"))
+    other = np.concatenate([decode_all(str(path)) for path in sorted((DATA / "audio").glob("lj-*.flac"))])
+    pause = np.zeros(SAMPLE_RATE_HZ // 2, np.float32)
+    dialogue = np.concatenate((one, pause, other, pause))
+    (tmp_path / "a.wav").write_bytes(wav(pcm16(dialogue)))
+    lines = run("transcribe", "--speakers", str(tmp_path / "a.wav")).stdout.splitlines()
+    assert {line[:3] for line in lines} == {"A: ", "B: "}
+    assert "country" in " ".join(line for line in lines if line.startswith("A"))
+    assert "modern" in " ".join(line for line in lines if line.startswith("B"))
+    sides = np.zeros((len(dialogue), 2), np.float32)
+    sides[: len(one), 1], sides[len(one) :, 0] = one, dialogue[len(one) :]
+    (tmp_path / "b.wav").write_bytes(wav(pcm16(sides), channels=2))
+    document = json.loads(run("transcribe", "--channels", "separate", "--json", str(tmp_path / "b.wav")).stdout)
+    assert document["segments"][0]["speaker"] == "B"
+    assert document["segments"][-1]["speaker"] == "A"
+    assert "country" in " ".join(s["text"] for s in document["segments"] if s["speaker"] == "B")
 
 
 @pytest.mark.slow

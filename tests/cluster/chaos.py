@@ -1,9 +1,10 @@
 """Hosts die and hang repeatedly while callers talk to them. No words may be lost or repeated.
 
-    python -m tests.cluster.chaos [--kills 500] [--hangs 20] [--handovers 50] [--callers 9]
+    python -m tests.cluster.chaos [--kills 500] [--hangs 20] [--handovers 50] [--callers 9] [--listeners 4]
         [--store sqlite|redis|postgres] [--seed 1]
 
-Callers take written and spoken turns. Half of them resume their sessions; the others cannot, and use a door. Each round
+Callers take written and spoken turns. Half of them resume their sessions; the others cannot, and use a door. Listeners
+get captions through the door, half of them in vLLM's dialect, and say a few words a turn or a hundred. Each round
 picks a host that has sessions, at a random moment of their turns. A kill ends it and starts it again. A hang is SIGSTOP
 for longer than the time after which a host counts as dead, then SIGCONT. A handover is SIGTERM, then SIGKILL while the
 host hands its sessions over.
@@ -18,13 +19,14 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 from antiphon.store.sessions import SessionStore, open_store
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
+from tests.cluster.listeners import Listener
 from tests.cluster.processes import Cluster, Host, cluster, until
 from tests.store.servers import PostgresServer, RedisServer, Server
 
@@ -47,6 +49,7 @@ class Outcome:
     hangs: int = 0
     handovers: int = 0
     turns: int = 0
+    captions: int = 0
     num_hit: int = 0
     how: Counter[str] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)
@@ -78,10 +81,24 @@ def phase_of(caller: Caller) -> str:
     return "asking" if caller.said and caller.view.said("assistant")[-1:] != caller.said[-1:] else "idle"
 
 
+def phase_of_captions(listener: Listener) -> str:
+    """Return the phase of a listener's turn, according to its events."""
+    if len(listener.captions.completed) == len(listener.said):
+        return "silent"
+    words = "with words" if listener.captions.is_open else "without words"
+    return f"{'said' if listener.is_speaking else 'waiting'} {words}"
+
+
 async def rounds(
-    hosts: Cluster, callers: list[Caller], kills: int, hangs: int, seed: int, handovers: int = 0
+    hosts: Cluster,
+    callers: list[Caller],
+    kills: int,
+    hangs: int,
+    seed: int,
+    handovers: int = 0,
+    listeners: Sequence[Listener] = (),
 ) -> Outcome:
-    """Kill and hang hosts, and interrupt their handovers, while the callers talk.
+    """Kill and hang hosts, and interrupt their handovers, while the callers talk and the listeners speak.
 
     At the end, end all callers, and check the events that they got.
     """
@@ -97,6 +114,12 @@ async def rounds(
                 await asyncio.to_thread(check_stored, store, caller)
             caller.check()
 
+    async def listen(listener: Listener) -> None:
+        async with listener.connected():
+            while not over.is_set():
+                await listener.speak(num_words=chance.choice((1, 3, 8, 100)))
+            listener.check()
+
     async def befall() -> None:
         plan = ["kill"] * kills + ["hang"] * hangs + ["handover"] * handovers
         chance.shuffle(plan)
@@ -105,6 +128,7 @@ async def rounds(
             num_hit, host = await asyncio.to_thread(busiest, hosts)
             outcome.num_hit += num_hit
             outcome.phases.update(phase_of(caller) for caller in callers)
+            outcome.phases.update(phase_of_captions(listener) for listener in listeners)
             befalls = {"kill": kill, "hang": hang, "handover": partial(cut_off, after_s=chance.uniform(0.0, CUT_OFF_S))}
             await asyncio.to_thread(befalls[what], hosts, host)
             outcome.kills, outcome.hangs = outcome.kills + (what == "kill"), outcome.hangs + (what == "hang")
@@ -116,11 +140,14 @@ async def rounds(
         async with asyncio.TaskGroup() as group:
             for caller in callers:
                 group.create_task(talk(caller))
+            for listener in listeners:
+                group.create_task(listen(listener))
             # Every caller is in a conversation now.
             await asyncio.sleep(1.0)
             group.create_task(befall())
     finally:
         store.close()
+    outcome.captions = sum(len(listener.said) for listener in listeners)
     for caller in callers:
         outcome.turns += len(caller.said)
         outcome.how.update(getattr(caller, "how", ()))
@@ -168,7 +195,9 @@ def check_stored(store: SessionStore, caller: Caller) -> None:
     assert row.received.events >= caller.num_spoken, (caller.number, caller.num_spoken, caller.num_sent, about)
 
 
-def run(kind: str, kills: int, hangs: int, num_callers: int, seed: int, handovers: int = 0) -> Outcome:
+def run(
+    kind: str, kills: int, hangs: int, num_callers: int, seed: int, handovers: int = 0, num_listeners: int = 0
+) -> Outcome:
     """Start a door and three hosts that share a store of this kind. Run the rounds, then stop all of them."""
     flags = ("--host-ttl-s", str(HOST_TTL_S), "--sessions-per-key", "200", "--max-sessions", "200")
     with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S) as hosts:
@@ -180,7 +209,8 @@ def run(kind: str, kills: int, hangs: int, num_callers: int, seed: int, handover
             for n in range(num_callers)
         ]
         try:
-            return asyncio.run(rounds(hosts, callers, kills, hangs, seed, handovers))
+            listeners = [Listener(n, [door.ws], seed + n, vllm=bool(n % 2)) for n in range(num_listeners)]
+            return asyncio.run(rounds(hosts, callers, kills, hangs, seed, handovers, listeners))
         except BaseException:
             for process in [*hosts.hosts, *hosts.doors]:
                 print(f"--- {process.name}\n{process.log[-4000:]}")
@@ -194,13 +224,14 @@ def main() -> None:
     parser.add_argument("--hangs", type=int, default=20)
     parser.add_argument("--handovers", type=int, default=50)
     parser.add_argument("--callers", type=int, default=9)
+    parser.add_argument("--listeners", type=int, default=4)
     parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    found = run(args.store, args.kills, args.hangs, args.callers, args.seed, args.handovers)
+    found = run(args.store, args.kills, args.hangs, args.callers, args.seed, args.handovers, args.listeners)
     print(
         f"{found.kills} kills, {found.hangs} hangs and {found.handovers} handovers cut off hit "
-        f"{found.num_hit} sessions in {found.turns} turns"
+        f"{found.num_hit} sessions in {found.turns} turns and {found.captions} captions"
     )
     print(f"resumed: {dict(found.how)}; phases: {dict(found.phases)}")
 

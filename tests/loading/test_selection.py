@@ -10,7 +10,7 @@ import pytest
 from antiphon.cli.preparation import check_names
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.selection import LocalModel, RemoteModel, named_detectors, selected_models, spec_of
-from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
+from antiphon.settings import EngineOptions, ModelSettings, RemoteSettings, Settings, SpeechSettings
 
 
 def test_when_settings_name_folders_then_their_models_are_selected(tmp_path: Path) -> None:
@@ -134,6 +134,29 @@ def test_turn_detectors_are_names_folders_and_urls_with_weights(tmp_path: Path) 
     for wrong in ("nobody", "hibari-heart", "smart-turn-v3.2*0", "smart-turn-v3.2*x", "*2", "http://h/a,http://h/b"):
         with pytest.raises(SettingsError, match="--turn-detector"):
             chosen(wrong)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_models_on_other_servers_replace_those_of_the_profile_or_are_followed_by_them(fallback: bool) -> None:
+    settings = Settings(
+        speech=SpeechSettings(synthesizer="http://box:8880/v1#kokoro", voices=("af_heart",)),
+        engine=EngineOptions(conversation_model="ws://box:8000/v1/realtime#qwen3-omni"),
+        remote=RemoteSettings(fallback=fallback),
+    )
+    found = [(m.role, isinstance(m, RemoteModel)) for m in selected_models(settings)]
+    assert found.count(("synthesizer", True)) == 1
+    assert found.count(("conversation_model", True)) == 1
+    assert (("synthesizer", False) in found, ("language", False) in found) == (fallback, fallback)
+
+
+@pytest.mark.parametrize("name", ["ftp://box/v1#kokoro", "file:///etc/passwd#kokoro", "http://box:8880/v1"])
+def test_an_address_of_another_scheme_or_without_a_model_is_refused(name: str) -> None:
+    for settings in (
+        Settings(speech=SpeechSettings(synthesizer=name)),
+        Settings(engine=EngineOptions(conversation_model=name)),
+    ):
+        with pytest.raises(SettingsError):
+            selected_models(settings)
 
 
 def test_a_transcriber_may_be_on_other_servers() -> None:

@@ -12,6 +12,8 @@ from antiphon.errors import ModelError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.pipelines.turn_blend import logit
+from antiphon.remote.turn_detector import RemoteTurnDetector
+from antiphon.remote.turn_socket import RemoteTurnSocket
 from antiphon.settings import ModelSettings, Settings
 from tests.adapters.onnx_graphs import streaming_turn, turn_1_mini
 
@@ -45,8 +47,19 @@ def test_a_detector_that_cannot_judge_does_not_stop_the_start(tmp_path: Path, ca
     try:
         asyncio.run(models.warm())
         assert models.turn_detector
-        assert set(models.turn_detector.failures.counts) == {("mini", "error"), ("127.0.0.1:9", "error")}
+        failed = {name for name, reason in models.turn_detector.failures.counts if reason == "error"}
+        assert failed == {"mini", "127.0.0.1:9"}
         assert "takes audio of 8000 Hz" in caplog.text
+    finally:
+        models.close()
+
+
+def test_the_scheme_of_a_url_tells_how_the_server_is_asked() -> None:
+    models = loaded("http://127.0.0.1:9/judge,wss://127.0.0.1:10/turns*2")
+    try:
+        assert models.turn_detector
+        kinds = [type(part.detector) for part in models.turn_detector.parts]
+        assert kinds == [RemoteTurnDetector, RemoteTurnSocket]
     finally:
         models.close()
 

@@ -19,7 +19,6 @@ from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.engine.api import EngineSettings, Row, Sampling, Token
-from antiphon.engine.local import packed
 from antiphon.engine.local.engine import LocalSession
 from antiphon.errors import CapabilityError, ModelError, RemoteProtocolError, SettingsError
 from antiphon.events.tools import Tool, ToolCall
@@ -54,7 +53,7 @@ def model() -> Iterator[CausalLm]:
     settings = load_settings({"language_model": SMALL}, os.environ)
     (source,) = selected_models(settings, LANGUAGE_ROLES)
     folder = prepare(settings, store_of(settings.models), source)
-    loaded = CausalLm(folder, source.id, EngineModelOptions(EngineSettings(kv_bytes=256 << 20)))
+    loaded = CausalLm(folder, source.id, EngineModelOptions(EngineSettings(kv_bytes=256 << 20), threads=1))
     yield loaded
     loaded.close()
 
@@ -216,14 +215,12 @@ def test_a_required_call_fits_its_schema(model: CausalLm) -> None:
 
     async def main() -> None:
         # This is true at any temperature, because the grammar enforces it, not the model.
-        for seed in range(2):
-            parts, done = await call(tool_choice="get_weather", temperature=1.5, seed=seed)
-            assert isinstance(parts[0], ToolCallStarted)
-            assert parts[0].name == "get_weather"
-            arguments = "".join(p.arguments for p in parts if isinstance(p, ToolCallDelta))
-            if done.reason == "length":
-                continue
-            assert done.reason == "tool_calls"
+        parts, done = await call(tool_choice="get_weather", temperature=1.5, seed=0)
+        assert isinstance(parts[0], ToolCallStarted)
+        assert parts[0].name == "get_weather"
+        arguments = "".join(p.arguments for p in parts if isinstance(p, ToolCallDelta))
+        assert done.reason in ("tool_calls", "length")
+        if done.reason == "tool_calls":
             found = json.loads(arguments)
             assert set(found) == {"city", "unit"}
             assert found["unit"] in ("celsius", "fahrenheit")
@@ -289,7 +286,9 @@ def test_when_a_conversation_is_longer_than_the_context_it_goes_on() -> None:
     settings = load_settings({"language_model": SMALL}, os.environ)
     (source,) = selected_models(settings, LANGUAGE_ROLES)
     folder = prepare(settings, store_of(settings.models), source)
-    small = CausalLm(folder, source.id, EngineModelOptions(EngineSettings(kv_bytes=64 << 20, context_rows=256)))
+    small = CausalLm(
+        folder, source.id, EngineModelOptions(EngineSettings(kv_bytes=64 << 20, context_rows=256), threads=1)
+    )
 
     async def main() -> None:
         chat = await small.open()
@@ -605,20 +604,6 @@ def test_when_a_folder_is_no_checkpoint_the_error_names_it(tmp_path: Any) -> Non
     for name in ("whisper-base", "/nowhere/at/all"):
         with pytest.raises(SettingsError, match=name):
             selected_models(load_settings({"language_model": name}, {}))
-
-
-def test_when_weights_were_packed_for_another_machine_they_are_packed_anew() -> None:
-    settings = load_settings({"language_model": SMALL}, os.environ)
-    (source,) = selected_models(settings, LANGUAGE_ROLES)
-    folder = prepare(settings, store_of(settings.models), source)
-    if not (folder / packed.INDEX_FILE).is_file():
-        pytest.skip("this machine multiplies in another type than int8")
-    index = json.loads((folder / packed.INDEX_FILE).read_text())
-    (folder / packed.INDEX_FILE).write_text(json.dumps(index | {"key": "another machine's"}))
-    assert not packed.fits_machine(folder)
-    assert prepare(settings, store_of(settings.models), source) == folder
-    assert packed.fits_machine(folder)
-    assert json.loads((folder / packed.INDEX_FILE).read_text()) == index
 
 
 WORD = "x" * 4000

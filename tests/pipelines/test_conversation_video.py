@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[Qwen3Omni]:
-    loaded = Qwen3Omni(folder, "omni", EngineModelOptions(EngineSettings(kv_bytes=64 << 20), weights="fp32"))
+    loaded = Qwen3Omni(folder, "omni", EngineModelOptions(EngineSettings(kv_bytes=64 << 20), weights="fp32", threads=1))
     # Answers reach their token limit.
     loaded.thinker.stop_tokens = frozenset()
     yield loaded
@@ -149,7 +149,7 @@ def test_when_sound_comes_with_the_frames_then_a_question_costs_what_is_not_comp
 ) -> None:
     folder = tiny_qwen2_5_omni.write(tmp_path)
     whole = published_qwen2_5_omni.Whole(folder)
-    model = Qwen25Omni(folder, "omni", EngineModelOptions(EngineSettings(kv_bytes=64 << 20), weights="fp32"))
+    model = Qwen25Omni(folder, "omni", EngineModelOptions(EngineSettings(kv_bytes=64 << 20), weights="fp32", threads=1))
     model.thinker.stop_tokens = frozenset()
     frames, heard = [frame(i) for i in range(6)], sound(11.3)
     engine = model.thinker.engine

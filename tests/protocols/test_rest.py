@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,15 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.contracts import Message, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.contracts import (
+    FileInfo,
+    Message,
+    ReplyDone,
+    ReplyOptions,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+    TranscriptSegment,
+    speaker_label,
+)
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.events.transcription import ServerVad
 from antiphon.events.words import Word
 from antiphon.protocols.model_names import ModelNames
-from antiphon.protocols.rest import chat
+from antiphon.protocols.rest import chat, transcriptions
 from antiphon.protocols.rest.chat import ChatBody, ChatCompletion
-from antiphon.protocols.rest.transcriptions import FileRequest, parse_form
+from antiphon.protocols.rest.transcription_form import FileRequest, TranscriptFormat, parse_form
 from antiphon.protocols.speech import rest as speech
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.rest import BatchResults, SpeechBody, SpeechRequest
@@ -442,3 +452,39 @@ def test_functions_of_the_oldest_form_are_refused_by_name() -> None:
     with pytest.raises(RemoteProtocolError, match="'tools'") as refused:
         chat.parse(json.dumps({"model": "m", "messages": [USER], "functions": [{"name": "look"}]}).encode())
     assert refused.value.param == "functions"
+
+
+def said(number: int, speaker: str) -> TranscriptSegment:
+    word = Word("Hello.", number, number + 0.5, 0.9)
+    return TranscriptSegment(number, 0, number, number + 0.5, " Hello.", (), 0.0, 0.0, 1.0, 0.0, (word,), (), speaker)
+
+
+def test_speakers_are_in_every_format_that_has_a_place_for_them() -> None:
+    segments, info = [said(0, "A"), said(1, "Q & <b>")], FileInfo("en", 2.0)
+
+    def written(form: TranscriptFormat, speakers: Sequence[TranscriptSegment] = segments) -> str:
+        return transcriptions.body(FileRequest("m", form, words=True), "transcribe", info, speakers)[1]
+
+    assert "\nA: Hello.\n" in written("srt")
+    assert "\n<v A>Hello.\n" in written("vtt")
+    assert "\n<v Q &amp; &lt;b&gt;>Hello.\n" in written("vtt")
+    verbose = json.loads(written("verbose_json"))
+    assert [part["speaker"] for part in verbose["segments"]] == ["A", "Q & <b>"]
+    assert [word["speaker"] for word in verbose["words"]] == ["A", "Q & <b>"]
+    diarized = json.loads(written("diarized_json"))
+    assert diarized["segments"][1] == {
+        "type": "transcript.text.segment",
+        "id": "seg_002",
+        "start": 1.0,
+        "end": 1.5,
+        "text": "Hello.",
+        "speaker": "Q & <b>",
+    }
+    assert "speaker" not in written("verbose_json", [said(0, "")])
+    assert "<v" not in written("vtt", [said(0, "")])
+
+
+def test_labels_go_on_after_z() -> None:
+    assert [speaker_label(number) for number in (0, 1, 25, 26, 27, 52, 701, 702)] == [
+        *("A", "B", "Z", "AA", "AB", "BA", "ZZ", "AAA")
+    ]

@@ -19,6 +19,11 @@ from antiphon.released.manifest import flat
 
 # The size at which a release's weights are split into shards, as when they were saved.
 SHARD_BYTES = 5_000_000_000
+# The form of a chat in Qwen's models.
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 # The largest number of values that are drawn; longer tensors repeat them.
 DRAWN = 1 << 16
 
@@ -67,8 +72,9 @@ def write_release(
     if words:
         _write_tokenizer(folder, release)
     else:
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.json"):
+        for name in ("tokenizer.json", "chat_template.json"):
             (folder / name).write_text("{}")
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     parts: dict[str, dict[str, StoredTensor]] = {"": {}}
     for name, tensor in tensors.items():
         part, _, inner = name.rpartition("/")
@@ -121,7 +127,8 @@ def _drawn(name: str, tensor: StoredTensor) -> bytes:
     if "norm" in name.rpartition(".")[0].rpartition(".")[2] and name.endswith("weight"):
         drawn = np.ones(min(count, DRAWN), np.float32)
     else:
-        drawn = np.random.default_rng(len(name)).standard_normal(min(count, DRAWN)).astype(np.float32) * 0.02
+        # Tensors of one size are equal, because some releases have the embedding table twice.
+        drawn = np.random.default_rng(count).standard_normal(min(count, DRAWN)).astype(np.float32) * 0.02
     if DTYPE_BYTES[tensor.dtype] == 2:
         drawn = (drawn.view(np.uint32) >> 16).astype(np.uint16)
     return np.resize(drawn, count).tobytes()
@@ -146,5 +153,6 @@ def _write_tokenizer(folder: Path, release: Release) -> None:
     end = next((t for t in ("<|im_end|>", "<end_of_utterance>") if t in special), None)
     added = {str(i): {"content": token, "special": True} for token, i in special.items()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "added_tokens_decoder": added}
+    settings["chat_template"] = TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0]['content'] }}"}))

@@ -256,6 +256,19 @@ def test_pickled_weights_are_accepted_if_asked_for(tmp_path: Path) -> None:
     pickled(folder)
     assert "--pickled-weights" in inspect(folder).problems[0]
     assert inspect(folder, pickled=True).problems == ()
+    folder = made(tmp_path, TTS)
+    pickled(folder)
+    (line,) = inspect(folder, pickled=True).problems
+    assert line == "its weights are pickled, and Qwen3-TTS is read from safetensors alone; convert them"
+
+
+def test_a_text_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    folder = made(tmp_path, "qwen3-0.6b")
+    (folder / "tokenizer_config.json").write_text("{}")
+    (line,) = inspect(folder).problems
+    assert line.startswith("it has no chat template: a base model")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert inspect(folder).problems == ()
 
 
 def test_the_links_of_a_hubs_cache_are_its_own(tmp_path: Path) -> None:

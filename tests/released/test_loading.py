@@ -6,6 +6,7 @@ The folders have all names, shapes and shards of the release. The weights are on
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
@@ -23,27 +24,29 @@ from antiphon.modeling.tensors import Tensors
 from antiphon.released import Release, families, releases
 from antiphon.released.comparison import expected_tensors
 from antiphon.released.memory import is_read
+from tests.engine.local import tiny
 from tests.released.making import write_release
 
 META, BF16 = torch.device("meta"), torch.bfloat16
 OWN = {"qwen3_tts": qwen3_tts, "minicpmo": minicpmo}
 
 
-def read_on_meta(folder: Path, model_type: str) -> Any:
-    """Read a folder as its adapter does, with all weights on the meta device."""
+def read_on(device: torch.device, folder: Path, model_type: str) -> Any:
+    """Read a folder as its adapter does, with all weights on a device."""
+    name = device.type
     match model_type:
         case "qwen3_tts" | "minicpmo":
-            return OWN[model_type].read(folder, META, BF16)
+            return OWN[model_type].read(folder, device, BF16)
         case "qwen3_asr":
-            return qwen3_asr.read(folder, "meta", BF16)
+            return qwen3_asr.read(folder, name, BF16)
         case "qwen3_omni_moe":
-            return qwen3_omni.read(folder, "meta", "meta", BF16)
+            return qwen3_omni.read(folder, name, name, BF16)
         case "qwen2_5_omni":
-            return qwen2_5_omni.read(folder, "meta", "meta", BF16)
+            return qwen2_5_omni.read(folder, name, name, BF16)
         case "qwen3":
-            return load_whole(AutoModelForCausalLM, folder, dtype=BF16, device_map="meta")
+            return load_whole(AutoModelForCausalLM, folder, dtype=BF16, device_map=name)
         case _:
-            return read_vlm(folder, "meta", BF16)
+            return read_vlm(folder, name, BF16)
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def test_an_adapter_reads_every_tensor_of_a_release(release: Release, tmp_path: 
     (folder / "spk_dict.pt").write_bytes(b"")
     if release.model_type == "qwen2_5_omni":
         torch.save({"Chelsie": speaker()}, folder / "spk_dict.pt")
-    read_on_meta(folder, release.model_type)
+    read_on(META, folder, release.model_type)
     family = families()[release.model_type]
     every = set(expected_tensors(family, release, release.fields))
     unread = {name for name in every if not is_read(family, release, name)}
@@ -109,7 +112,42 @@ def test_a_missing_tensor_is_refused_by_the_loader(tmp_path: Path) -> None:
 
     folder = write_release(tmp_path, releases()["qwen3-0.6b"], layers=2, change=change)
     with pytest.raises(ValueError, match=r"it lacks model.layers.1.mlp.up_proj.weight"):
-        read_on_meta(folder, "qwen3")
+        read_on(META, folder, "qwen3")
+
+
+class Code:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.made,)
+
+
+@pytest.mark.slow
+def test_pickled_weights_are_loaded_and_no_code_in_them_is_run(tmp_path: Path) -> None:
+    model = tiny.model("qwen3")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    loaded = load_whole(AutoModelForCausalLM, tmp_path, dtype=torch.float32)
+    expected = model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    torch.save(expected | {"code": Code(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnpicklingError, match="Weights only load failed"):
+        load_whole(AutoModelForCausalLM, tmp_path, dtype=torch.float32)
+    assert not (tmp_path / "ran").exists()
+    torch.load(tmp_path / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_weights_that_keep_their_dtype_are_pages_of_the_file(tmp_path: Path) -> None:
+    tiny.model("qwen3").save_pretrained(tmp_path)
+    model = load_whole(AutoModelForCausalLM, tmp_path, dtype=torch.float32)
+    mapped = [line.split("-") for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    ranges = [(int(start, 16), int(rest.split()[0], 16)) for start, rest, *_ in mapped]
+    assert all(any(start <= p.data_ptr() < end for start, end in ranges) for p in model.parameters())
 
 
 def speaker() -> dict[str, Any]:

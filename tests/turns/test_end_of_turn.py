@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -153,3 +154,29 @@ def test_when_no_words_are_there_then_the_sound_decides(text: str) -> None:
 
 def test_when_nothing_is_known_then_the_turn_still_ends() -> None:
     assert MIN_SILENCE_MS <= silence_ms(PauseEvidence()) < MAX_SILENCE_MS["medium"]
+
+
+@pytest.mark.parametrize(
+    ("expects", "fits", "contradicts", "longer"),
+    [
+        ("digits", "It is 415", "I do not have one.", True),
+        ("digits", "four one five", "It is 415-555-0132", True),
+        ("yes_no", "Yes.", "I would rather not.", False),
+        ("open", "It broke.", "It broke when I tried to open the door yesterday.", True),
+        ("open", "My printer", "No.", True),
+    ],
+)
+def test_a_hint_counts_while_the_words_fit_it(expects: Any, fits: str, contradicts: str, longer: bool) -> None:
+    model = EndOfTurn("auto")
+    for text, is_hinted in ((fits, True), (contradicts, False)):
+        plain = model.silence_ms(PauseEvidence(0.9, text))
+        hinted = model.silence_ms(PauseEvidence(0.9, text, expects=expects))
+        assert (hinted != plain) is is_hinted
+        assert not is_hinted or (hinted > plain) is longer
+        assert hinted <= model.max_silence_ms
+
+
+def test_before_there_are_words_only_a_hint_at_digits_and_at_an_open_answer_counts() -> None:
+    plain = completeness(PauseEvidence(0.9))
+    found = {e: completeness(PauseEvidence(0.9, expects=e)) for e in ("digits", "yes_no", "open")}
+    assert found["digits"] < found["open"] < found["yes_no"] == plain

@@ -12,7 +12,8 @@ from antiphon.audio import Pcm
 from antiphon.contracts import Hypothesis, HypothesisWord
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
 from antiphon.events.words import Word
-from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
+from antiphon.turns.segmenter import Segmenter, SegmenterEvent
+from antiphon.turns.windows import TurnEnded, WindowEnded
 from tests.sessions.transcription.test_stable_words import PROFILE
 
 FRAME = 512

@@ -42,6 +42,45 @@ def test_when_a_number_is_whole_or_a_word_follows_then_nothing_is_dictated(text:
     assert not word_cues(text).dictating
 
 
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [
+        ("Jane dot Miller at.", False),
+        ("My email is jane dot miller at", True),
+        ("jane underscore", True),
+        ("What are you looking at?", False),
+        ("My number is 415-555-01", True),
+        ("My number is 415-555-0132", False),
+        ("My card is 4242 4242 4242", True),
+        ("My card is 4242 4242 4242 4242", False),
+        ("It is spelled S, M, I", True),
+    ],
+)
+def test_when_a_sign_or_a_digit_has_to_follow_then_it_is_dictated(text: str, is_open: bool) -> None:
+    assert word_cues(text).dictating is is_open
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"), [("It was late, so", True), ("I think so.", False), ("So", False), ("Why not so?", False)]
+)
+def test_a_clause_follows_so_unless_it_stands_for_one(text: str, follows: bool) -> None:
+    assert word_cues(text).dangling is follows
+
+
+@pytest.mark.parametrize(
+    ("text", "goes_on"),
+    [
+        ("I need eggs, milk, bread.", True),
+        ("I need eggs, milk and bread.", False),
+        ("I need eggs, milk, and bread", False),
+        ("Eggs, milk", False),
+        ("When I came home yesterday, it was late, and nobody was there.", False),
+    ],
+)
+def test_a_list_goes_on_until_its_last_item_is_announced(text: str, goes_on: bool) -> None:
+    assert word_cues(text).listing is goes_on
+
+
 @pytest.mark.parametrize("text", ["Yes.", "Stop", "No, thanks.", "Thank you!", "Ja", "Oui, merci.", "Sì"])
 def test_when_an_answer_or_a_command_is_all_then_it_is_complete(text: str) -> None:
     assert word_cues(text).complete
@@ -81,7 +120,7 @@ def test_when_a_list_is_for_another_language_then_it_does_not_count() -> None:
 
 
 def test_when_the_sentence_is_whole_then_no_cue_says_otherwise() -> None:
-    assert word_cues("Please book a table for four.") == WordCues(mark="stop")
+    assert word_cues("Please book a table for four.") == WordCues(mark="stop", number="part")
 
 
 @given(st.text(max_size=200), st.sampled_from([None, "en", "de", "fr", "es", "it", "pt", "ja", "zh", "xx", ""]))

@@ -20,6 +20,8 @@ ADAPTERS = (
     "silero",
     "smart_turn",
     "turn_stream",
+    "encoder_head",
+    "turn_words",
     "sound_backchannel",
     "resemblyzer",
     "qwen3_tts",

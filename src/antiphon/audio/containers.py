@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.channel_survey import ChannelFacts, ChannelPicker, ChannelSurvey
 from antiphon.audio.channels import ChannelMixer, channels_of
 from antiphon.audio.file_parts import UNREADABLE, FilePart, is_rifx, parts, size_of, why_silent
 from antiphon.errors import MediaError
@@ -54,20 +55,35 @@ class SkippedAudio:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class OneChannel:
+    """The number of a channel to decode by itself, and the facts about all channels of its file."""
+
+    number: int
+    facts: ChannelFacts
+
+    def picker(self, rate_hz: int) -> ChannelPicker:
+        """Return what takes this channel out of a stream of several."""
+        return ChannelPicker(rate_hz, self.number, self.facts.loud)
+
+
 def decode(
-    file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ, skipped: SkippedAudio | None = None
+    file: str | BinaryIO,
+    rate_hz: int = SAMPLE_RATE_HZ,
+    skipped: SkippedAudio | None = None,
+    channel: OneChannel | None = None,
 ) -> Generator[Pcm, None, None]:
     """Decode the first audio stream of a file, lazily and in order, to float32 [num_samples] chunks, mono, at
     `rate_hz`.
 
     `file` is a path or URL, or an object with `read`. The iterator reads it on demand, and blocks meanwhile. Chunks
     have the length of the codec's frames. If a seekable file contains several recordings in a row, all of them are
-    decoded. Damaged stretches become silence if their duration is known, and are added to `skipped`. Raises MediaError
-    if the file has no audio, at the latest when the file ends.
+    decoded. Damaged stretches become silence if their duration is known, and are added to `skipped`. Channels are
+    mixed, or only `channel` is decoded. Raises MediaError if the file has no audio, at the latest when the file ends.
     """
     import av.error  # Takes 60 ms and 18 MB; raw audio does not need it.
 
-    output = _Output(rate_hz, skipped or SkippedAudio())
+    output = _Output(rate_hz, skipped or SkippedAudio(), channel)
     fault: Exception | None = None
     read_bytes = unread_bytes = 0
     try:
@@ -263,12 +279,12 @@ class _Clock:
 class _Output:
     """Combines frames, whose rate and channels may change, and damaged stretches into one mono stream."""
 
-    def __init__(self, rate_hz: int, skipped: SkippedAudio) -> None:
+    def __init__(self, rate_hz: int, skipped: SkippedAudio, channel: OneChannel | None = None) -> None:
         self.num_samples = 0
-        self._rate_hz, self._skipped = rate_hz, skipped
+        self._rate_hz, self._skipped, self._channel = rate_hz, skipped, channel
         self._kind: tuple[object, ...] = ()
         self._resampler: AudioResampler | None = None
-        self._mixer = ChannelMixer(rate_hz, 1)
+        self._mixer: ChannelMixer | ChannelPicker = ChannelMixer(rate_hz, 1)
         self._silence_s = 0.0
 
     def take(self, piece: AudioFrame | float) -> Iterator[Pcm]:
@@ -286,10 +302,11 @@ class _Output:
         if kind != self._kind:
             yield from self.flush()
             self._resampler = av.AudioResampler(format="flt", layout="mono", rate=self._rate_hz)
-            self._mixer, self._kind = ChannelMixer(piece.sample_rate, piece.layout.nb_channels), kind
+            self._mixer, self._kind = self._made_mixer(piece), kind
         piece.pts = None
         try:
-            mono = piece if piece.layout.nb_channels == 1 else self._mixed(piece)
+            is_mono = piece.layout.nb_channels == 1 and self._channel is None
+            mono = piece if is_mono else self._mixed(piece)
             yield from self._resampled(mono)
         except (av.error.FFmpegError, ValueError):
             self._kind = ()
@@ -306,6 +323,11 @@ class _Output:
         if seconds > 0:
             self._skipped.seconds += seconds
             self._silence_s = min(self._silence_s + seconds, MAX_SILENCE_S)
+
+    def _made_mixer(self, frame: AudioFrame) -> ChannelMixer | ChannelPicker:
+        if self._channel:
+            return self._channel.picker(frame.sample_rate)
+        return ChannelMixer(frame.sample_rate, frame.layout.nb_channels)
 
     def _resampled(self, frame: AudioFrame | None) -> Iterator[Pcm]:
         if self._resampler:
@@ -325,14 +347,14 @@ class _Output:
 
 
 def decode_in_slabs(
-    file: str | BinaryIO, slab_s: float, skipped: SkippedAudio | None = None
+    file: str | BinaryIO, slab_s: float, skipped: SkippedAudio | None = None, channel: OneChannel | None = None
 ) -> Generator[Pcm, None, None]:
     """Decode a file to slabs: float32 [num_samples], mono, 16 kHz. A slab has `slab_s` seconds, or up to a frame more.
 
-    The last slab may be shorter. Holds only one slab in memory. Blocks. `skipped` and MediaError: see `decode`.
+    The last slab may be shorter. Holds only one slab in memory. Blocks. `skipped`, `channel`, MediaError: see `decode`.
     """
     chunks, num_samples = list[Pcm](), 0
-    for chunk in decode(file, skipped=skipped):
+    for chunk in decode(file, skipped=skipped, channel=channel):
         chunks.append(chunk)
         num_samples += len(chunk)
         if num_samples >= slab_s * SAMPLE_RATE_HZ:
@@ -340,6 +362,30 @@ def decode_in_slabs(
             chunks, num_samples = [], 0
     if chunks:
         yield np.concatenate(chunks)
+
+
+def survey_channels(file: str | BinaryIO) -> Generator[None, None, ChannelFacts]:
+    """Measure the channels of a whole file: yields about once per second of audio, and returns what it found.
+
+    Blocks while it decodes, and rewinds a file. A file that cannot be decoded counts as one silent channel.
+    """
+    import av.error
+
+    survey, seconds = ChannelSurvey(), 0.0
+    with suppress(av.error.FFmpegError, MediaError, ValueError, EOFError, IndexError, OSError), _opened(file) as found:
+        for part in found:
+            with suppress(av.error.FFmpegError, MediaError, ValueError, EOFError, IndexError):
+                for piece in _pieces(part):
+                    if isinstance(piece, float):
+                        continue
+                    survey.feed(channels_of(piece), piece.sample_rate)
+                    seconds += piece.samples / piece.sample_rate
+                    if seconds >= 1.0:
+                        seconds = 0.0
+                        yield
+    if not isinstance(file, str):
+        file.seek(0)
+    return survey.facts()
 
 
 def measure_s(file: BinaryIO, max_s: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -79,6 +79,9 @@ class FilePart:
         self._at = offset + (0, self._at, self._size)[whence]
         return self._at
 
+    def seekable(self) -> bool:
+        return True
+
     def tell(self) -> int:
         return self._at
 
@@ -88,6 +91,14 @@ def size_of(file: BinaryIO | FilePart) -> int:
     size = file.seek(0, 2)
     file.seek(0)
     return size
+
+
+def view_of(file: BinaryIO) -> BinaryIO:
+    """Return the same file with a position of its own, so that it can be decoded several times at once.
+
+    Only one of the views may be read at a time, because they share the position of `file` meanwhile.
+    """
+    return cast(BinaryIO, FilePart(file, [(0, size_of(file))]))
 
 
 def is_rifx(file: str | BinaryIO | FilePart) -> bool:

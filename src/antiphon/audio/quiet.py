@@ -45,20 +45,21 @@ def quietest_near(pcm: Pcm, near_s: float) -> float:
     return (first + (int(np.square(tenths).sum(axis=1).argmin()) + 0.5) * tenth) / SAMPLE_RATE_HZ
 
 
-# Samples in a frame of 20 ms. The energy of a frame indicates sound.
-_FRAME_SAMPLES = SAMPLE_RATE_HZ // 50
+# Frames in a second. The energy of a frame of 20 ms indicates sound.
+_FRAMES_A_S = 50
 
 
-def spread_over_sound(weights: Sequence[float], pcm: Pcm) -> list[float]:
+def spread_over_sound(weights: Sequence[float], pcm: Pcm, rate_hz: int = SAMPLE_RATE_HZ) -> list[float]:
     """Divide the sound in `pcm` in proportion to `weights`. Return the n + 1 borders of the parts, in seconds.
 
     Frames of 20 ms that are more than 30 dB below the loudest one count as pauses and are left out.
     """
-    frames = pcm[: len(pcm) // _FRAME_SAMPLES * _FRAME_SAMPLES].reshape(-1, _FRAME_SAMPLES)
+    frame = rate_hz // _FRAMES_A_S
+    frames = pcm[: len(pcm) // frame * frame].reshape(-1, frame)
     energy = np.square(frames, dtype=np.float64).sum(1)
     voiced = energy > 1e-3 * energy.max(initial=0.0)
     if not voiced.any():
         voiced = np.ones(max(1, len(frames)), bool)
     ends, sums = np.flatnonzero(voiced), np.concatenate(([0.0], np.cumsum(weights)))
     edges = sums / max(sums[-1], 1e-9) * (len(ends) - 1)
-    return [float(t) for t in ends[np.rint(edges).astype(int)] * _FRAME_SAMPLES / SAMPLE_RATE_HZ]
+    return [float(t) for t in ends[np.rint(edges).astype(int)] * frame / rate_hz]

@@ -34,6 +34,7 @@ BENCHMARKS = (
     "engine",
     "engines",
     "tts",
+    "speakers",
     "talk",
     "turns",
     "duplex",
@@ -159,6 +160,13 @@ def _add_transcribe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", default="", help="names and words to expect")
     parser.add_argument("--json", action="store_true", help="print one JSON object with segments and words")
     parser.add_argument("--srt", action="store_true", help="print subtitles")
+    parser.add_argument("--speakers", action="store_true", help="tell who says what, by voice; not for a stream")
+    parser.add_argument(
+        "--channels",
+        choices=("mix", "separate", "auto"),
+        default="mix",
+        help="mix the channels, or transcribe each one as a speaker; `auto`: if they are a call; not for a stream",
+    )
 
 
 def _add_say(parser: argparse.ArgumentParser) -> None:

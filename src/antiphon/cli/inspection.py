@@ -7,11 +7,9 @@ from pathlib import Path
 
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.inspection import Inspection, inspect, named_release
-from antiphon.loading.loader import store_of
-from antiphon.released import families, releases
+from antiphon.released import Release, families, releases
 from antiphon.released.memory import gb
 from antiphon.settings import Settings
-from antiphon.store.sources import hub_snapshot
 
 
 def run_inspect(settings: Settings, name: str, *, as_json: bool) -> int:
@@ -36,8 +34,7 @@ def _path(settings: Settings, name: str) -> Path:
     release = named_release(name)
     if release is None:
         raise SettingsError(f"{name}: no such folder or file, and no release of that name (antiphon pull --list)")
-    kept = store_of(settings.models).home / "models" / release.id
-    folder = kept if (kept / "config.json").is_file() else hub_snapshot(release.repository)
+    folder = _copy_of(settings, release)
     if folder is None:
         size = sum(file.size for file in release.files)
         raise StoreError(
@@ -45,6 +42,16 @@ def _path(settings: Settings, name: str) -> Path:
             f"antiphon pull {release.id}"
         )
     return folder
+
+
+def _copy_of(settings: Settings, release: Release) -> Path | None:
+    """Return the folder of a release in the store or in the hub's cache, or None."""
+    # A folder that is given by its path is inspected without these, whose imports take longer than reading its headers.
+    from antiphon.loading.loader import store_of
+    from antiphon.store.sources import hub_snapshot
+
+    kept = store_of(settings.models).home / "models" / release.id
+    return kept if (kept / "config.json").is_file() else hub_snapshot(release.repository)
 
 
 def _lines(found: Inspection) -> list[str]:
@@ -105,7 +112,7 @@ def release_lines(settings: Settings) -> list[str]:
     """Return a line for each released model, with its size and whether it is on this machine."""
     lines = []
     for release in releases().values():
-        kept = store_of(settings.models).home / "models" / release.id / "config.json"
-        there = "here" if kept.is_file() else "in the hub's cache" if hub_snapshot(release.repository) else "missing"
+        folder = _copy_of(settings, release)
+        there = "missing" if folder is None else "here" if folder.name == release.id else "in the hub's cache"
         lines.append(f"{release.id:30} {families()[release.model_type].title:14} {release.repository:44} {there}")
     return lines

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -230,13 +231,21 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
 
 def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.preparation import fetch_checked
-    from antiphon.cli.transcribe import OutputStyle, check_source, transcribe_file
-    from antiphon.loading.selection import TRANSCRIPTION_ROLES
+    from antiphon.cli.transcribe import (
+        DEFAULT_SPEAKER_MODEL,
+        OutputStyle,
+        TranscriptRequest,
+        check_source,
+        transcribe_file,
+    )
 
-    check_source(args.file)
-    fetch_checked(settings, TRANSCRIPTION_ROLES)
     style = OutputStyle.JSON if args.json else OutputStyle.SRT if args.srt else OutputStyle.TEXT
-    anyio.run(transcribe_file, settings, args.file, args.language, args.prompt, style)
+    request = TranscriptRequest(args.file, args.language, args.prompt, style, args.speakers, args.channels)
+    check_source(request)
+    if args.speakers and not settings.models.speaker_model:
+        settings = replace(settings, models=replace(settings.models, speaker_model=DEFAULT_SPEAKER_MODEL))
+    fetch_checked(settings, request.roles)
+    anyio.run(transcribe_file, settings, request)
     return 0
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, closing
+from contextlib import AsyncExitStack, aclosing, closing
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from antiphon.audio import Pcm
-from antiphon.audio.containers import SkippedAudio, decode, decode_in_slabs
+from antiphon.audio.containers import OneChannel, SkippedAudio, decode, decode_in_slabs
 from antiphon.contracts import FileOptions, TranscriptSegment
 from antiphon.errors import MediaError, ModelError, SettingsError
 from antiphon.events.transcription import (
@@ -33,13 +34,25 @@ from antiphon.events.transcription import (
 )
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
-from antiphon.loading.selection import TRANSCRIPTION_ROLES
-from antiphon.protocols.rest.transcriptions import joined, skipped_seconds, srt
+from antiphon.loading.selection import SPEAKER_ROLES, TRANSCRIPTION_ROLES
+from antiphon.protocols.rest.transcriptions import joined, skipped_seconds, spoken, srt
+from antiphon.roles import ModelRole
 from antiphon.sessions.inbox import Inbox
-from antiphon.sessions.transcription.file_speech import segments_by_words, transcribe_speech
+from antiphon.sessions.transcription.file_channels import (
+    CHANNEL_PAUSE_S,
+    Parts,
+    channels_to_hear,
+    in_order,
+    surveyed,
+)
+from antiphon.sessions.transcription.file_speakers import FileVoices
+from antiphon.sessions.transcription.file_speech import MAX_PAUSE_S, segments_by_words, transcribe_speech
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
+from antiphon.turns.voices.speakers import SpeakerHints
 
+# The speaker encoder of `--speakers` if `--speaker-model` names none.
+DEFAULT_SPEAKER_MODEL = "resemblyzer"
 # The length of a pause that ends a turn of a stream, in milliseconds. Each turn becomes a line or a subtitle.
 SILENCE_MS = 600
 # The length of the pieces in which a file is read, in seconds: 2 MB each, the same as in the server.
@@ -56,19 +69,49 @@ class OutputStyle(Enum):
     SRT = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class TranscriptRequest:
+    """What to transcribe, and how to print it."""
+
+    # The path or URL of a recording; "-" for standard input.
+    file: str
+    # The language as ISO 639-1; None: it is detected.
+    language: str | None
+    # Names and words to expect.
+    prompt: str
+    # The output format.
+    style: OutputStyle
+    # Whether speakers are distinguished by voice.
+    speakers: bool = False
+    # What becomes of the channels: they are mixed, each is a speaker, or as their sound suggests.
+    channels: Literal["mix", "separate", "auto"] = "mix"
+
+    @property
+    def arrives(self) -> bool:
+        """Whether the input is a stream: standard input, a URL, a pipe or a device."""
+        path = Path(self.file)
+        return self.file == "-" or "://" in self.file or (path.exists() and not path.is_file() and not path.is_dir())
+
+    @property
+    def roles(self) -> tuple[ModelRole, ...]:
+        """The models that are needed."""
+        return TRANSCRIPTION_ROLES + (SPEAKER_ROLES if self.speakers else ())
+
+
 class _Word(msgspec.Struct):
     word: str
     start: float
     end: float
 
 
-class _Segment(msgspec.Struct):
-    """One turn. Times are in seconds."""
+class _Segment(msgspec.Struct, omit_defaults=True):
+    """One turn. Times are in seconds. `speaker` is missing if speakers are not distinguished."""
 
     start: float
     end: float
     text: str
     words: list[_Word]
+    speaker: str = ""
 
 
 class _Document(msgspec.Struct):
@@ -118,7 +161,7 @@ class _TranscriptPrinter:
         """Add the next segment. With the style TEXT, print it."""
         self.segments.append(segment)
         if self.style is OutputStyle.TEXT and segment.text.strip():
-            print(segment.text.strip(), flush=True)
+            print(spoken(segment), flush=True)
 
     def finish(self) -> None:
         """Print the JSON document or the subtitles at the end of the audio."""
@@ -145,67 +188,100 @@ class _TranscriptPrinter:
         for segment in self.segments:
             words = [_Word(w.text, round(w.start_s, 3), round(w.end_s, 3)) for w in segment.words]
             span = round(segment.start_s, 3), round(segment.end_s, 3)
-            segments.append(_Segment(*span, segment.text.strip(), words))
+            segments.append(_Segment(*span, segment.text.strip(), words, segment.speaker))
         return _Document(joined(self.segments), self.language if segments else None, segments)
 
 
-def check_source(file: str) -> None:
-    """Check that a file can be decoded, by its beginning. Does not read a stream. Blocks. Raises MediaError."""
-    if not _arrives(file):
-        with closing(decode(file)) as chunks:
-            next(chunks, None)
+def check_source(request: TranscriptRequest) -> None:
+    """Check that a file can be decoded, by its beginning. Does not read a stream. Blocks.
 
-
-def _arrives(file: str) -> bool:
-    """Whether the input is a stream: standard input, a URL, a pipe or a device."""
-    path = Path(file)
-    return file == "-" or "://" in file or (path.exists() and not path.is_file() and not path.is_dir())
-
-
-async def transcribe_file(settings: Settings, file: str, language: str | None, prompt: str, style: OutputStyle) -> None:
-    """Print the transcript of a file ("-": standard input) while reading it, so that any length fits in memory.
-
-    `language` None: it is detected. Raises MediaError for input without audio, SettingsError for a language that the
-    model does not know, StoreError, ModelError.
+    Raises MediaError, and SettingsError if a stream cannot be transcribed this way.
     """
-    arrives = _arrives(file)
+    if not request.arrives:
+        with closing(decode(request.file)) as chunks:
+            next(chunks, None)
+    elif request.speakers or request.channels != "mix":
+        raise SettingsError("--speakers and --channels need a file: in a stream, speakers are not distinguished")
+
+
+async def transcribe_file(settings: Settings, request: TranscriptRequest) -> None:
+    """Print the transcript of a file or stream while reading it, so that any length fits in memory.
+
+    Speakers by voice are known at the end of the file, and so is what they say. Raises MediaError for input without
+    audio, SettingsError for a language that the model does not know, StoreError, ModelError.
+    """
+    arrives, file, language = request.arrives, request.file, request.language
     chunks: Iterator[Pcm] = decode(sys.stdin.buffer if file == "-" else file) if arrives else iter(())
     first = await anyio.to_thread.run_sync(next, chunks, None)
     if arrives and first is None:
         raise MediaError("the file holds no sound")
-    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, TRANSCRIPTION_ROLES)
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, request.roles)
     try:
         if language and language not in models.required_transcriber.profile.languages:
             raise SettingsError(f"--language: this model does not know the language '{language}'.")
-        printer = _TranscriptPrinter(style, live=arrives and style is OutputStyle.TEXT and sys.stderr.isatty())
+        is_live = arrives and request.style is OutputStyle.TEXT and sys.stderr.isatty()
+        printer = _TranscriptPrinter(request.style, live=is_live)
         if first is not None:
-            await _transcribe_live(models, first, chunks, language, prompt, printer)
+            await _transcribe_live(models, first, chunks, language, request.prompt, printer)
         else:
-            await _transcribe_whole(models, file, language, prompt, printer)
+            await _transcribe_whole(models, request, printer)
     finally:
         models.close()
     printer.finish()
 
 
-async def _transcribe_whole(
-    models: LoadedModels, file: str, language: str | None, prompt: str, printer: _TranscriptPrinter
-) -> None:
+async def _transcribe_whole(models: LoadedModels, request: TranscriptRequest, printer: _TranscriptPrinter) -> None:
     """Transcribe a file as the server transcribes a posted one, with the same text."""
-    options = FileOptions(language, prompt, word_times=printer.style is not OutputStyle.TEXT)
+    has_speakers = request.speakers or request.channels != "mix"
+    timed = printer.style is not OutputStyle.TEXT or has_speakers
+    options = FileOptions(request.language, request.prompt, word_times=timed)
     skipped = SkippedAudio()
-    async with aclosing(_slabs(file, skipped)) as slabs:
-        parts = transcribe_speech(models.required_transcriber, models.required_vad, slabs, options)
-        async for part in segments_by_words(parts):
-            if isinstance(part, TranscriptSegment):
-                printer.add(part)
-            else:
+    heard = None
+    if request.channels != "mix":
+        facts = await surveyed(request.file, anyio.to_thread.run_sync)
+        heard = channels_to_hear(facts, request.channels, ())
+    voices = None
+    if request.speakers and heard is None:
+        model = models.speaker_model
+        clustering = model.profile.clustering if model else None
+        if model is None or clustering is None:
+            raise SettingsError("--speakers: the speaker model does not find the speakers of a file")
+        voices = FileVoices(model, clustering, SpeakerHints())
+
+    def parts_of(slabs: AsyncGenerator[Pcm, None], max_pause_s: float) -> Parts:
+        listener = voices.hear if voices else None
+        parts = transcribe_speech(models.required_transcriber, models.required_vad, slabs, options, listener=listener)
+        return segments_by_words(parts, max_pause_s)
+
+    async with AsyncExitStack() as stack:
+
+        async def opened(channel: OneChannel | None, skipped: SkippedAudio) -> AsyncGenerator[Pcm, None]:
+            return await stack.enter_async_context(aclosing(_slabs(request.file, skipped, channel)))
+
+        if heard is None:
+            parts = parts_of(await opened(None, skipped), MAX_PAUSE_S)
+        else:
+            made: dict[str, Parts] = {}
+            for channel, name in heard.items():
+                own = await opened(OneChannel(channel, facts), SkippedAudio() if made else skipped)
+                made[name] = parts_of(own, CHANNEL_PAUSE_S)
+            parts = in_order(made)
+        segments = list[TranscriptSegment]()
+        async for part in parts:
+            if not isinstance(part, TranscriptSegment):
                 printer.language = part.language
+            elif voices:
+                segments.append(part)
+            else:
+                printer.add(part)
+        for segment in await voices.labelled(segments) if voices else ():
+            printer.add(segment)
     if seconds := skipped_seconds(skipped.seconds):
-        print(f"antiphon: {file}: {seconds} s are damaged and were left out", file=sys.stderr)
+        print(f"antiphon: {request.file}: {seconds} s are damaged and were left out", file=sys.stderr)
 
 
-async def _slabs(file: str, skipped: SkippedAudio) -> AsyncGenerator[Pcm, None]:
-    with closing(decode_in_slabs(file, SLAB_S, skipped)) as slabs:
+async def _slabs(file: str, skipped: SkippedAudio, channel: OneChannel | None) -> AsyncGenerator[Pcm, None]:
+    with closing(decode_in_slabs(file, SLAB_S, skipped, channel)) as slabs:
         while (slab := await anyio.to_thread.run_sync(next, slabs, None)) is not None:
             yield slab
 

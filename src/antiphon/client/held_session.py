@@ -21,7 +21,7 @@ ACK_EVERY = 32
 SEQ = ',"server_event_seq":'
 # Events about the connection and its host, which are not passed on to the client.
 OF_THE_DOOR = ('{"type":"session.moving"', '{"type":"session.state_degraded"', '{"type":"session.replaced"')
-CREATED = '{"type":"session.created"'
+CREATED = ('{"type":"session.created"', '{"type":"transcription_session.created"')
 
 ClientFrame = str | bytes
 
@@ -121,7 +121,7 @@ class HeldSession:
         if isinstance(frame, bytes):
             self._last_seq += bool(self._token)
             return frame
-        if not self._token and CREATED[1:] in frame[:200]:
+        if not self._token and any(name[1:] in frame[:200] for name in CREATED):
             return self._created(frame)
         at = frame.rfind(SEQ, max(0, len(frame) - len(SEQ) - 24))
         if at >= 0 and (number := frame[at + len(SEQ) : -1]).isdigit():
@@ -132,9 +132,12 @@ class HeldSession:
     def _created(self, frame: str) -> str:
         """Keep the session's id and token, and return the frame without the token."""
         event = fields_of(frame)
-        if event.get("type") != "session.created" or not isinstance(event.get("resume_token"), str):
+        kinds = ("session.created", "transcription_session.created")
+        if event.get("type") not in kinds or not isinstance(event.get("resume_token"), str):
             return frame
         self._token = event.pop("resume_token")
+        # A beta transcription numbers this event.
+        self._last_seq = event.pop("server_event_seq", 0)
         session = event.get("session")
         named = event.get("session_id") or (session.get("id") if isinstance(session, dict) else "")
         self.session_id = str(named or "")

@@ -15,8 +15,8 @@ from websockets.frames import Close
 from websockets.http11 import Response
 
 Taken = TypeVar("Taken")
-Message = MutableMapping[str, Any]
-App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
+AsgiMessage = MutableMapping[str, Any]
+App = Callable[[AsgiMessage, Callable[[], Awaitable[AsgiMessage]], Callable[[AsgiMessage], Awaitable[None]]], Any]
 # The capacity of each queue, in messages. A sender waits while its queue is full, as it would on a full socket buffer.
 MAX_MESSAGES = 64
 # Timeout for the application to accept the connection, in seconds.
@@ -49,7 +49,7 @@ class AppSocket:
 
     def __init__(self, app: App, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
-        self._scope: Message = {
+        self._scope: AsgiMessage = {
             "type": "websocket",
             "asgi": {"version": "3.0", "spec_version": "2.5"},
             "http_version": "1.1",
@@ -68,7 +68,7 @@ class AppSocket:
             "extensions": {"websocket.http.response": {}},
         }
         self._app = app
-        self._to_app: asyncio.Queue[Message] = asyncio.Queue(MAX_MESSAGES)
+        self._to_app: asyncio.Queue[AsgiMessage] = asyncio.Queue(MAX_MESSAGES)
         self._from_app: asyncio.Queue[str | bytes] = asyncio.Queue(MAX_MESSAGES)
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._closed: asyncio.Future[ConnectionClosed] = asyncio.get_running_loop().create_future()
@@ -149,7 +149,7 @@ class AppSocket:
             self._refuse(error)
             self._end(FAILED, "")
 
-    async def _take(self, message: Message) -> None:
+    async def _take(self, message: AsgiMessage) -> None:
         """Handle a message that the application sends: the ASGI `send` callable."""
         match message["type"]:
             case "websocket.accept":

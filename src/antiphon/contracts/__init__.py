@@ -66,6 +66,7 @@ from antiphon.contracts.transcription import (
     TuningLimits,
     Window,
     one_slab,
+    speaker_label,
     tuned,
 )
 from antiphon.contracts.turns import (
@@ -76,9 +77,11 @@ from antiphon.contracts.turns import (
     OverlapSound,
     StreamingTurnDetector,
     TurnDetector,
+    TurnReader,
     TurnStream,
     VadStream,
     VoiceActivityDetector,
+    WordsTurnDetector,
 )
 from antiphon.contracts.video import VideoFrame, VideoModel, VideoProfile, VideoQuestion, VideoStream
 
@@ -139,6 +142,7 @@ __all__ = [
     "TuningCaps",
     "TuningLimits",
     "TurnDetector",
+    "TurnReader",
     "TurnStream",
     "Unit",
     "Urgency",
@@ -153,6 +157,8 @@ __all__ = [
     "VoiceOptions",
     "VoiceThreshold",
     "Window",
+    "WordsTurnDetector",
     "one_slab",
+    "speaker_label",
     "tuned",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from antiphon.audio import Pcm
 
@@ -24,22 +26,43 @@ class VoiceThreshold:
 
 
 @dataclass(frozen=True, slots=True)
+class VoiceClustering:
+    """How the voices of a recording are found with one encoder (`turns/voices/speakers.py`), as measured for it."""
+
+    # The length of a window, in seconds.
+    window_s: float
+    # The time from the start of one window to the start of the next, in seconds.
+    hop_s: float
+    # The mean similarity of two groups of windows from which they begin one voice.
+    same_windows: float
+    # The similarity of two voices, each with seconds of speech, from which they are one.
+    same_voices: float
+    # The similarity of a voice to a known speaker's reference from which it has the speaker's name.
+    same_as_known: float
+    # The seconds of speech from which a voice is a speaker of its own.
+    least_voice_s: float
+    # The directions in which vectors of one voice differ by microphone, line and noise: float32 [count, size], each of
+    # length 1 and orthogonal to the others. They are removed before vectors are compared.
+    channel_directions: Pcm = field(compare=False, default_factory=lambda: np.zeros((0, 0), np.float32))
+
+
+@dataclass(frozen=True, slots=True)
 class SpeakerProfile:
-    """Facts of a speaker encoder.
+    """Facts of a speaker encoder."""
 
-    - `id`: the model's name. Vectors of encoders with different ids cannot be compared.
-    - `size`: the length of a vector.
-    - `least_s`: the shortest speech that gives a meaningful vector, in seconds.
-    - `thresholds`: at least one threshold, in ascending order of `shared_s`.
-    - `enrolled`: the thresholds for the similarity to the nearest take of an enrolled voice
-      (`turns/voices/enrolment.py`), which has many seconds of speech. Empty if `thresholds` also apply to such takes.
-    """
-
+    # The model's name. Vectors of encoders with different ids cannot be compared.
     id: str
+    # The length of a vector.
     size: int
+    # The shortest speech that gives a meaningful vector, in seconds.
     least_s: float
+    # At least one threshold, in ascending order of `shared_s`.
     thresholds: tuple[VoiceThreshold, ...]
+    # The thresholds for the similarity to the nearest take of an enrolled voice (`turns/voices/enrolment.py`), which
+    # has many seconds of speech. Empty if `thresholds` also apply to such takes.
     enrolled: tuple[VoiceThreshold, ...] = ()
+    # How the voices of a recording are found. None if the encoder was not measured for this.
+    clustering: VoiceClustering | None = None
 
     def threshold(self, one_s: float, other_s: float, *, enrolled: bool = False) -> VoiceThreshold:
         """Return what the similarity of two vectors means, given their seconds of speech.

@@ -35,7 +35,7 @@ class SynthesizerProfile:
     sample_rate_hz: int
     # Names of its voices, the default first.
     voices: tuple[str, ...]
-    # Languages that it speaks, as ISO-639-1 codes.
+    # Languages that it speaks, as ISO-639-1 codes. Empty: unknown; it gets texts in all languages.
     languages: tuple[str, ...]
     # The slowest and the fastest tempo that it generates itself. For other tempos, its audio is stretched.
     speeds: tuple[float, float]
@@ -47,6 +47,9 @@ class SynthesizerProfile:
     follows_instructions: bool = False
     # True if it can speak a text that is still being written (`speak_live`).
     streams_text: bool = False
+    # The number of further texts that a caller may have it speak before it has taken the audio of one, so that there is
+    # no gap between them. 0: the model computes in this process, where a text ahead would delay other sessions.
+    texts_ahead: int = 0
     # The tasks that it performs, by their names in requests.
     tasks: tuple[str, ...] = ("CustomVoice",)
     # The sampling parameters that a request may set: the least and the greatest value of each, by name.

@@ -196,6 +196,18 @@ class TranscriptSegment:
     words: tuple[Word, ...] = ()
     # The tokens of each of the words; empty if the transcriber does not report them.
     word_tokens: tuple[tuple[int, ...], ...] = ()
+    # Who says it: a given name, or a label such as "A"; empty if speakers are not distinguished. Transcribers leave it
+    # empty.
+    speaker: str = ""
+
+
+def speaker_label(number: int) -> str:
+    """Return the label of a speaker without a name, by its number from 0: A, B, ..., Z, AA, AB, ..."""
+    label = ""
+    while number >= 0:
+        label = chr(ord("A") + number % 26) + label
+        number = number // 26 - 1
+    return label
 
 
 @dataclass(frozen=True, slots=True)

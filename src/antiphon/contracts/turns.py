@@ -99,6 +99,39 @@ class StreamingTurnDetector(TurnDetector, Protocol):
         ...
 
 
+@runtime_checkable
+class TurnReader(Protocol):
+    """A TurnStream that may also judge by words."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether a part of the detector judges by words."""
+        ...
+
+    async def read(self, words: str) -> float | None:
+        """Return the probability, in [0, 1], that the speaker who paused has finished, once the turn's words are known.
+
+        None if the words say nothing. Raises nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class WordsTurnDetector(Protocol):
+    """One loaded turn detector that judges by the words of a turn, not by its sound."""
+
+    async def finished(self, words: str) -> float | None:
+        """Return the probability, in [0, 1], that the speaker has finished after these words; None without words.
+
+        Waits in the model's lane.
+
+        Raises:
+            Refused: The lane is full.
+            ModelError: The model failed.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OverlapSound:
     """How speech over a response sounds: probabilities in [0, 1] that it is a backchannel, and that it takes the floor.

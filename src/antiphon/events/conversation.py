@@ -84,10 +84,11 @@ class Item:
     output: str = ""  # For the result of a function call: the function's return value.
     # For a user's turn: "other" if the voice is not the user's. The model neither sees such a turn nor responds to it.
     speaker: str = ""
-    # For a user's turn: the id of the user's item that it continues, because the response to that item began too early.
-    # The model gets both as one message.
+    # The id of the item that it continues: for a user's turn, because the response to that item began too early; for a
+    # response, because speech that was none had ended it. The model gets both as one message.
     continues: str = ""
-    # For an item of a response that began before the user had finished: True if the model does not see it.
+    # True if the model does not see it: an item of a response that began before the user had finished, or a user's turn
+    # after which a response that it had ended goes on.
     retracted: bool = False
 
     @property

@@ -17,6 +17,8 @@ from antiphon.events.words import TokenLogprob, Word
 
 # How quickly a turn detector considers a turn to be ended.
 Eagerness = Literal["low", "medium", "high", "auto"]
+# What an application expects the user to say next: a number or a spelling, yes or no, or a longer answer.
+Expects = Literal["digits", "yes_no", "open"]
 PrimarySpeakerMode = Literal["off", "auto", "enrolled"]
 
 
@@ -41,12 +43,14 @@ class ServerVad:
     - `silence_duration_ms`: the pause that ends a turn.
     - `eagerness`: if set, a turn's sound and words decide how long its pauses may last, up to `silence_duration_ms`.
       If None, only the duration of the pause counts.
+    - `expects`: what the application expects the user to say, which counts with `eagerness` only.
     """
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
     silence_duration_ms: int = 200
     eagerness: Eagerness | None = None
+    expects: Expects | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ from antiphon.released.comparison import (
     unknown_fields,
 )
 from antiphon.released.folder import folder_problem, is_text_model, missing_files, path_problem
-from antiphon.released.headers import StoredTensor, stored_tensors
+from antiphon.released.headers import StoredTensor, shards, stored_tensors
 from antiphon.released.manifest import Fields, flat
-from antiphon.released.memory import ModelMemory, gb, memory_of
+from antiphon.released.memory import ModelMemory, gb, memory_of_tensors
 from antiphon.roles import ModelRole
 
 # Beginnings of the `model_type` of models that have no adapter here, and the models' names.
@@ -48,6 +48,9 @@ UNSERVED = {
     "granite_speech": "Granite Speech",
     "qwen3_5_omni": "Qwen3.5-Omni",
 }
+TOKENIZER = "tokenizer_config.json"
+# The roles of models that `transformers` reads, also from pickled weights.
+PICKLED_ROLES = ("language", "video_model")
 # The share of a device's free memory that weights and sessions may take; the rest is for a step's working memory.
 USABLE = 0.92
 
@@ -58,10 +61,11 @@ class AddedToken(msgspec.Struct, frozen=True):
     content: str
 
 
-class AddedTokens(msgspec.Struct, frozen=True):
-    """The special tokens of tokenizer_config.json, by id."""
+class TokenizerFields(msgspec.Struct, frozen=True):
+    """The fields of tokenizer_config.json that are checked: the special tokens by id, and the template of chats."""
 
     added_tokens_decoder: dict[str, AddedToken] = {}
+    chat_template: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,33 +212,38 @@ def _compared(found: Inspection, fields: Fields) -> Inspection:
     release = closest(fields, own)
     try:
         tensors = stored_tensors(found.path, ("", *family.parts))
+        is_pickled = not shards(found.path)
     except ValueError as error:
         again = f"antiphon pull {release.id}" if release else "fetch it again"
         return replace(found, problems=(f"{error}; {again}",))
+    if is_pickled and found.role not in PICKLED_ROLES:
+        problem = f"its weights are pickled, and {found.title} is read from safetensors alone; convert them"
+        return replace(found, problems=(problem,))
     found = replace(
         found,
         num_tensors=len(tensors),
         file_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
-        unknown_fields=unknown_fields(family, fields, own) if own else (),
+        unknown_fields=unknown_fields(fields, own) if own else (),
         has_tokenizer=not any(missing_files(found.path, ("tokenizer.json|vocab.json+merges.txt|tokenizer.model",))),
     )
     problems = list(_file_problems(found, family, release))
     notes = []
     if found.unknown_fields:
         notes.append(f"config.json: {named(found.unknown_fields)}: not in the release; it may have no effect")
-    if not tensors:
+    if is_pickled:
         notes.append("its weights are pickled: its tensors are not compared")
-    if release is None or not tensors:
+    if release is None or is_pickled:
         if own and release is None:
             notes.append(f"no manifest of {family.title} has these sizes: its tensors are not compared")
         return replace(_placed(found, None), problems=tuple(problems), notes=tuple(notes))
-    comparison = compare(expected_tensors(family, release, fields), tensors)
+    expected = expected_tensors(family, release, fields)
+    comparison = compare(expected, tensors)
     problems += _tensor_lines(comparison, release, own, family, fields, tensors)
     problems += _token_problems(found.path, release)
     if comparison.unknown and not comparison.missing:
         notes.append(f"{named(comparison.unknown)}: not in the release, and not read")
     found = replace(found, title=release.repository, release=release.id, tensors=comparison)
-    found = _placed(found, memory_of(family, release, fields), family)
+    found = _placed(found, memory_of_tensors(family, release, fields, expected), family)
     return replace(found, problems=tuple(problems), notes=(*notes, *found.notes))
 
 
@@ -242,6 +251,18 @@ def _file_problems(found: Inspection, family: Family, release: Release | None) -
     again = f"antiphon pull {release.id}" if release else "copy it from the release"
     for missing in missing_files(found.path, family.needs):
         yield f"{missing} is missing: {again}"
+    if found.role == "language" and not _has_template(found.path):
+        yield "it has no chat template: a base model, which continues texts; take its release for chats (Instruct)"
+
+
+def _has_template(folder: Path) -> bool:
+    """Whether a text model's folder says how a chat is written."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        return bool(msgspec.json.decode((folder / TOKENIZER).read_bytes(), type=TokenizerFields).chat_template)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
 
 
 def _tensor_lines(
@@ -271,13 +292,13 @@ def _tensor_lines(
 
 def _token_problems(folder: Path, release: Release) -> Iterator[str]:
     """Yield the special tokens whose ids are not those of the release."""
-    path = folder / "tokenizer_config.json"
+    path = folder / TOKENIZER
     if not release.special_tokens or not path.is_file():
         return
     try:
-        added = msgspec.json.decode(path.read_bytes(), type=AddedTokens).added_tokens_decoder
+        added = msgspec.json.decode(path.read_bytes(), type=TokenizerFields).added_tokens_decoder
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        yield f"tokenizer_config.json cannot be read: {error}"
+        yield f"{TOKENIZER} cannot be read: {error}"
         return
     ids = {token.content: int(number) for number, token in added.items() if number.isdigit()}
     wrong = [f"{t} is {ids[t]}, not {i}" for t, i in release.special_tokens.items() if t in ids and ids[t] != i]

@@ -205,10 +205,11 @@ class LoadedModels:
                 group.start_soon(_warm_language_model, self.language_model)
             if self.synthesizer and "synthesizer" not in elsewhere:
                 group.start_soon(_warm_synthesizer, self.synthesizer)
-            if native := getattr(self.conversation_model, "native", None):
+            partner = None if "conversation_model" in elsewhere else self.conversation_model
+            if native := getattr(partner, "native", None):
                 group.start_soon(_warm_native, native)
-            if self.conversation_model and self.conversation_model.profile.accepts_media:
-                group.start_soon(_warm_conversation_model, self.conversation_model)
+            if partner and partner.profile.accepts_media:
+                group.start_soon(_warm_conversation_model, partner)
 
     def close(self) -> None:
         """Stop the workers of all models. Running steps finish first; jobs that wait in the lanes are dropped."""
@@ -228,8 +229,10 @@ class LoadedModels:
 
 async def _warm_turn_detector(detector: TurnBlend) -> None:
     # The blend logs which of its detectors cannot judge. Sessions go on without them.
+    stream = detector.open()
     with suppress(ModelError):
-        await detector.complete(np.zeros(SAMPLE_RATE_HZ, np.float32))
+        await stream.complete(0, np.zeros(SAMPLE_RATE_HZ, np.float32))
+    await stream.read("Good morning!")
 
 
 async def _warm_language_model(model: LanguageModel) -> None:

@@ -40,7 +40,7 @@ from antiphon.loading.selection import (
     selected_models,
     spec_of,
 )
-from antiphon.loading.servers import pools_of, remote_model
+from antiphon.loading.servers import pools_of, remote_model, voice_with_fallback, with_fallback
 from antiphon.loading.turn_models import turn_blend
 from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_conversation import NativeConversationModel
@@ -153,13 +153,18 @@ def load(
     by_role: ModelsByRole = {}
     names, lanes = list[str](), list[Lane[Any, Any]]()
     detectors, failures = dict[str, TurnDetector](), DetectorFailures()
-    pools = list[Pool[Any]]()
+    pools, remote_voice = list[Pool[Any]](), None
     for remote in everything:
         if isinstance(remote, RemoteModel):
             loaded = remote_model(settings, remote)
-            by_role[remote.role] = loaded
             pools += pools_of(loaded)
             names.append(remote.id)
+            if remote.role == "synthesizer":
+                loaded = remote_voice = ReadingVoice(loaded)
+                if any(m.role == "synthesizer" for m in selected):
+                    # Its fallback is loaded first.
+                    continue
+            by_role[remote.role] = loaded
     # Models that use others are loaded last.
     for model in sorted(selected, key=lambda m: bool(spec_of(m).uses)):
         if model.role in by_role:
@@ -184,6 +189,12 @@ def load(
             names.append(model.id)
     if blend := turn_blend(settings, detectors, failures) if "turn" in roles else None:
         by_role["turn"] = blend
+    if remote_voice and (voice := by_role.get("synthesizer")):
+        by_role["synthesizer"] = voice_with_fallback(remote_voice, voice)
+    if partner := by_role.get("conversation_model"):
+        by_role["conversation_model"] = with_fallback(
+            settings, partner, by_role.get("language"), by_role.get("synthesizer")
+        )
     if "synthesizer" in by_role:
         by_role["synthesizer"], fallback_lane = _with_fallback(settings, by_role["synthesizer"], observe)
         lanes += [fallback_lane] if fallback_lane else []
@@ -284,7 +295,7 @@ def _with_fallback(
     """
     how = settings.speech.fallback_voice
     spec = next((s for s in SPECS.values() if s.role == "fallback"), None)
-    if spec is None or how == "off" or main.profile.streams_text:
+    if spec is None or how == "off" or main.profile.streams_text or not main.profile.languages:
         return main, None
     try:
         fallback = _imported(spec.model)(_lane_options(settings, "fallback", observe))

@@ -14,7 +14,14 @@ from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.placement import engine_servers, placement
-from antiphon.remote.address import TRANSCRIBER, ServerAddress, is_address, parse_address
+from antiphon.remote.address import (
+    CONVERSATION_MODEL,
+    SYNTHESIZER,
+    TRANSCRIBER,
+    ServerAddress,
+    is_address,
+    parse_address,
+)
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings
 from antiphon.store import MODELS, Model
@@ -51,12 +58,14 @@ class LocalModel:
 class RemoteModel:
     """A model on another server. It has no files to fetch and no adapter.
 
-    `id`: the model's name on that server, which clients may also use.
+    - `id`: the model's name on that server, which clients may also use.
+    - `is_native`: whether it is a conversation model that takes turns by itself.
     """
 
     id: str
     address: ServerAddress
     role: ModelRole
+    is_native: bool = False
 
 
 Selected = Model | LocalModel | RemoteModel
@@ -108,11 +117,12 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
         models.append(_checkpoint("backchannel", settings.models.backchannel_detector))
     if settings.models.speaker_model and "speaker" in roles:
         models.append(_registered("speaker", settings.models.speaker_model, "--speaker-model"))
-    if settings.engine.conversation_model and "conversation_model" in roles:
-        conversation_model = _checkpoint("conversation_model", settings.engine.conversation_model)
-        if spec_of(conversation_model).language_model and not language:
-            # The conversation model also serves as the language model.
-            models = _without(models, "language")
+    if (settings.engine.conversation_model or settings.engine.native) and "conversation_model" in roles:
+        conversation_model = _conversation_model(settings.engine.conversation_model, settings.engine.native)
+        if not isinstance(conversation_model, LocalModel) or spec_of(conversation_model).language_model:
+            # The conversation model also serves as the language model, or stands in its place.
+            keeps = language or (isinstance(conversation_model, RemoteModel) and settings.remote.fallback)
+            models = models if keeps else _without(models, "language")
         models.append(conversation_model)
     if settings.engine.video_model and "video_model" in roles:
         models.append(_checkpoint("video_model", settings.engine.video_model))
@@ -129,7 +139,7 @@ class NamedDetector:
     @property
     def is_remote(self) -> bool:
         """Whether the detector runs on another server."""
-        return self.name.startswith(("http://", "https://"))
+        return self.name.startswith(("http://", "https://", "ws://", "wss://"))
 
     @property
     def id(self) -> str:
@@ -171,10 +181,11 @@ def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selec
     """The models with the synthesizer and the additional voices that the settings name."""
     synthesizer, voices = settings.speech.synthesizer, settings.speech.voices
     if synthesizer:
-        models = _without(models, "synthesizer")
+        if not (is_address(synthesizer) and settings.remote.fallback):
+            models = _without(models, "synthesizer")
         if synthesizer != "none":
             models.append(_synthesizer(synthesizer))
-    if not voices or synthesizer == "none":
+    if not voices or synthesizer == "none" or is_address(synthesizer):
         return models
     (speaker,) = (m for m in models if m.role == "synthesizer" and not isinstance(m, RemoteModel))
     if not spec_of(speaker).takes_voices:
@@ -208,7 +219,10 @@ def _partials(name: str, transcriber: Model | LocalModel) -> Model:
     return model
 
 
-def _synthesizer(name: str) -> Model | LocalModel:
+def _synthesizer(name: str) -> Selected:
+    if is_address(name):
+        address = parse_address(name, "--synthesizer", schemes=SYNTHESIZER, variable="ANTIPHON_SYNTHESIZER_KEY")
+        return RemoteModel(address.model, address, "synthesizer")
     if (Path(name).expanduser() / "config.json").is_file():
         return _checkpoint("synthesizer", name)
     return _registered("synthesizer", name, "--synthesizer")
@@ -236,6 +250,19 @@ def _language_model(name: str) -> Selected:
             f"--language-model {name}: no model of that name (antiphon pull --list), no such folder or file"
         )
     return LocalModel(path.stem if path.is_file() else path.name, path, "language", _adapter("language", path))
+
+
+def _conversation_model(name: str, native: str) -> LocalModel | RemoteModel:
+    """The conversation model of a folder or of other servers, or the native model of other servers."""
+    if native:
+        if name:
+            raise SettingsError("--native: there is a --conversation-model already")
+        address = parse_address(native, "--native", schemes=CONVERSATION_MODEL)
+        return RemoteModel(address.model, address, "conversation_model", is_native=True)
+    if not is_address(name):
+        return _checkpoint("conversation_model", name)
+    address = parse_address(name, "--conversation-model", schemes=CONVERSATION_MODEL)
+    return RemoteModel(address.model, address, "conversation_model")
 
 
 _FLAG_ENDS = {"language": "-model", "turn": "-detector", "backchannel": "-detector"}

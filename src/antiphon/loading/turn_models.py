@@ -8,6 +8,7 @@ from antiphon.contracts import TurnDetector
 from antiphon.loading.selection import NamedDetector, named_detectors
 from antiphon.pipelines.turn_blend import BlendPart, DetectorFailures, TurnBlend
 from antiphon.remote.turn_detector import RemoteTurnDetector
+from antiphon.remote.turn_socket import RemoteTurnSocket
 from antiphon.settings import Settings
 
 
@@ -27,7 +28,10 @@ def turn_blend(
     named = named_detectors(settings.models.turn_detector) or [NamedDetector(name, 1.0) for name in detectors]
     key = settings.models.turn_detector_key
     parts = [
-        BlendPart(one.id, RemoteTurnDetector(one.name, key) if one.is_remote else detectors[one.id], one.weight)
-        for one in named
+        BlendPart(one.id, _remote(one.name, key) if one.is_remote else detectors[one.id], one.weight) for one in named
     ]
     return TurnBlend(parts, failures) if parts else None
+
+
+def _remote(url: str, key: str) -> TurnDetector:
+    return RemoteTurnSocket(url, key) if url.startswith("ws") else RemoteTurnDetector(url, key)

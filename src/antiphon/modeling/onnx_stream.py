@@ -68,12 +68,17 @@ class OnnxStream:
         if missing := [n for pair in self._next.items() for n in pair if n not in self.outputs | inputs.keys()]:
             raise ModelError(f"{model_id}: the graph has no {', '.join(missing)}")
         self.free = tuple(n for n in inputs if n not in self._next)
+        self._shapes = {name: tuple(found.shape) for name, found in inputs.items()}
         self.state: dict[str, Array] = {}
         for name in self._next:
             shape = inputs[name].shape
             if not all(isinstance(size, int) for size in shape):
                 raise ModelError(f"{model_id}: the shape of the state {name} is not fixed: {shape}")
             self.state[name] = np.zeros(shape, np.float32)
+
+    def shape_of(self, name: str) -> tuple[int | str | None, ...]:
+        """Return the shape of an input. A size that is not fixed is a name or None."""
+        return self._shapes[name]
 
     def _paired(self, inputs: Collection[str]) -> dict[str, str]:
         """Return the output of each state input, by NEXT_NAMES. Also reads `x_in` as the input of `x_out`."""

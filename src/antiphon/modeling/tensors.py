@@ -6,8 +6,7 @@ safetensors files, and does not depend on the architecture of a model.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import TypeVar
 
 import msgspec
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers import GenerationConfig
 
 from antiphon.contracts import ReplyOptions
+from antiphon.engine.checkpoint_files import WHOLE, LoadingProgress, mapped_tensors
 
 Config = TypeVar("Config")
 Value = TypeVar("Value")
@@ -97,37 +96,29 @@ def own_config(config: Mapping[str, Value], *exclude: str) -> dict[str, Value]:
 
 
 class Tensors:
-    """A checkpoint's tensors by name, from one or several safetensors files. A tensor is read when it is accessed.
+    """A checkpoint's tensors by name, from its mapped safetensors files. A tensor is read when it is accessed.
 
-    `files`: an exit stack that keeps the files open. The tensors are available until it is closed. Each tensor is
-    copied to `device` and converted to `dtype`. Reading a missing tensor raises ValueError. Raises OSError if the
-    folder has no such file.
+    `files`: an exit stack that ends the report of progress. Each tensor is copied to `device` and converted to `dtype`;
+    one that is on the CPU and keeps its dtype is not copied. Reading a missing tensor raises ValueError. Raises OSError
+    if the folder has no such file.
     """
 
     def __init__(self, folder: Path, files: ExitStack, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
-        self._file_of: dict[str, safe_open] = {}
-        for path in _files(folder):
-            file = files.enter_context(safe_open(path, framework="pt"))
-            self._file_of |= dict.fromkeys(file.keys(), file)
+        self._mapped = mapped_tensors(folder)
+        if not self._mapped:
+            raise FileNotFoundError(f"{folder} has no {WHOLE}")
+        self._progress = files.enter_context(LoadingProgress.of(folder))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._mapped
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._file_of:
+        if name not in self._mapped:
             raise ValueError(f"it lacks {name}")
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)  # type: ignore[no-untyped-call]
-        return tensor.to(self.device, self.dtype)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = json.loads(index.read_text())["weight_map"].values()
-        yield from (folder / name for name in dict.fromkeys(names))
-    else:
-        yield folder / "model.safetensors"
+        tensor = self._mapped[name].to(self.device, self.dtype)
+        self._progress.advance(self._mapped[name].nbytes)
+        return tensor
 
 
 def fill(

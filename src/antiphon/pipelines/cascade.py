@@ -3,21 +3,18 @@ written.
 
 Two tasks produce a response. The first task reads the language model and splits its text into sentences. The first
 sentence ends at a clause or after a few words, so that audio begins early. Later sentences are whole, but if the audio
-is about to run out, a part of the next sentence is split off early. The second task speaks the sentences. Closing the
-response's generator cancels both tasks.
+is about to run out, a part of the next sentence is split off early. The second task speaks the sentences
+(`sentences.py`). Closing the response's generator cancels both tasks.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import cast
 
 import anyio
-import numpy as np
 
 from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.contracts import (
@@ -32,18 +29,15 @@ from antiphon.contracts import (
     ResponseChunk,
     Synthesizer,
     TextDelta,
-    Urgency,
     VoiceOptions,
 )
-from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
+from antiphon.errors import EngineError, ModelError, Refused
 from antiphon.events.tools import Tool
-from antiphon.events.words import Word
 from antiphon.pipelines.merge import PutChunk, side_by_side
+from antiphon.pipelines.sentences import NO_AUDIO, speak_sentences
 from antiphon.text.markup import MarkupReader
 from antiphon.text.sentences import SentenceSplitter
 from antiphon.text.word_timing import WordPacer
-
-log = logging.getLogger(__name__)
 
 # Minimum characters of the first sentence. A shorter one waits for more text, because a gap would follow "Well," alone.
 MIN_FIRST_CHARS = 10
@@ -53,14 +47,11 @@ FIRST_WORDS = 3
 # If less than RUNNING_OUT_S of audio is left, an incomplete sentence of at least MIN_CUT_WORDS words is split off and
 # spoken. The voice begins within 50 ms, and a pause for breath disturbs less than a gap.
 RUNNING_OUT_S, MIN_CUT_WORDS = 0.3, 3
-# Characters of a response that are used to detect the language of the next text.
-MAX_SPOKEN_BEFORE = 300
 # Maximum number of texts that wait for the voice: sentences, or the language model's deltas if the voice reads while it
 # speaks. When the queue is full, after thousands of words in one response, the language model waits.
 MAX_WAITING_TEXTS = 4096
 # The rate in the profile if there is no voice, and so no audio.
 DEFAULT_RATE_HZ = 24_000
-NO_AUDIO = np.zeros(0, np.float32)
 
 
 class Cascade:
@@ -187,7 +178,7 @@ class _CascadeStream:
                 if synthesizer.profile.streams_text:
                     await _speak_live(cast(LiveSynthesizer, synthesizer), voice, texts_out, put)
                 else:
-                    await _speak_sentences(synthesizer, voice, texts_out, put, audio_left)
+                    await speak_sentences(synthesizer, voice, texts_out, put, audio_left)
 
         with texts_in, texts_out:
             async with aclosing(side_by_side(write, speak)) as chunks:
@@ -260,50 +251,6 @@ class _TextCutter:
         return text
 
 
-async def _speak_sentences(
-    synthesizer: Synthesizer,
-    voice: VoiceOptions,
-    sentences: AsyncIterator[str],
-    put: PutChunk,
-    audio_left: _AudioLeft,
-) -> None:
-    """Speak one sentence after the other. Word times continue from sentence to sentence, and are estimated if the voice
-    has none.
-
-    Raises ModelError at the end if nothing was spoken because no voice speaks the language.
-    """
-    rate_hz, at_s, spoken = synthesizer.profile.sample_rate_hz, 0.0, ""
-    unspoken: RemoteProtocolError | None = None
-    async for sentence in sentences:
-        start_s, pacer = at_s, WordPacer()
-        if not synthesizer.profile.word_times:
-            pacer.feed(sentence)
-        try:
-            options = replace(voice, spoken_before=spoken)
-            async with aclosing(synthesizer.speak(sentence, options, lambda: Urgency.FINAL)) as chunks:
-                async for chunk in chunks:
-                    length_s = len(chunk.pcm) / rate_hz
-                    words = _shifted(chunk.words or pacer.advance(length_s), start_s)
-                    at_s += length_s
-                    audio_left.playback.add(length_s)
-                    if len(chunk.pcm) or words:
-                        await put(ResponseAudio(chunk.pcm, words))
-            if words := _shifted(pacer.finish(), start_s):
-                await put(ResponseAudio(NO_AUDIO, words))
-        except RemoteProtocolError as error:
-            # The sentence stays in the response as text.
-            if error.code == "language_not_spoken":
-                unspoken = error
-                log.warning("a sentence of a response is not spoken: %s", error.message)
-            else:
-                log.info("a sentence of a response is not spoken: %s", error.code)
-        finally:
-            audio_left.num_waiting -= 1
-        spoken = f"{spoken} {sentence}"[-MAX_SPOKEN_BEFORE:].lstrip()
-    if unspoken and not at_s:
-        raise ModelError(unspoken.message)
-
-
 async def _speak_live(
     synthesizer: LiveSynthesizer, voice: VoiceOptions, texts: AsyncIterator[str], put: PutChunk
 ) -> None:
@@ -320,7 +267,3 @@ async def _speak_live(
             await put(ResponseAudio(chunk.pcm, pacer.advance(len(chunk.pcm) / rate_hz)))
     if words := pacer.finish():
         await put(ResponseAudio(NO_AUDIO, words))
-
-
-def _shifted(words: Sequence[Word], by_s: float) -> tuple[Word, ...]:
-    return tuple(replace(w, start_s=by_s + w.start_s, end_s=by_s + w.end_s) for w in words)

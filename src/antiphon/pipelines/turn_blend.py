@@ -26,6 +26,7 @@ from antiphon.contracts import (
     StreamingTurnDetector,
     TurnDetector,
     TurnStream,
+    WordsTurnDetector,
 )
 from antiphon.errors import ModelError, Refused
 
@@ -70,7 +71,7 @@ class BlendPart:
     """One detector of a blend, with its name and its weight, which is positive."""
 
     name: str
-    detector: TurnDetector
+    detector: TurnDetector | WordsTurnDetector
     weight: float = 1.0
 
     @property
@@ -138,10 +139,18 @@ class BlendStream:
 
     def __init__(self, parts: Sequence[BlendPart], failures: DetectorFailures) -> None:
         self._failures = failures
-        self._streams: list[tuple[BlendPart, TurnStream]] = [
-            (p, p.detector.open() if isinstance(p.detector, StreamingTurnDetector) else _WholeTurn(p.detector))
-            for p in parts
-        ]
+        self._streams: list[tuple[BlendPart, TurnStream]] = []
+        self._readers: list[tuple[BlendPart, WordsTurnDetector]] = []
+        # What the parts found at the last pause by sound and by words, by name: probability and weight.
+        self._heard: dict[str, tuple[float, float]] = {}
+        self._read: dict[str, tuple[float, float]] = {}
+        for part in parts:
+            if isinstance(part.detector, WordsTurnDetector):
+                self._readers.append((part, part.detector))
+            elif isinstance(part.detector, StreamingTurnDetector):
+                self._streams.append((part, part.detector.open()))
+            else:
+                self._streams.append((part, _WholeTurn(part.detector)))
 
     async def follow(self, start: int, pcm: Pcm) -> None:
         """Let each part compute the turn so far. Failures are counted, and nothing is raised."""
@@ -157,7 +166,8 @@ class BlendStream:
         After LATE_S, `early` gets the mean of those that have answered by then. Without `early`, it is the result. If
         none has answered by then, waits for the first. Raises ModelError if no part answers.
         """
-        found: dict[str, tuple[float, float]] = {}
+        self._heard = found = dict[str, tuple[float, float]]()
+        self._read = {}
         has_answer, is_over = anyio.Event(), anyio.Event()
         waiting = {part.name for part, _ in self._streams}
 
@@ -171,6 +181,8 @@ class BlendStream:
                 has_answer.set()
                 is_over.set()
 
+        if not self._streams:
+            raise ModelError("no turn detector judges the pause before its words")
         async with anyio.create_task_group() as group:
             for part, stream in self._streams:
                 group.start_soon(ask, part, stream)
@@ -182,13 +194,46 @@ class BlendStream:
                 self._failures.add(name, "late", f"more than {1000 * LATE_S:g} ms", is_logged=is_missed)
             await has_answer.wait()
             if early and waiting and found:
-                early(_mean(found))
+                early(_mean(found | self._read))
                 with anyio.move_on_after(GIVEN_UP_S):
                     await is_over.wait()
             group.cancel_scope.cancel()
         if not found:
             raise ModelError("no turn detector has judged the pause")
-        return _mean(found)
+        return _mean(found | self._read)
+
+    @property
+    def reads(self) -> bool:
+        """Whether a part judges by words."""
+        return bool(self._readers)
+
+    async def read(self, words: str) -> float | None:
+        """Return the mean with the judgements of those parts that read, once the words of the turn are known.
+
+        None if no part judges by words, or if none of them answers. What the other parts have judged of the last pause
+        counts too. Raises nothing.
+        """
+        self._read = found = dict[str, tuple[float, float]]()
+        for part, reader in self._readers:
+            began_s = time.monotonic()
+            try:
+                with anyio.fail_after(GIVEN_UP_S):
+                    probability = await reader.finished(words)
+            except (ModelError, Refused, TimeoutError) as error:
+                self._failures.add(part.name, "error", str(error) or f"no answer within {GIVEN_UP_S:g} s")
+                continue
+            if time.monotonic() - began_s > LATE_S:
+                self._failures.add(part.name, "late", f"more than {1000 * LATE_S:g} ms")
+            if probability is not None and self._is_probability(part, probability):
+                found[part.name] = (probability, part.weight)
+        return _mean(self._heard | found) if found else None
+
+    def _is_probability(self, part: BlendPart, value: float) -> bool:
+        """Return whether a part has answered a probability. If not, this is counted as a failure."""
+        if not 0 <= value <= 1:
+            self._failures.add(part.name, "not_a_number", f"it answered {value}")
+            return False
+        return True
 
     async def _asked(self, part: BlendPart, stream: TurnStream, start: int, pcm: Pcm) -> float | None:
         """Return a part's probability; None, counted as a failure, if there is none."""
@@ -197,10 +242,7 @@ class BlendStream:
         except (ModelError, Refused) as error:
             self._failures.add(part.name, "error", str(error))
             return None
-        if not 0 <= probability <= 1:
-            self._failures.add(part.name, "not_a_number", f"it answered {probability}")
-            return None
-        return probability
+        return probability if self._is_probability(part, probability) else None
 
 
 class CheckedBackchannel:

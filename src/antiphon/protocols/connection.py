@@ -128,7 +128,7 @@ class Context:
 
 
 class WireSnapshot(msgspec.Struct):
-    """The stored state of a conversation, without its items.
+    """The stored state of a session, without its items.
 
     `dialect` is the name in the table of dialects. `session` is JSON that only the dialect can read.
     """

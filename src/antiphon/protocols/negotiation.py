@@ -23,11 +23,11 @@ from msgspec import UNSET
 
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
 from antiphon.events.data_uri import decode_base64
-from antiphon.events.transcription import AppendAudio, SessionEnding
+from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptionConfig
 from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume, WireSnapshot
 from antiphon.protocols.fields import decode
 from antiphon.protocols.openai.conversation import ConversationSnapshot, OpenAIConversation
-from antiphon.protocols.openai.transcription import OpenAITranscription
+from antiphon.protocols.openai.transcription import OpenAITranscription, TranscriptionSnapshot
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.session_fields import BetaSession, GaSession
 from antiphon.protocols.resume import Control, control, refused_frame, replaced_frame, resumed_frame
@@ -41,8 +41,16 @@ MAX_HELD_BYTES = 64 << 10
 OpenAIDialect = OpenAIConversation | OpenAITranscription
 
 
+class _KeptTranscription(msgspec.Struct, omit_defaults=True):
+    """The stored form of a transcription: in OpenAI's dialect, or in vLLM's."""
+
+    transcription: TranscriptionSnapshot | None = None
+    vllm: TranscriptionConfig | None = None
+
+
 # Made once: msgspec's description of a type must not be built by two threads at the same time.
 _SNAPSHOTS = msgspec.json.Decoder(ConversationSnapshot)
+_TRANSCRIPTIONS = msgspec.json.Decoder(_KeptTranscription)
 
 
 class _Probe(msgspec.Struct):
@@ -168,17 +176,38 @@ class RealtimeConnection:
     # --- restoring and resuming
 
     def snapshot(self) -> WireSnapshot | None:
-        """Return a conversation's state to store, without its items; None for a transcription."""
-        if not isinstance(self._dialect, OpenAIConversation):
-            return None
-        return WireSnapshot(self.id, self.dialect, msgspec.Raw(msgspec.json.encode(self._dialect.snapshot())))
+        """Return the session's state to store, without its items. None in vLLM's dialect with a conversation model, and
+        before the client has decided the dialect.
+        """
+        kept: object = None
+        match self._dialect:
+            case OpenAIConversation() as conversation:
+                kept = conversation.snapshot()
+            case OpenAITranscription() as transcription:
+                kept = _KeptTranscription(transcription=transcription.snapshot())
+            case VllmDialect() as vllm if config := vllm.snapshot():
+                kept = _KeptTranscription(vllm=config)
+            case _:
+                return None
+        return WireSnapshot(self.id, DIALECT.name, msgspec.Raw(msgspec.json.encode(kept)))
 
     def restore(self, kept: WireSnapshot) -> None:
-        """Continue a conversation from its stored state. Call it after `open`, but do not send the frames of `open`."""
-        if not isinstance(self._default, OpenAIConversation):
-            raise LocalProtocolError("a conversation is restored into a connection that holds none")
+        """Continue a session from its stored state. Call it after `open`, but do not send the frames of `open`."""
         self.id = kept.session_id
-        self._default.restore(kept.session_id, _SNAPSHOTS.decode(kept.session))
+        found = _TRANSCRIPTIONS.decode(kept.session)
+        self._pending.clear()
+        if found.vllm:
+            self._dialect = VllmDialect(self.context)
+            self._pending.append(self._dialect.restore(found.vllm))
+            return
+        if found.transcription:
+            assert self._transcription
+            self._default = self._transcription
+            self._transcription.restore(kept.session_id, found.transcription)
+        elif isinstance(self._default, OpenAIConversation):
+            self._default.restore(kept.session_id, _SNAPSHOTS.decode(kept.session))
+        else:
+            raise LocalProtocolError("a conversation is restored into a connection that holds none")
         self._pending += self._choose(self._default)
 
     def control(self, data: str | bytes) -> Control | None:

@@ -18,7 +18,9 @@ from antiphon.protocols.wire import ErrorBody, Frame, NewId, message
 
 # Maximum size of a control message, which has only a few short fields. Longer frames, such as audio, are not searched.
 MAX_CONTROL_BYTES = 4096
-SESSION_ELSEWHERE = "session_elsewhere"
+SESSION_ELSEWHERE, MODEL_NOT_LOADED = "session_elsewhere", "model_not_loaded"
+# Codes of refusals after which another attempt, possibly at another host, may succeed.
+RETRYABLE = frozenset({SESSION_ELSEWHERE, MODEL_NOT_LOADED})
 CONTROL_TYPES = ("session.event_ack", "session.resume", "session.end")
 
 
@@ -93,6 +95,13 @@ def session_elsewhere() -> RemoteProtocolError:
     """Return the error for a session of another host. It is retryable: that host may turn out to be dead."""
     return RemoteProtocolError(
         SESSION_ELSEWHERE, "Another server has this session, or was faster to restore it.", "session_id"
+    )
+
+
+def model_not_loaded(model: str) -> RemoteProtocolError:
+    """Return the error for a session that began with a model which this host has not loaded. It is retryable."""
+    return RemoteProtocolError(
+        MODEL_NOT_LOADED, f"This server has not loaded `{model}`, with which the session began.", "session_id"
     )
 
 

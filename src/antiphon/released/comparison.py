@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from antiphon.released.headers import StoredTensor
-from antiphon.released.manifest import Family, Fields, Release, expanded
+from antiphon.released.manifest import Family, Fields, Release, expanded, unread_fields
 
 # Fields of a configuration that hold a size of the model or its kind. Releases of a family differ in them, and a
 # fine-tuned model keeps them. Layers and vocabularies are left out: a folder may have others.
@@ -136,15 +136,16 @@ def named(names: Sequence[str]) -> str:
     return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED:,} more"
 
 
-def unknown_fields(family: Family, fields: Fields, among: Collection[Release]) -> tuple[str, ...]:
-    """Return the fields of a configuration that no release of the family has, and that are not known to be unused."""
+def unknown_fields(fields: Fields, among: Collection[Release]) -> tuple[str, ...]:
+    """Return the fields of a configuration that no release of the family has, and that are not known to be unread."""
     known = {name for release in among for name in release.fields}
+    unread = unread_fields(str(fields.get("model_type")))
     # The keys of a table, such as the ids of speakers, are not fields.
     tables = {name.rpartition(".")[0] for name in known} | known
     return tuple(
         name
         for name in fields
         if name not in known
-        and not any(fnmatchcase(name, pattern) for pattern in family.without_effect)
+        and not any(fnmatchcase(name, pattern) for pattern in unread)
         and not (name.rpartition(".")[0] in tables and name.rpartition(".")[0].endswith(("_id", "_dialect")))
     )

@@ -2,7 +2,8 @@
 
 `releases/` has a JSON file for each release, with the sources of its facts. `families.json` has what the releases of
 one architecture share: which part of a configuration counts the layers of which tensors, and which tensors are not
-read. Both are data, and nothing here reads a checkpoint.
+read. `unread_fields.json` has the fields of configurations that are not read, with the reasons. All are data, and
+nothing here reads a checkpoint.
 """
 
 from __future__ import annotations
@@ -85,8 +86,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     beside_parameters: int = 0
     # Prefixes of tensors that no part of the adapter reads.
     unread: tuple[str, ...] = ()
-    # Fields of the configuration without effect here, as patterns: `*` stands for any text.
-    without_effect: tuple[str, ...] = ()
     # The parts that have KV.
     decoders: tuple[Decoder, ...] = (Decoder(),)
     # The numbers that apply if a configuration leaves the field out.
@@ -152,6 +151,19 @@ def releases() -> Mapping[str, Release]:
     paths = sorted((p for p in (files(__package__) / "releases").iterdir() if p.name.endswith(".json")), key=str)
     found = (msgspec.json.decode(path.read_bytes(), type=Release) for path in paths)
     return {release.id: release for release in found}
+
+
+@cache
+def unread_fields(model_type: str, *, shared: bool = True) -> Mapping[str, str]:
+    """Return patterns of the fields of config.json that nothing reads here, with the reason: `*` stands for any text.
+
+    `shared`: with those of all families.
+    """
+    listed = msgspec.json.decode(
+        (files(__package__) / "unread_fields.json").read_bytes(), type=dict[str, dict[str, list[str]]]
+    )
+    chosen = [listed.get(model_type, {}), *([listed[""]] if shared else [])]
+    return {pattern: reason for part in chosen for reason, patterns in part.items() for pattern in patterns}
 
 
 def flat(text: bytes) -> Fields:

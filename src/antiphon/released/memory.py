@@ -53,16 +53,19 @@ def is_read(family: Family, release: Release, name: str) -> bool:
     return not name.startswith((*family.unread, *release.unread))
 
 
-def memory_of(family: Family, release: Release, fields: Fields | None = None) -> ModelMemory:
-    """Return what a release takes. `fields`: the configuration of a folder that differs from it; None: the release's.
+def memory_of(family: Family, release: Release) -> ModelMemory:
+    """Return what a release takes."""
+    return memory_of_tensors(family, release, release.fields, expected_tensors(family, release, release.fields))
 
-    Raises ValueError if the configuration does not state the layers or heads of a decoder.
+
+def memory_of_tensors(
+    family: Family, release: Release, fields: Fields, tensors: Mapping[str, StoredTensor]
+) -> ModelMemory:
+    """Return what a folder takes whose configuration may differ from that of its release.
+
+    `tensors`: those that are expected in the folder. Raises ValueError if the configuration does not state the layers
+    or heads of a decoder.
     """
-    given = release.fields if fields is None else fields
-    return _memory(family, release, given, expected_tensors(family, release, given))
-
-
-def _memory(family: Family, release: Release, fields: Fields, tensors: Mapping[str, StoredTensor]) -> ModelMemory:
     sizes = {False: 0, True: 0}
     for name, tensor in tensors.items():
         if is_read(family, release, name):

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 from antiphon.errors import SettingsError
 
-# The schemes of URLs: of a language model's servers, and of a transcriber's.
-HTTP, TRANSCRIBER = ("http", "https"), ("http", "https", "ws", "wss", "tcp")
+# The schemes of URLs: of a language model's servers, of a conversation model's, of a transcriber's, and of a voice's.
+HTTP = ("http", "https")
+CONVERSATION_MODEL = (*HTTP, "ws", "wss")
+TRANSCRIBER = SYNTHESIZER = (*CONVERSATION_MODEL, "tcp")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 

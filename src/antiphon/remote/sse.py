@@ -21,10 +21,10 @@ MAX_EVENT_BYTES, MAX_LINES = 1 << 20, 1 << 20
 LINES_A_TURN = 256
 
 
-async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def events(chunks: AsyncIterator[bytes], max_event_bytes: int = MAX_EVENT_BYTES) -> AsyncGenerator[bytes, None]:
     """Yield the data of each event of a stream of server-sent events (https://html.spec.whatwg.org, chapter 9.2).
 
-    An event's data lines are joined by line feeds. Raises RemoteError if an event is larger than MAX_EVENT_BYTES, or
+    An event's data lines are joined by line feeds. Raises RemoteError if an event is larger than `max_event_bytes`, or
     the stream has more than MAX_LINES lines.
     """
     # The search for a line end in `held` starts at `searched`, because the bytes before it contain no line end.
@@ -38,7 +38,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
             num_lines += 1
             if line.startswith(b"data:"):
                 num_bytes += len(line)
-                _check(num_bytes)
+                _check(num_bytes, max_event_bytes)
                 data.append(line[5:].removeprefix(b" "))
             elif not line and data:
                 yield b"\n".join(data)
@@ -49,15 +49,15 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
                 await asyncio.sleep(0)
         del held[:begin]
         searched = len(held)
-        _check(num_bytes + len(held))
+        _check(num_bytes + len(held), max_event_bytes)
     if held.startswith(b"data:"):
         data.append(bytes(held[5:]).strip())
     if data:
         yield b"\n".join(data)
 
 
-def _check(num_bytes: int) -> None:
-    if num_bytes > MAX_EVENT_BYTES:
+def _check(num_bytes: int, max_event_bytes: int) -> None:
+    if num_bytes > max_event_bytes:
         raise RemoteError("the model's server sent an event that is too long")
 
 

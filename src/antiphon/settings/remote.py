@@ -1,4 +1,5 @@
-"""The settings of models on other servers: keys, deadlines, and what may be sent. `sections.py` has all other settings.
+"""The settings of models on other servers: keys, formats, deadlines, and what may be sent. `sections.py` has all
+other settings.
 
 The URLs are values of the settings that name the models, such as `--transcriber URL#MODEL`.
 """
@@ -22,6 +23,19 @@ class RemoteSettings:
     transcriber_key_file: str = option("", "File with that key, if the variable is not set.")
     synthesizer_key: str = option("", "API key of the synthesizer's servers.", secret=True, form=KEY)
     synthesizer_key_file: str = option("", "File with that key, if the variable is not set.")
+    synthesizer_format: str = option(
+        "wav",
+        "Format in which a voice's server is asked for audio: `wav`, whose header tells the rate, `pcm`, or `sse` "
+        "(events with PCM). An answer in another of these formats is read too.",
+        choices=("wav", "pcm", "sse"),
+    )
+    synthesizer_rate: int = option(
+        24000,
+        "Rate in Hz of the audio that a voice's server sends without telling its rate. Audio of another rate is "
+        "resampled to it.",
+        low=8000,
+        high=48000,
+    )
     remote_answer_s: float = option(
         10.0,
         "Longest time in seconds in which the server of a transcriber or synthesizer has to begin its answer. When "
@@ -32,6 +46,11 @@ class RemoteSettings:
         False,
         "Send a second request, to another server if there is one, when the first sound of a voice takes longer than "
         "usual.",
+    )
+    fallback: bool = option(
+        False,
+        "Also load the profile's own models, which continue while the servers of a conversation model or of a voice do "
+        "not answer.",
     )
     remote_first_token_s: float = option(
         10.0,

@@ -141,6 +141,7 @@ class ResumeSettings:
         "`[postgres]`). Set the variable for a URL with a password, because other users of the machine can read flags.",
     )
     state_hours: float = option(24.0, "Hours after which a conversation in the store is deleted.", low=0)
+    store_captions: bool = option(True, "Also store transcription sessions, with the words of unfinished turns.")
     store_speech: bool = option(
         False,
         "Also store the sound of the turn under way, once a second. If this server dies, the next one has it, even if "
@@ -306,8 +307,13 @@ class EngineOptions:
         "",
         "Conversation model, instead of the language model and the voice: the folder of a Qwen3-Omni or Qwen2.5-Omni "
         "checkpoint, which hears, sees, writes and speaks, or of a MiniCPM-o 4.5 checkpoint, which takes turns by "
-        "itself.",
+        "itself; or `URL#MODEL` of servers with the OpenAI Realtime API.",
         also="partner",
+    )
+    native: str = option(
+        "",
+        "Native model on other servers, which takes turns by itself, instead of a conversation model: `URL#MODEL` of "
+        "full duplex (`ws://HOST/v1/duplex`).",
     )
     video_model: str = option(
         "",
@@ -396,11 +402,14 @@ class SpeechSettings:
     """The section `[speech]`: the synthesizer, its voices, and the timeouts of speech streams."""
 
     synthesizer: str = option(
-        "", "Speech synthesizer: a name from `antiphon pull --list`, a checkpoint's folder (Qwen3-TTS), or `none`."
+        "",
+        "Speech synthesizer: a name from `antiphon pull --list`, a checkpoint's folder (Qwen3-TTS), `URL#MODEL` of a "
+        "server that speaks, or `none`.",
     )
     voices: tuple[str, ...] = option(
         (),
-        "Voice to load in addition to the default one (`emma`, `fenrir`, `fable`, `kore`, `all`); repeat for several.",
+        "Voice to load in addition to the default one (`emma`, `fenrir`, `fable`, `kore`, `all`); repeat for several. "
+        "Of a server: the voices to use, the default first.",
         flag="voice",
     )
     voices_per_key: int = option(

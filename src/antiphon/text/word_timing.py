@@ -4,6 +4,7 @@ letters of each word and the typical pace of speech.
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Callable, Sequence
 
@@ -35,9 +36,21 @@ class WordPacer:
         """
         self._text += text
 
-    def advance(self, length_s: float) -> tuple[Word, ...]:
+    @property
+    def rest(self) -> str:
+        """The text whose words have no times yet."""
+        return self._text
+
+    @property
+    def timed_s(self) -> float:
+        """The end of the last word that has a time, in seconds from the start of the audio."""
+        return self._timed_s
+
+    def advance(self, length_s: float, until_s: float = math.inf) -> tuple[Word, ...]:
         """Add `length_s` seconds of audio, and return the words that end within the audio so far, in order, each once.
         Times are seconds from the start of the audio.
+
+        Words that end after `until_s` are kept for a later call. Their times are more accurate when all audio is known.
         """
         self._audio_s += length_s
         out: list[Word] = []
@@ -47,23 +60,31 @@ class WordPacer:
             if not rest and not _is_ideograph(word):
                 break
             end_s = self._timed_s + _length_s(word)
-            if end_s > self._audio_s:
+            if end_s > min(self._audio_s, until_s):
                 break
             if not pause_s(word):
                 out.append(Word(word, self._timed_s, end_s, 1.0))
             self._text, self._timed_s = rest, end_s
         return tuple(out)
 
-    def finish(self) -> tuple[Word, ...]:
+    def finish(self, spread: Callable[[Sequence[float]], Sequence[float]] | None = None) -> tuple[Word, ...]:
         """Return the remaining words, stretched or compressed over the remaining audio, so that the last word ends with
         the audio. After that, the next text may be fed, whose times continue from there.
+
+        `spread`: divides the audio after `timed_s` in proportion to weights, and returns the borders of the parts in
+        seconds. It knows where the audio pauses. Without it, the words divide the audio evenly.
         """
         words = list[str]()
         while word := _first_word(self._text):
             words.append(word)
             self._text = self._text[self._text.index(word) + len(word) :]
         start_s = min(self._timed_s, self._audio_s)
-        out = [w for w in spread_words(words, start_s, self._audio_s - start_s, _length_s) if not pause_s(w.text)]
+        if spread and words and not any(map(pause_s, words)):
+            borders = spread([_length_s(word) for word in words])
+            times = zip(words, borders, borders[1:], strict=False)
+            out = [Word(word, start_s + from_s, start_s + to_s, 1.0) for word, from_s, to_s in times]
+        else:
+            out = [w for w in spread_words(words, start_s, self._audio_s - start_s, _length_s) if not pause_s(w.text)]
         self._text, self._timed_s = "", self._audio_s
         return tuple(out)
 

@@ -17,10 +17,10 @@ MIN_BYTES_PER_S = 4096
 # Maximum number of log lines in a window, and the window's length in seconds. Without a limit, a client without a key
 # could fill the log.
 REFUSED_LINES, REFUSED_WINDOW_S = 20, 60.0
-Message = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
 
 
-def in_time(receive: Callable[[], Awaitable[Message]], timeout_s: float) -> Callable[[], Awaitable[Message]]:
+def in_time(receive: Callable[[], Awaitable[AsgiMessage]], timeout_s: float) -> Callable[[], Awaitable[AsgiMessage]]:
     """Return an ASGI `receive` that raises TimeoutError if its body takes too long.
 
     The timeout is `timeout_s`, plus a second for each MIN_BYTES_PER_S bytes that have arrived. Only the time spent
@@ -28,7 +28,7 @@ def in_time(receive: Callable[[], Awaitable[Message]], timeout_s: float) -> Call
     """
     num_bytes, waited_s = 0, 0.0
 
-    async def received() -> Message:
+    async def received() -> AsgiMessage:
         nonlocal num_bytes, waited_s
         begun_s = time.monotonic()
         with anyio.fail_after(max(0.0, timeout_s + num_bytes / MIN_BYTES_PER_S - waited_s)):

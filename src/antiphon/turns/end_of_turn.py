@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist, median
 
-from antiphon.events.transcription import Eagerness, ServerVad
+from antiphon.events.transcription import Eagerness, Expects, ServerVad
 from antiphon.turns.end_of_turn_table import (
     LOGISTIC,
     PAUSE_MEDIAN_S,
@@ -42,6 +42,11 @@ MAX_LOGIT = 5.0
 SURE_LOGIT = 2.0
 # Maximum factor by which a speaker's pauses count as longer or shorter than the typical speaker's.
 MAX_SCALE = 2.5
+# What the application's hint adds to the logit of p while the words fit the hint. Chosen, not fitted, because no
+# recording has hints.
+HINT_LOGITS: Mapping[Expects, float] = {"digits": -1.5, "yes_no": 2.0, "open": -1.0}
+# An answer to an open question has at least this many words if it is over.
+OPEN_WORDS = 8
 # Number of a speaker's most recent pauses that count.
 KEPT_PAUSES = 32
 
@@ -54,11 +59,13 @@ class PauseEvidence:
       pause. None if it was not judged yet, or if the detector failed.
     - `text`: the transcript of the turn so far. An empty string means that it is unknown, not that there are no words.
     - `language`: ISO 639-1. None if unknown, which counts as English.
+    - `expects`: what the application expects the user to say. None if it does not say.
     """
 
     complete: float | None = None
     text: str = ""
     language: str | None = None
+    expects: Expects | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,7 @@ def features(evidence: PauseEvidence) -> dict[str, float]:
             "auxiliary": float(cues.auxiliary),
             "filler": float(cues.filler),
             "dictating": float(cues.dictating),
+            "listing": float(cues.listing),
             "complete": float(cues.complete),
         }
     return found
@@ -139,8 +147,21 @@ def completeness(evidence: PauseEvidence, table: EndOfTurnTable = FITTED) -> flo
     that it has reached MIN_SILENCE_MS.
     """
     weights = table.logistic[kind_of(evidence)]
-    logit = sum(weights[name] * value for name, value in features(evidence).items())
+    logit = sum(weights[name] * value for name, value in features(evidence).items()) + _hint(evidence)
     return 1 / (1 + math.exp(-min(30.0, max(-30.0, logit))))
+
+
+def _hint(evidence: PauseEvidence) -> float:
+    """Return what the hint adds to the logit. 0 if what was said contradicts the hint."""
+    if evidence.expects is None:
+        return 0.0
+    is_known, cues = bool(evidence.text.strip()), _cues(evidence.text, evidence.language)
+    fits = {
+        "digits": not is_known or cues.number == "part",
+        "yes_no": cues.complete,
+        "open": not cues.complete and len(evidence.text.split()) < OPEN_WORDS,
+    }
+    return HINT_LOGITS[evidence.expects] if fits[evidence.expects] else 0.0
 
 
 def survival(silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:
@@ -202,6 +223,8 @@ def _cues(text: str, language: str | None) -> WordCues:
     return word_cues(text, language)
 
 
-def semantic_vad(eagerness: Eagerness = "auto") -> ServerVad:
-    """Return the settings of `semantic_vad` with a client's eagerness, and with the default threshold and padding."""
-    return ServerVad(silence_duration_ms=MAX_SILENCE_MS[eagerness], eagerness=eagerness)
+def semantic_vad(eagerness: Eagerness = "auto", expects: Expects | None = None) -> ServerVad:
+    """Return the settings of `semantic_vad` with a client's eagerness and hint, and with the default threshold and
+    padding.
+    """
+    return ServerVad(silence_duration_ms=MAX_SILENCE_MS[eagerness], eagerness=eagerness, expects=expects)

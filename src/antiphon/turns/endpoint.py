@@ -8,6 +8,7 @@ The hysteresis is that of Silero's own iterator: speech starts at `threshold`, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from antiphon.audio import SAMPLE_RATE_HZ
 
@@ -56,6 +57,21 @@ class SpeechEnded:
 EndpointChange = SpeechBegan | SpeechPaused | SpeechResumed | SpeechEnded
 
 
+class EndpointState(NamedTuple):
+    """The state with which another endpointer continues the same audio. Positions are samples.
+
+    - `last_end`: the end of the previous turn.
+    - `speaking`: whether a turn is open.
+    - `quiet_since`: the start of the open turn's current pause; None outside a pause.
+    - `patience`: the samples of silence, beyond the configured ones, that end the open turn.
+    """
+
+    last_end: int
+    speaking: bool
+    quiet_since: int | None
+    patience: int
+
+
 class Endpointer:
     """Finds the turns in a stream of speech probabilities. One object serves one session. No method waits."""
 
@@ -76,6 +92,15 @@ class Endpointer:
         self._patience = 0
         # The samples of silence after which the current pause ends the turn. None means the configured silence.
         self._pause_silence: int | None = None
+
+    def state(self) -> EndpointState:
+        """Return the state for another endpointer. Speech that is not a turn yet is not in it."""
+        return EndpointState(self._last_end, self._speaking, self._quiet_since, self._patience)
+
+    def restore(self, state: EndpointState, now: int) -> None:
+        """Continue from another endpointer's state, before the frame that begins at the sample `now`."""
+        self._now, self._last_end, self._speaking = now, state.last_end, state.speaking
+        self._quiet_since, self._patience = state.quiet_since, state.patience
 
     @property
     def speaking(self) -> bool:

@@ -83,6 +83,8 @@ MAX_BACKCHANNEL_S = 0.9
 # Seconds after the onset was detected until a client that has ducked the response gets a decision, unless the words so
 # far are a backchannel.
 DECISION_S = 0.4
+# The reason that is reported if sound decides.
+BY_SOUND = "sound"
 # Speech that begins in the last RESPONSE_TAIL_S seconds of a response is a turn, not an overlap, such as "yes" to the
 # question that the response asks.
 RESPONSE_TAIL_S = 0.4

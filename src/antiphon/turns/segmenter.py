@@ -8,12 +8,12 @@ window. No window grows with the session.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import Hypothesis, TranscriberProfile
+from antiphon.contracts import TranscriberProfile
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
 from antiphon.turns.end_of_turn import SpeakerPauses
 from antiphon.turns.endpoint import (
@@ -25,100 +25,11 @@ from antiphon.turns.endpoint import (
     SpeechPaused,
     SpeechResumed,
 )
+from antiphon.turns.windows import SegmenterState, SpeechWindow, TurnEnded, TurnSpan, WindowEnded, own_start
 
 # Samples of audio that are kept before and after the speech of a window, if there are any.
 MARGIN_SAMPLES = SAMPLE_RATE_HZ // 5
 INNER_PREFIX_MS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class TurnSpan:
-    """A turn's part of a window, in samples from the session's start.
-
-    - `start`: words from this sample on belong to this turn.
-    - `first`: whether no part of the turn lies in an earlier window.
-    - `end`: the end of its speech. None while the turn is open.
-    - `audio_s`: seconds of the turn's audio, known when the turn has ended.
-    """
-
-    turn: int
-    start: int
-    first: bool
-    end: int | None = None
-    audio_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SpeechWindow:
-    """A window as it was at one moment. Positions are samples from the session's start."""
-
-    # The number of the window, counted from 1. An open window keeps its id until it is cut.
-    id: int
-    # The window's first sample.
-    start: int
-    # The id of the previous window whose audio is the context at the beginning of this one. The words of that window
-    # are the prefix of this one. None: no context.
-    after: int | None
-    # The turns in the window, in order. There is at least one.
-    spans: tuple[TurnSpan, ...]
-    # Its audio, float32 [num_samples], mono, 16 kHz. Shares memory with other windows and must not be written to.
-    pcm: Pcm = field(compare=False, repr=False)
-    # The sample at which its current pause began; None while speech continues.
-    quiet_since: int | None = None
-
-    @property
-    def end(self) -> int:
-        """The sample after the window's last sample."""
-        return self.start + len(self.pcm)
-
-    @property
-    def length_s(self) -> float:
-        """The window's length in seconds, including the context that it begins with."""
-        return len(self.pcm) / SAMPLE_RATE_HZ
-
-    @property
-    def speech_s(self) -> float:
-        """Seconds from the start of the first turn to the newest speech, without context and without the current
-        pause.
-        """
-        end = self.end if self.quiet_since is None else self.quiet_since
-        return max(0, end - self.spans[0].start) / SAMPLE_RATE_HZ
-
-    def from_sample(self, start: int) -> SpeechWindow:
-        """Return the same window without its audio before `start`, which has to lie in it. Id and turns stay."""
-        return replace(self, start=start, pcm=self.pcm[start - self.start :]) if start > self.start else self
-
-    def word_turns(self, hypothesis: Hypothesis) -> list[int]:
-        """Return the number of the turn of each word of a hypothesis of this window. If turns share the window, a word
-        belongs to the turn at its middle. Without word times, all words belong to the window's last turn.
-        """
-        if len(self.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
-            return [self.spans[-1].turn] * len(hypothesis.pieces)
-        return [self._turn_at(self.start + int((w.start_s + w.end_s) / 2 * SAMPLE_RATE_HZ)) for w in hypothesis.words]
-
-    def _turn_at(self, sample: int) -> int:
-        """Return the number of the turn of a word at `sample`: the last turn that starts at or before it."""
-        return next((s.turn for s in reversed(self.spans) if s.start <= sample), self.spans[0].turn)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowEnded:
-    """A window is complete. Its audio includes a margin after the speech, if such audio exists. `speech_end` is the
-    sample after its last speech.
-    """
-
-    window: SpeechWindow
-    speech_end: int
-
-
-@dataclass(frozen=True, slots=True)
-class TurnEnded:
-    """All windows of the turn are complete, so its transcript can be completed. `audio_s` is the length of the turn's
-    audio in seconds.
-    """
-
-    turn: int
-    audio_s: float
 
 
 SegmenterEvent = SpeechStarted | SpeechStopped | TurnCommitted | WindowEnded | TurnEnded
@@ -139,9 +50,13 @@ class Segmenter:
 
     Only the session's listening task, which owns the segmenter, may change it. The windows that it returns are values.
     It keeps the audio that a window may still need: at most one window and one more second.
+
+    `start` is the number of the session's samples that came before its first one, if another segmenter got them.
     """
 
-    def __init__(self, profile: TranscriberProfile, vad: ServerVad | None, frame_samples: int) -> None:
+    def __init__(
+        self, profile: TranscriberProfile, vad: ServerVad | None, frame_samples: int, *, start: int = 0
+    ) -> None:
         self._profile = profile
         self._frame = frame_samples
         self._vad = vad
@@ -150,10 +65,9 @@ class Segmenter:
         self.prefix_samples = _prefix_samples(vad)
         # Windows share the memory of the tape, so only samples after `_now` are ever written.
         self._tape = np.zeros(SAMPLE_RATE_HZ, np.float32)
-        self._tape_start = 0
-        self._now = 0
-        self._judged = 0
-        self._committed = 0
+        self._tape_start = self._now = self._committed = start
+        # Frames begin at the same samples as if the session had begun here.
+        self._judged = start - start % frame_samples
         self._turn = 0
         self._windows = 0
         self._turn_has_window = False
@@ -164,6 +78,45 @@ class Segmenter:
         self._quiet_since: int | None = None
         # The pauses inside turns so far.
         self.speaker_pauses = SpeakerPauses()
+
+    def state(self) -> SegmenterState:
+        """Return the state for another segmenter."""
+        window = self._window
+        return SegmenterState(
+            self._now,
+            self._committed,
+            self._turn,
+            self._windows,
+            self._turn_has_window,
+            self._settle_at,
+            None if window is None else own_start(window.start, window.after, window.spans),
+            tuple(window.spans) if window else (),
+            self._quiet_since,
+            self._endpoint.state(),
+        )
+
+    def hear_again(self, pcm: Pcm, num_frames: int) -> None:
+        """Record audio that another segmenter has divided: float32 [num_samples], with the frames that it completed."""
+        self._record(pcm)
+        self._judged += num_frames * self._frame
+
+    def restore(self, state: SegmenterState) -> None:
+        """Continue from another segmenter's state, after `hear_again` got the audio up to `state.now`."""
+        self._committed, self._turn, self._windows = state.committed, state.turn, state.windows
+        self._turn_has_window, self._settle_at = state.turn_has_window, state.settle_at
+        self._quiet_since = state.quiet_since
+        if state.window_start is not None:
+            self._window = _OpenWindow(state.windows, state.window_start, None, list(state.spans))
+        self._endpoint.restore(state.endpoint, self._judged)
+
+    def heard(self, start: int, end: int) -> Pcm:
+        """Return a part of the kept audio, between two samples: float32 [num_samples]."""
+        return self._tape[max(0, start - self._tape_start) : min(end, self._now) - self._tape_start]
+
+    @property
+    def next_turn_from(self) -> int:
+        """The first sample at which a turn may begin that is not open yet."""
+        return max(self._committed if self._vad else 0, self._next_turn_from)
 
     @property
     def now(self) -> int:

@@ -10,6 +10,7 @@ announce a delay (Clark & Fox Tree 2002, Using uh and um in spontaneous speaking
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,14 +82,31 @@ _NUMBER_LIST = (
     "zéro deux trois quatre cinq sept huit neuf dix vingt trente cero uno dos tres cuatro cinco seis siete ocho nueve "
     "diez veinte due tre quattro cinque sei sette otto nove dieci venti um dois três quatro sete oito dez vinte"
 )
-# Fewer than MIN_GROUPS groups of digits are not a dictation ("at seven"). WHOLE_DIGITS digits or more are a complete
-# telephone or card number.
-MIN_GROUPS, WHOLE_DIGITS = 2, 7
+# Fewer than MIN_GROUPS groups of digits are not a dictation ("at seven"). A telephone number has WHOLE_DIGITS digits
+# without an area code, and at least LONG_DIGITS with one. A card or account number has at least CARD_DIGITS.
+MIN_GROUPS, WHOLE_DIGITS, LONG_DIGITS, CARD_DIGITS = 2, 7, 10, 15
+_CARD_WORDS_LIST = "card account iban karte konto carte compte tarjeta cuenta carta conto cartão conta"
+# Signs in dictated numbers, addresses and names. Something follows each of them. "at" is only such a sign in an
+# address ("jane at"), which a word of _ADDRESS_WORDS announces.
+_SPOKEN_SIGNS_LIST = "dot underscore hyphen slash backslash hashtag punkt unterstrich arroba chiocciola"
+_ADDRESS_WORDS_LIST = "email e-mail mail address website"
+# "so" ends a sentence after these words ("I think so"). After any other word, a clause follows it.
+_BEFORE_SO_LIST = (
+    "think thought hope guess suppose say said says believe afraid do does did if not even or why how like just is"
+)
+# A list that ends without LIST_ENDS before its last item goes on: MIN_LISTED or more items of at most MAX_ITEM_WORDS.
+_LIST_END_LIST = "and or und oder et ou y o e plus then etc that's"
+MIN_LISTED, MAX_ITEM_WORDS = 3, 3
 
 _DANGLING_SETS = {k: frozenset(v.split()) for k, v in _DANGLING.items()}
 _AUXILIARY_SETS = {k: frozenset(v.split()) for k, v in _AUXILIARY.items()}
 _COMPLETE = frozenset(_COMPLETE_LIST.split())
 _NUMBER_WORDS = frozenset(_NUMBER_LIST.split())
+_CARD_WORDS = frozenset(_CARD_WORDS_LIST.split())
+_SPOKEN_SIGNS = frozenset(_SPOKEN_SIGNS_LIST.split())
+_ADDRESS_WORDS = frozenset(_ADDRESS_WORDS_LIST.split())
+_BEFORE_SO = frozenset(_BEFORE_SO_LIST.split())
+_LIST_ENDS = frozenset(_LIST_END_LIST.split())
 _FILLER_SETS = {k: frozenset(v.split()) for k, v in _FILLERS.items()}
 
 
@@ -107,6 +125,10 @@ class WordCues:
     filler: bool = False
     # Whether it ends in several groups of digits, number words or single letters, but too few for a telephone number.
     dictating: bool = False
+    # Whether it ends in a list whose last item is not announced ("eggs, milk, bread").
+    listing: bool = False
+    # Whether it ends in digits, number words or single letters, and whether these may be a whole number.
+    number: Literal["none", "part", "whole"] = "none"
     # Whether the whole text is an answer or a command of at most MAX_COMPLETE_WORDS words ("yes", "stop").
     complete: bool = False
 
@@ -128,12 +150,16 @@ def word_cues(text: str, language: str | None = None) -> WordCues:
     filler = last in _FILLER_SETS.get(language, ()) or phrase.endswith(
         tuple(f" {p}" for p in _FILLER_PHRASES.get(language, ()))
     )
+    # "one" alone is mostly a pronoun.
+    found = (0, 0) if last == "one" and _groups(tail)[0] == 1 else _groups(tail)
     return WordCues(
         mark=_mark(tail),
-        dangling=last_part in _DANGLING_SETS.get(language, ()),
+        dangling=last_part in _DANGLING_SETS.get(language, ()) or (language == "en" and _so_follows(words)),
         auxiliary=last in _AUXILIARY_SETS.get(language, ()) and not filler,
         filler=filler,
-        dictating=_dictating(tail),
+        dictating=_dictating(words, *found),
+        listing=language in _DANGLING and _listing(tail),
+        number="none" if not found[0] else "whole" if _is_whole(words, found[1]) else "part",
         complete=0 < len(words) <= MAX_COMPLETE_WORDS and all(w in _COMPLETE for w in words),
     )
 
@@ -146,18 +172,50 @@ def _mark(tail: str) -> Mark:
     return "stop" if tail.endswith((".", "!", "\u3002", "\uff01")) else "none"
 
 
-def _dictating(tail: str) -> bool:
-    """Return whether the text ends in groups of digits, number words or spelled letters that may continue."""
+def _so_follows(words: list[str]) -> bool:
+    """Return whether the last word is a "so" that a clause follows."""
+    return len(words) > 1 and words[-1] == "so" and words[-2] not in _BEFORE_SO
+
+
+def _listing(tail: str) -> bool:
+    """Return whether the text ends in short items between commas, the last of which is not announced as the last."""
+    sentence = re.split(r"[.!?:;\u2026]", tail.rstrip(".!, "))[-1]
+    items = [[bare_word(w) for w in item.split()] for item in sentence.split(",")]
+    if len(items) < MIN_LISTED or not all(items):
+        return False
+    # The words before the first item are not part of it: "I need eggs".
+    short = all(len(item) <= MAX_ITEM_WORDS for item in items[1:])
+    return short and not any(word in _LIST_ENDS for item in items[-2:] for word in item)
+
+
+def _groups(tail: str) -> tuple[int, int]:
+    """Return how many groups of digits, number words and single letters end the text, and how many digits they have."""
     groups = digits = 0
     for written in ("-", "\u2013", ",", "."):
         tail = tail.replace(written, " ")
     for token in reversed(tail.split()):
         word = bare_word(token)
-        if word.isdecimal() and len(word) <= WHOLE_DIGITS:
+        if word.isdecimal():
             digits += len(word)
         elif word in _NUMBER_WORDS:
             digits += 1
         elif not (len(word) == 1 and word.isalpha() and token.isupper()):
             break
         groups += 1
-    return groups >= MIN_GROUPS and digits < WHOLE_DIGITS
+    return groups, digits
+
+
+def _is_whole(words: list[str], digits: int) -> bool:
+    """Return whether this number of digits may be a whole telephone, card or account number."""
+    if _CARD_WORDS.isdisjoint(words):
+        return digits == WHOLE_DIGITS or digits >= LONG_DIGITS
+    return digits >= CARD_DIGITS
+
+
+def _dictating(words: list[str], groups: int, digits: int) -> bool:
+    """Return whether the text ends in groups of digits, number words or spelled letters that may continue, or in a
+    sign of an address.
+    """
+    if len(words) > 1 and (words[-1] in _SPOKEN_SIGNS or (words[-1] == "at" and not _ADDRESS_WORDS.isdisjoint(words))):
+        return True
+    return groups >= MIN_GROUPS and not _is_whole(words, digits)

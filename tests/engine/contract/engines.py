@@ -196,7 +196,8 @@ ENGINES: list[Any] = [
     pytest.param(cache(partial(random_weights, kv_layout="paged")), id="local, paged"),
     pytest.param(cache(partial(random_weights, kv_layout="paged", decode_shapes="bucketed")), id="local, bucketed"),
     pytest.param(cache(partial(random_weights, step_ahead=True)), id="local, one step ahead"),
-    pytest.param(cache(smollm2), id="local, SmolLM2", marks=pytest.mark.server),
+    # A real model, of which each test takes seconds; `test_smollm2.py` has what random weights cannot show.
+    pytest.param(cache(smollm2), id="local, SmolLM2", marks=(pytest.mark.server, pytest.mark.heavy)),
 ]
 if vllm := os.environ.get("ANTIPHON_TEST_VLLM"):
     made = cache(partial(real_vllm, vllm))

@@ -93,16 +93,22 @@ async def lists_clever(answer: Answer) -> None:
     await answer.raw(b'{"object": "list", "data": [{"id": "clever", "max_model_len": 4096}]}')
 
 
+async def lists_nothing(answer: Answer) -> None:
+    """Answer as a server without such a list."""
+    await answer.head(404)
+
+
 @dataclass(slots=True)
 class ScriptedServer:
     """The received requests, in order, and the address of the server.
 
-    Requests for its models are answered by `models` and not counted.
+    Requests for its models and its voices are answered by `models` and `voices`, and not counted.
     """
 
     url: str
     scripts: Sequence[Script]
     models: Script = lists_clever
+    voices: Script = lists_nothing
     asked: list[Asked] = field(default_factory=list)
     # Has one entry for each connection that the client closed before the answer.
     _closed: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
@@ -124,6 +130,8 @@ class ScriptedServer:
             answer = Answer(writer, gone)
             if request.path.endswith("/models"):
                 await self.models(answer)
+            elif request.path.endswith("/audio/voices"):
+                await self.voices(answer)
             else:
                 self.asked.append(request)
                 await self.scripts[min(len(self.asked), len(self.scripts)) - 1](answer)

@@ -26,16 +26,11 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.playback import PlaybackStarted, PlaybackStopped
 from antiphon.transports.webrtc import FRAME_SAMPLES, RTC_HZ, OutputTrack
-from tests.conftest import SMALL, VOICE, Process, Recording, Serve
+from tests.conftest import Process, Recording
 from tests.server.clients import until_idle
 from tests.server.conversations import EVENT, LIMIT_S, talk
 
 SDP = {"content-type": "application/sdp"}
-
-
-@pytest.fixture(scope="module")
-def partner(serve: Serve) -> Process:
-    return serve("--language-model", SMALL, "--synthesizer", VOICE)
 
 
 class Microphone(MediaStreamTrack):

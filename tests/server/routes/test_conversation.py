@@ -15,7 +15,7 @@ import websockets
 from antiphon.audio.g711 import from_ulaw
 from antiphon.audio.pcm import from_pcm16
 from tests.adapters.test_rapid_ocr import page
-from tests.conftest import SMALL, VOICE, Process, Recording, Serve
+from tests.conftest import Process, Recording
 from tests.server.clients import b64, connect, until_idle
 from tests.server.conversations import TEXT_ONLY, ConversationClient, talk
 from tests.vision.test_images import RED, encoded
@@ -47,11 +47,6 @@ def update(**session: Any) -> dict[str, Any]:
 
 WRONG_CONTENT = [{"type": "output_text", "text": "x"}]
 WRONG_VAD = {"type": "semantic_vad", "eagerness": "x"}
-
-
-@pytest.fixture(scope="module")
-def partner(serve: Serve) -> Process:
-    return serve("--language-model", SMALL, "--synthesizer", VOICE)
 
 
 def test_when_a_text_turn_is_answered_then_events_come_in_the_vendors_order(partner: Process) -> None:

@@ -13,6 +13,7 @@ from tests.server.clients import until_idle
 from tests.server.conversations import TEXT_ONLY, talk
 
 CONTEXT = 1024
+BRIEF = TEXT_ONLY | {"max_output_tokens": 6}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def monologue(words: int) -> str:
 def test_when_a_conversation_outgrows_the_context_then_it_is_cut_and_goes_on(small: Process, truncation: Any) -> None:
     async def main() -> list[dict[str, Any]]:
         responses = []
-        async with talk(small, **TEXT_ONLY, truncation=truncation, instructions="You are brief.") as wire:
+        async with talk(small, **BRIEF, truncation=truncation, instructions="You are brief.") as wire:
             for _ in range(8):
                 await wire.text(monologue(60))
                 await wire.say("response.create")
@@ -49,7 +50,7 @@ def test_when_a_conversation_outgrows_the_context_then_it_is_cut_and_goes_on(sma
 
 def test_when_nothing_may_be_cut_then_the_response_fails_and_the_next_turn_works(small: Process) -> None:
     async def main() -> tuple[dict[str, Any], dict[str, Any]]:
-        async with talk(small, **TEXT_ONLY, truncation="disabled") as wire:
+        async with talk(small, **BRIEF, truncation="disabled") as wire:
             await wire.text(monologue(1500))
             await wire.say("response.create")
             failed = (await wire.until("response.done"))["response"]
@@ -69,7 +70,7 @@ def test_when_one_turn_is_longer_than_the_context_then_it_is_answered(small: Pro
     """A monologue of 15 minutes is one message of thousands of words."""
 
     async def main() -> str:
-        async with talk(small, **TEXT_ONLY) as wire:
+        async with talk(small, **BRIEF) as wire:
             await wire.text(monologue(2000))
             await wire.say("response.create")
             return str((await wire.until("response.done"))["response"]["status"])
@@ -99,7 +100,7 @@ def test_when_a_truncation_policy_is_wrong_then_it_is_refused(small: Process, tr
 
 def test_when_a_conversation_has_two_thousand_items_then_it_is_answered(small: Process) -> None:
     async def main() -> tuple[int, str]:
-        async with talk(small, **TEXT_ONLY) as wire:
+        async with talk(small, **BRIEF) as wire:
             for k in range(2000):
                 await wire.text(f"{k}")
                 # Below the rate limit on events without audio.

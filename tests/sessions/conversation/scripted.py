@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar
+from unittest import mock
 
 import numpy as np
 
@@ -54,6 +55,7 @@ from antiphon.events.transcription import (
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.inbox import Inbox
+from antiphon.turns.floor_claim import FloorClaim
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 
 RATE_HZ = 24_000
@@ -144,9 +146,9 @@ class PlayedTurns:
         for _ in range(60):
             await asyncio.sleep(0)
 
-    async def until(self, kind: type, count: int = 1) -> None:
+    async def until(self, kind: type, count: int = 1, most_s: float = 10) -> None:
         """Wait until `count` events of this kind were sent. For work in threads, which `settle` does not wait for."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(most_s):
             while sum(isinstance(o, kind) for o in self.out) < count:
                 self._emitted.clear()
                 await self._emitted.wait()
@@ -164,6 +166,12 @@ class PlayedTurns:
     async def start_turn(self, at_ms: int = 0) -> None:
         self.turn += 1
         await self.transcription(SpeechStarted(self.turn, at_ms))
+
+    async def claim_floor(self) -> None:
+        """Let the speech sound as if it claims the floor, as the listener judges it when audio was analysed."""
+        with mock.patch.object(FloorClaim, "claims", True):
+            await self.session.audio_heard()
+        await self.settle()
 
     async def end_turn(self, at_ms: int = 0) -> int:
         """End the turn, which lasted 100 ms, and return its number. Its transcript is still to come."""
@@ -212,9 +220,10 @@ class Scene(PlayedTurns):
         clock: Callable[[], float] = time.monotonic,
         speaker_model: SpeakerModel | None = None,
         enrolled: tuple[EnrolledVoice, ...] = (),
+        model: ScriptedModel | None = None,
         **config: Any,
     ) -> None:
-        model = ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
+        model = model or ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
         super().__init__(model, Inbox(60))
         config.setdefault("allows_backchannels", bool(vad and vad.eagerness))
         listens_to: PrimarySpeakerMode = "enrolled" if enrolled else "auto" if speaker_model else "off"

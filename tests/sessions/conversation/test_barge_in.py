@@ -287,6 +287,8 @@ def test_when_somebody_speaks_over_a_response_then_it_pauses_until_it_is_known_w
             scene.model.go.set()
             await scene.say("Tell me a story.")
             await scene.start_turn()
+            assert loudspeaker.holds == []
+            await scene.claim_floor()
             assert loudspeaker.holds == [True]
             await scene.transcribe(await scene.end_turn(), words)
         return scene
@@ -307,6 +309,7 @@ def test_when_the_floor_is_not_taken_after_all_then_what_was_paused_goes_on() ->
             scene.model.go.set()
             await scene.say("Tell me a story.")
             await scene.start_turn()
+            await scene.claim_floor()
             # Meanwhile the client has decided that speech ends no response.
             config = replace(scene.session.config, interrupt_response=False)
             await scene.session.handle(ConfigureConversation(config))

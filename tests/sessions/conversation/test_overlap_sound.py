@@ -129,6 +129,13 @@ def test_when_the_detector_fails_then_the_overlap_goes_on_without_it(monkeypatch
     assert (decider.state, decider.sounds_backchannel) == (OverlapState.UNDECIDED, False)
 
 
+def test_a_detector_that_answers_no_number_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = OverlapSound(float("nan"), float("nan"))
+    decider = OverlapDecider()
+    assert heard(monkeypatch, Hears(*[nothing] * 5, ModelError("gone")), Listener(99), decider) == []
+    assert decider.state is OverlapState.UNDECIDED
+
+
 def test_a_session_gives_the_new_frames_of_the_open_turn_with_the_response_in_them() -> None:
     async def main() -> tuple[OverlapAudio | None, OverlapAudio | None, OverlapAudio | None]:
         async def emit(event: TranscriptionEvent) -> None: ...

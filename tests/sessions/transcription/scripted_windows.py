@@ -16,7 +16,7 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
 )
 from antiphon.sessions.transcription.decoding import Decoding, WindowCommand
-from antiphon.turns.segmenter import SpeechWindow, TurnEnded, TurnSpan, WindowEnded
+from antiphon.turns.windows import SpeechWindow, TurnEnded, TurnSpan, WindowEnded
 from tests.scripted import FRAME, WORD_SAMPLES, ScriptedTranscriber, speech
 
 # Enough rounds for every decode of these tests to end.

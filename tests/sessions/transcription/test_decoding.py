@@ -20,7 +20,7 @@ from antiphon.events.transcription import (
     TranscriptionConfig,
 )
 from antiphon.sessions.transcription.decoding import Decoding
-from antiphon.turns.segmenter import TurnSpan
+from antiphon.turns.windows import TurnSpan
 from tests.scripted import FRAME, WORD_SAMPLES, ScriptedTranscriber, speech, text
 from tests.sessions.transcription.scripted_windows import (
     Tuned,

@@ -20,7 +20,7 @@ from antiphon.events.transcription import (
     TranscriptPartial,
 )
 from antiphon.sessions.transcription.decoding import Cut, Decoding, HeardBefore, Settle, WindowCommand
-from antiphon.turns.segmenter import SpeechWindow, TurnEnded, TurnSpan, WindowEnded
+from antiphon.turns.windows import SpeechWindow, TurnEnded, TurnSpan, WindowEnded
 from tests.scripted import WORD_SAMPLES, ScriptedTranscriber, speech, text
 from tests.sessions.transcription.scripted_windows import (
     Answer,

@@ -572,6 +572,31 @@ def test_a_first_judgement_counts_until_a_better_one_comes() -> None:
     assert waited_ms(StatefulJudge(0.02, first=0.99)) == waited_ms(Judge(0.99)) < waited_ms(Judge(0.02))
 
 
+class ReadingJudge(StatefulJudge):
+    """A judge that also judges the words, which it records."""
+
+    reads = True
+
+    def __init__(self, answer: float, read: float | None, *, hangs: bool = False) -> None:
+        super().__init__(answer)
+        self._answer, self._hangs, self.words = read, hangs, list[str]()
+
+    async def read(self, words: str) -> float | None:
+        self.words.append(words)
+        if self._hangs:
+            await anyio.sleep_forever()
+        return self._answer
+
+
+def test_a_judgement_by_words_takes_the_place_of_that_by_sound() -> None:
+    unfinished, silent = ReadingJudge(0.99, 0.02), ReadingJudge(0.99, None)
+    assert waited_ms(unfinished) > waited_ms(Judge(0.99)) + 200
+    assert waited_ms(silent) == waited_ms(Judge(0.99))
+    assert unfinished.words == ["w1 w2 w3"]
+    # Words whose judgement does not come count alone.
+    assert waited_ms(ReadingJudge(0.02, 0.99, hangs=True)) <= MAX_SILENCE_MS["medium"]
+
+
 def test_words_that_go_on_make_a_turn_wait_whatever_the_turn_detector_finds() -> None:
     assert waited_ms(Judge(0.99), Trailing()) > waited_ms(Judge(0.99)) + 200
 

@@ -10,7 +10,7 @@ from antiphon.contracts import Hypothesis
 from antiphon.events.transcription import TranscriptDelta, TranscriptDone, TranscriptPartial
 from antiphon.events.words import Word
 from antiphon.sessions.transcription.transcripts import Transcripts
-from antiphon.turns.segmenter import SpeechWindow, TurnEnded, TurnSpan
+from antiphon.turns.windows import SpeechWindow, TurnEnded, TurnSpan
 from tests.sessions.transcription.test_stable_words import PROFILE, hypothesis, pieces
 
 RATE = 16000

@@ -40,7 +40,7 @@ class CausalLm(ChatModel):
         with load_errors(model_id, folder), ThreadPoolExecutor(1) as pool:
             loading = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
             runner = load_model(folder, device=options.device, weights=options.weights, threads=options.threads)
-            tokenizer = loading.result()
+            tokenizer = with_template(loading.result())
         words = tokenizer.backend_tokenizer
         local = LocalEngine(runner, options.settings, tokenizer=words, observe=options.observe)
         try:
@@ -51,6 +51,13 @@ class CausalLm(ChatModel):
 
 
 # The tokenizers and configurations of `transformers` have dynamic attributes, hence Any.
+def with_template(tokenizer: Any) -> Any:
+    """Return the tokenizer. Raises ValueError if it has no chat template, as that of a base model."""
+    if not tokenizer.chat_template:
+        raise ValueError("it has no chat template: a base model, which continues texts")
+    return tokenizer
+
+
 def engine_on_servers(folder: Path, model_id: str, options: EngineModelOptions) -> tuple[VllmEngine, Any]:
     """Return an engine whose model runs on `options.servers`, and the model's tokenizer. No weights are read.
 
@@ -59,7 +66,7 @@ def engine_on_servers(folder: Path, model_id: str, options: EngineModelOptions) 
     """
     assert options.servers
     with load_errors(model_id, folder):
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: Any = with_template(AutoTokenizer.from_pretrained(folder, local_files_only=True))
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config(decoder=True)
         ends = GenerationConfig.from_model_config(config).eos_token_id
         facts = ModelFacts(

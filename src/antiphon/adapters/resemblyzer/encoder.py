@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from antiphon.adapters.resemblyzer.checkpoint import Weights, read_weights
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts.speaker import SpeakerProfile, VoiceThreshold
+from antiphon.contracts.speaker import SpeakerProfile, VoiceClustering, VoiceThreshold
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 
@@ -94,6 +94,49 @@ MEAN = np.frombuffer(
     ),
     np.uint8,
 ) * np.float32(0.10974 / 255)
+# The four directions in which the mean vectors of 17 voices change most between quiet, noise and a telephone's band,
+# with one signed byte per number (`antiphon bench speakers --fit`).
+CHANNEL_DIRECTIONS = np.linalg.qr(
+    np.frombuffer(
+        bytes.fromhex(
+            "f9e21400f3f0f0d90eea18d1f809f8d3f916f0fcf731040000cb01fb01f72b1913ea0a23e5f70ef9fe0009f930f50def"
+            "00e50070ec00ede720f82ef2fc5f02de36f5fef5f9fdfde8e92004eb004e7f0be7fffaf3eff1f75ef9e2defcfdfcef00"
+            "0300fe06f9f719fdf00b0b16f9cf0002ebd9020033e634dfe528f1fb24ea46f0e900f6021d09e209fef12917fef4a103"
+            "50eb190004f90ed1fd0e06edfa0b0550d3003134f9180cfef2ef0d0df422f502ee10ea2bd9fbf8431300fe24f2ed031e"
+            "f4000021e6dfc8fccdf4fc1200ffe5ceecf1f6fe01ee0002000901f8d8e8fd00efbee10200fd01feef0004f9d4d7eb57"
+            "2e06f5d9fe22d501d4dcfe03ea00ee0009c5210001000df708fdf3fe393de4e92606330109f6fe0000b80400fdf32508"
+            "f30c26090cfffb051200fff91ff7fefaf4d500ffe300df1929072629061613ebe2ffe7d6e10701f72045f71400d61c1d"
+            "640f1ce60ef50afce33f1cf0f0fef400f300f7fbf6e9d10cddd1f60901fdffdc0df41200211b20ebf80508fcecefea27"
+            "fb00fa010026ce0ceacdaa0efae737fde50ce30018ee21bdfdd6e820fe0dd30c02000cd3dffbd4feb005ede9060a0f11"
+            "ee18ea1fe1fdfbe4d9001112e6cd2e09042500e116f11a023de400cc00e2eddbf914fa02df0600e200ef14f30ee4fe00"
+            "f32625e300f9f3f6eb00fef2f4f607ee06d7e97f1432ce012fffdffbddfdf2fdf5e8b60008fe1f18e8e128b9f329142b"
+            "4033f001e236fa000035fad500ee1d17120af0efce040101fdf932e90be603101ed40081fe00eef83cf797ed072d014c"
+            "13090811f0faf9090f23e41c00ed5215e2fbf6d4f7f502d4000e17f8000920000200fb08f1f636c1e5130b00f5c3ff28"
+            "eeea1700f905c8250bd8df0add0e61f11d000cffd3d213d4d4fa1c21fe1324190e204200fce134c8111604dafd1c1adf"
+            "2a00b10d1d172ae4e70627f00c2306d710fded1fbfeceaf5070008c319ffeafb09470020fd00c9f5eae614dc00f00afb"
+            "22fff8ffc90b00f600101ffd1d09ff000306e27600feb5fa1b00f81ee4d2cbd6e117fe5504feedfb0c240422f3000ffd"
+            "0cdaf900060dd604191f26d63acbf63011f5250815310100003305f101e813d625f209fef0fdf0170705010aeb0dfa12"
+            "ecf90028cf001001341aefeef8bb09fb26002fd2f4fcffe1d60df6040021d2e6d51500082d1bfff0eeeaf2f7f1061500"
+            "0a00fcf700e61f121c1510cd04daff1040ea1d0012eced28bb1ed2e514d18110dc001e05e8c5f9ea0cf41836faf7e315"
+            "0d14f900fae5d606fd10e5edfbf60dd82b000957c4f84c20ff17f1f616dbdf2b04e2ecf200fd062e0700e836f8dc14f7"
+            "00ef000dd6fa0bfb23f2e6e20008e4cd172fef0608e100370032f8d1e4f30400071cfe1b00eb03fe1000050e2d050923"
+            "f7d5f76911ff20031621cff1e901fdfe"
+        ),
+        np.int8,
+    )
+    .reshape(4, SIZE)
+    .T.astype(np.float64)
+)[0].T.astype(np.float32)
+# How the voices of a file are found. The limits were chosen on the same voices (`antiphon bench speakers`).
+CLUSTERING = VoiceClustering(
+    window_s=1.6,
+    hop_s=0.4,
+    same_windows=0.28,
+    same_voices=0.55,
+    same_as_known=0.4,
+    least_voice_s=4.0,
+    channel_directions=CHANNEL_DIRECTIONS,
+)
 # The RMS level that softer speech is amplified to.
 TARGET_RMS = 10 ** (-30 / 20)
 
@@ -170,7 +213,7 @@ class ResemblyzerEncoder:
         except Exception as error:
             # The errors that pickle and onnxruntime raise for a bad file have no common base class.
             raise ModelError(f"{model_id} does not load: {error}") from error
-        self._profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS, ENROLLED)
+        self._profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS, ENROLLED, CLUSTERING)
         self.lane: Lane[Pcm, Pcm] = Lane("speaker", self._work, max_queue=options.max_queue, observe=options.observe)
 
     @property

@@ -1,8 +1,6 @@
 """Smart Turn v3.2 (ONNX): the probability that a user who pauses has finished speaking.
 
-The graph takes Whisper's log-mel spectrogram of the last 8 s of the turn. The audio is normalized to zero mean and unit
-variance, and a shorter turn is padded with silence at the start (pipecat-ai 1.14, audio/turn/smart_turn; BSD-2).
-`turns/` acts on the probability.
+The graph takes Whisper's log-mel spectrogram of the last 8 s of the turn. `turns/` acts on the probability.
 """
 
 from __future__ import annotations
@@ -10,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
-from faster_whisper.feature_extractor import FeatureExtractor
 
 from antiphon.adapters.spec import LaneModelOptions
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio import Pcm
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
+from antiphon.modeling.sound.turn_features import TurnFeatures
 
-# The input of the graph: seconds of audio, and mel frames of 10 ms.
-INPUT_S, INPUT_FRAMES = 8, 800
+# The input of the graph, in mel frames of 10 ms.
+INPUT_FRAMES = 800
 # The languages that v3.2 was trained for, as ISO 639-1 (its README).
 LANGUAGES = frozenset(
     (
@@ -47,7 +44,7 @@ class SmartTurn:
         except Exception as error:
             # The errors that onnxruntime raises for a bad file have no common base class.
             raise ModelError(f"{model_id} does not load: {error}") from error
-        self._features = FeatureExtractor(feature_size=80)
+        self._features = TurnFeatures(INPUT_FRAMES)
         self.lane: Lane[Pcm, float] = Lane("turn", self._work, max_queue=options.max_queue, observe=options.observe)
 
     async def complete(self, pcm: Pcm) -> float:
@@ -62,9 +59,4 @@ class SmartTurn:
         return [self._judge(pcm) for pcm in jobs]
 
     def _judge(self, pcm: Pcm) -> float:
-        audio = np.zeros(INPUT_S * SAMPLE_RATE_HZ, np.float32)
-        last = pcm[-len(audio) :]
-        audio[len(audio) - len(last) :] = last
-        audio = (audio - audio.mean()) / np.sqrt(audio.var() + 1e-7)
-        features = np.ascontiguousarray(self._features(audio, padding=0)[None, :, :INPUT_FRAMES], np.float32)
-        return float(self._model.run(None, {"input_features": features})[0].reshape(-1)[0])
+        return float(self._model.run(None, {"input_features": self._features(pcm)})[0].reshape(-1)[0])

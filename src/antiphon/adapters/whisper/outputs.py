@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import ctranslate2
 import numpy as np
 from faster_whisper.tokenizer import Tokenizer
 
@@ -122,3 +123,10 @@ def file_segment(number: int, raw: Any, start_sample: int) -> TranscriptSegment:
         no_speech_prob=float(raw.no_speech_prob),
         words=timed,
     )
+
+
+def one_of(encoded: Any, index: int) -> Any:
+    """Return the encoded window with this index, of those that were encoded together."""
+    if encoded.shape[0] == 1:
+        return encoded
+    return ctranslate2.StorageView.from_array(np.asarray(encoded)[index, None])

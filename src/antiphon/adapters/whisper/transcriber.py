@@ -34,6 +34,8 @@ from antiphon.adapters.spec import LaneModelOptions
 from antiphon.adapters.whisper import keyterms
 from antiphon.adapters.whisper.files import FileDecoder
 from antiphon.adapters.whisper.guard import (
+    MIN_LOGPROB,
+    NO_SPEECH_LOGPROB,
     is_loop,
     is_noise,
     says_twice,
@@ -45,6 +47,7 @@ from antiphon.adapters.whisper.outputs import (
     TokenSpan,
     aligned_words,
     hypothesis_words,
+    one_of,
     token_probabilities,
     token_starts,
     without_control_tokens,
@@ -57,6 +60,7 @@ from antiphon.adapters.whisper.windows import (
     Search,
     chosen_language,
     is_aligned,
+    next_language,
     num_frames,
     profile_of,
     search_of,
@@ -267,7 +271,24 @@ class WhisperTranscriber:
             # The decoder fell into a loop. OpenAI's code retries at a higher temperature; forbidding repetitions is
             # deterministic.
             found = self._search(encoded, windows, languages, prompts, cap, no_repeat_ngram_size=LOOP_TOKENS)
+        for i, (window, first) in enumerate(zip(windows, found, strict=True)):
+            if window.final and self._model.is_multilingual and not (first.is_speech or window.language):
+                found[i] = self._in_next_language(one_of(encoded, i), window, first)
         return found
+
+    def _in_next_language(self, encoded: Any, window: Window, first: Hypothesis) -> Hypothesis:
+        """Return a final of unlikely words again in the language that is the next likely one, if that fits well.
+
+        An accent may be taken for another language. The text is then so unlikely that it counts as noise, and a turn
+        without words gets no answer.
+        """
+        ranked = [(token[2:-2], float(p)) for token, p in self._model.detect_language(encoded)[0]]
+        if (other := next_language(ranked, window.languages, first.language)) is None:
+            return first
+        prompt = self._prompt(window, other[0]) + list(window.prefix)
+        cap = token_cap(window, other[0], self._profile.max_tokens)
+        (again,) = self._search(encoded, [window], [other], [prompt], cap, min_logprob=NO_SPEECH_LOGPROB)
+        return again if again.is_speech else first
 
     def _search(
         self,
@@ -278,8 +299,12 @@ class WhisperTranscriber:
         cap: int,
         *,
         no_repeat_ngram_size: int = 0,
+        min_logprob: float = MIN_LOGPROB,
     ) -> list[Hypothesis]:
-        """Search once for the texts of encoded windows. Repeated words without sound are removed."""
+        """Search once for the texts of encoded windows. Repeated words without sound are removed.
+
+        A text with a lower mean log-probability than `min_logprob` counts as noise.
+        """
         search = search_of(windows[0])
         outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=no_repeat_ngram_size)
         found = []
@@ -291,7 +316,8 @@ class WhisperTranscriber:
             probabilities = token_probabilities(output, len(ids)) if search.beam_size == 1 else [1.0] * len(ids)
             pieces = hypothesis_words(self.tokenizer(language[0]), ids, probabilities, language[0])
             pieces, timed = self._spoken(encoded, i, window, language[0], pieces, probabilities)
-            is_speech = not is_noise(output.scores[0], output.no_speech_prob)  # scores[0]: mean of the sequence
+            # scores[0]: mean of the sequence
+            is_speech = not is_noise(output.scores[0], output.no_speech_prob, min_logprob)
             found.append(Hypothesis(pieces, *language, is_speech, len(prompt), len(ids), timed))
         return found
 
@@ -316,10 +342,7 @@ class WhisperTranscriber:
         words, cut = list[Word](), set[int]()
         if pieces and (doubtful or is_aligned(window)):
             tokens = [t for p in (*given, *pieces) for t in p.tokens]
-            one = encoded
-            if encoded.shape[0] > 1:
-                one = ctranslate2.StorageView.from_array(np.asarray(encoded)[index, None])
-            spans = self._token_spans(one, window, language, tokens)
+            spans = self._token_spans(one_of(encoded, index), window, language, tokens)
             words = aligned_words((*given, *pieces), spans)
             if doubtful:
                 sound_s = seconds_of_sound(window.pcm, [(w.start_s, w.end_s) for w in words])

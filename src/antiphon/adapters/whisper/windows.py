@@ -102,6 +102,16 @@ def token_cap(window: Window, language: str, most: int) -> int:
 CLEAR_PROBABILITY = 0.9
 
 
+def next_language(
+    ranked: Sequence[tuple[str, float]], languages: Sequence[str], first: str | None
+) -> tuple[str, float] | None:
+    """Return the most probable of the allowed languages except `first`, with its probability; None if there is none.
+
+    See `chosen_language`.
+    """
+    return next(((code, p) for code, p in ranked if code != first and code in (languages or (code,))), None)
+
+
 def chosen_language(
     ranked: Sequence[tuple[str, float]], languages: Sequence[str], likely: str | None
 ) -> tuple[str, float]:

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from antiphon.engine.checkpoint_files import LoadingProgress
 from antiphon.engine.local import packed
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.threads import load_in_own_thread
@@ -71,11 +72,13 @@ def weights_for(device: str, weights: str, *, mixture: bool = False) -> tuple[st
 def load_whole(kind: Any, folder: Path, **options: Any) -> Any:
     """Load a checkpoint with `kind.from_pretrained` from local files, and return the model in eval mode.
 
-    `options`: further arguments of it. `transformers` gives a tensor that the files lack random values, and only logs
-    it. Here it is an error. Raises ValueError for such a tensor or one of another shape, and the errors of
-    `from_pretrained`.
+    `transformers` maps the files: on the CPU, weights that keep their dtype are not copied. It reads pickled weights if
+    there are no others, and runs no code in them. It gives a tensor that the files lack random values, and only logs
+    it. Here it is an error. `options`: further arguments of `from_pretrained`. Raises ValueError for a missing tensor
+    or one of another shape, and the errors of `from_pretrained`.
     """
-    model, found = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True, **options)
+    with LoadingProgress.of(folder):
+        model, found = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True, **options)
     if missing := sorted(found["missing_keys"]):
         raise ValueError(f"it lacks {', '.join(missing[:3])}{f' and {len(missing) - 3} more' if missing[3:] else ''}")
     if wrong := sorted(str(name) for name, *_ in found["mismatched_keys"]):

@@ -45,6 +45,7 @@ from antiphon.protocols.realtime.messages import (
     read_message,
 )
 from antiphon.protocols.realtime.transcript_events import (
+    KeptItems,
     TranscriptEvents,
     check_include,
 )
@@ -140,6 +141,16 @@ class BetaTranscriptionSession(_Shown, kw_only=True):
     include: list[str] | None
 
 
+class TranscriptionSnapshot(msgspec.Struct):
+    """The stored form of a session. Never rename a field. `expires_at`: Unix seconds."""
+
+    audio: AudioInput
+    include: list[str] | None
+    beta: bool
+    expires_at: int
+    items: KeptItems
+
+
 class OpenAITranscription(FrameReader[TranscriptionMessage]):
     """The dialect of one connection, after its `session.created` was sent (negotiation.py).
 
@@ -169,6 +180,19 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
         Raises RemoteProtocolError for an invalid field, and then changes nothing.
         """
         self._apply(session, beta_names=False)
+
+    def snapshot(self) -> TranscriptionSnapshot:
+        """Return the session's state to store."""
+        items = self._transcripts.snapshot()
+        return TranscriptionSnapshot(self._audio, self._include, self._writer.beta, self._expires_at, items)
+
+    def restore(self, session_id: str, kept: TranscriptionSnapshot) -> None:
+        """Continue a stored session."""
+        self._session_id, self._expires_at = session_id, kept.expires_at
+        self._audio, self._include, self._writer.beta = kept.audio, kept.include, kept.beta
+        self._transcripts.include = kept.include or []
+        self._transcripts.restore(kept.items)
+        self._buffer.set_format(kept.audio.format)
 
     def configured(self) -> ConfigureTranscription:
         """Return the command that begins the session or changes its configuration. It names the loaded model."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from typing import TypedDict, TypeVar
 
+import msgspec
 from msgspec import UnsetType
 
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
@@ -65,6 +66,13 @@ class _Included(TypedDict, total=False):
     words: list[ShownWord]
 
 
+class KeptItems(msgspec.Struct):
+    """The stored form of the item ids: of turns without a transcript, by turn, and of the last committed turn."""
+
+    waiting: dict[int, str]
+    last: str | None
+
+
 class TranscriptEvents:
     """Writes the events of a transcription. Each turn is an item. The item's id is made for the turn's first event.
 
@@ -82,6 +90,14 @@ class TranscriptEvents:
     def name(self, turn: int, item_id: str) -> None:
         """Set the item id of a turn. For a conversation, which makes the ids itself."""
         self._items[turn] = item_id
+
+    def snapshot(self) -> KeptItems:
+        """Return the item ids to store."""
+        return KeptItems(self._items, self._last_item)
+
+    def restore(self, kept: KeptItems) -> None:
+        """Continue with stored item ids."""
+        self._items, self._last_item = kept.waiting, kept.last
 
     def write(self, event: TranscriptionEvent) -> None:
         """Write the messages for an event. Raises LocalProtocolError if it cannot occur in a transcription."""

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import FALSE_START_MS
-from antiphon.events.transcription import Eagerness, ServerVad
+from antiphon.events.transcription import Eagerness, Expects, ServerVad
 from antiphon.protocols.fields import merged, number, unknown_parameter, unsupported
 from antiphon.turns.end_of_turn import semantic_vad
 
@@ -34,6 +34,7 @@ class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
     interrupt_response: bool | UnsetType | None = UNSET  # Whether speech cuts off a response.
     false_start_ms: float | UnsetType | None = UNSET  # See `TurnDetection`.
     eagerness: str | UnsetType | None = UNSET  # How readily `semantic_vad` ends a turn.
+    expects: str | UnsetType | None = UNSET  # See `TurnDetection`.
 
     @property
     def least_speech_ms(self) -> object:
@@ -45,7 +46,7 @@ class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
 VAD_LEAVES: Mapping[str, Collection[str]] = MappingProxyType(
     {
         "server_vad": ("threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"),
-        "semantic_vad": ("eagerness",),
+        "semantic_vad": ("eagerness", "expects"),
     }
 )
 
@@ -66,6 +67,9 @@ class TurnDetection(msgspec.Struct, kw_only=True):
     # If the user goes on at most this time after a response became audible, in ms, the turn continues; 0: never. This
     # extension is only shown to clients that have set it.
     false_start_ms: int | UnsetType = UNSET
+    # What the user will probably say: `digits`, `yes_no` or `open`; null: unknown. This extension is only shown to
+    # clients that have set it.
+    expects: str | UnsetType | None = UNSET
     min_speech_duration_ms: object = UNSET  # Shown in full duplex, without effect.
 
     @property
@@ -86,7 +90,7 @@ class TurnDetection(msgspec.Struct, kw_only=True):
     def config(self) -> ServerVad:
         """Convert these fields into the session's turn detection."""
         if isinstance(self.eagerness, str):
-            return semantic_vad(cast(Eagerness, self.eagerness))
+            return semantic_vad(cast(Eagerness, self.eagerness), cast(Expects, self.expects or None))
         assert self.threshold is not UNSET
         assert self.prefix_padding_ms is not UNSET
         assert self.silence_duration_ms is not UNSET
@@ -163,4 +167,6 @@ def _semantic_vad(given: TurnDetectionFields, param: str) -> TurnDetection:
     eagerness = given.eagerness or "auto"
     if eagerness not in get_args(Eagerness):
         raise unsupported(eagerness, get_args(Eagerness), f"{param}.eagerness")
-    return TurnDetection(type="semantic_vad", eagerness=eagerness)
+    if given.expects not in (UNSET, None, *get_args(Expects)):
+        raise unsupported(given.expects, get_args(Expects), f"{param}.expects")
+    return TurnDetection(type="semantic_vad", eagerness=eagerness, expects=given.expects)

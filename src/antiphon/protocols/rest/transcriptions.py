@@ -1,192 +1,27 @@
 """Bodies of /v1/audio/transcriptions and /v1/audio/translations: docs/wire/transcriptions.md.
 
-Reads the form, and writes a transcript as json, text, srt, vtt or verbose_json, or as the server-sent events of a
-stream. Times are in seconds from the beginning of the file.
+Writes a transcript as json, text, srt, vtt, verbose_json or diarized_json, or as the server-sent events of a stream.
+Times are in seconds from the beginning of the file. `transcription_form.py` reads the form.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
+from antiphon.audio.channel_survey import ChannelFacts
 from antiphon.contracts import FileInfo, TranscriptionTask, TranscriptSegment
-from antiphon.errors import RemoteProtocolError
-from antiphon.events.languages import language_code
-from antiphon.events.transcription import ServerVad
 from antiphon.events.words import Word
-from antiphon.protocols.fields import nearest, unknown_parameter
+from antiphon.protocols.rest.transcription_form import FileRequest
 
-TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
-FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)
-GRANULARITIES = ("word", "segment")
-# The fields of the form, including the file.
-FIELDS = (
-    "chunking_strategy",
-    "file",
-    "language",
-    "model",
-    "prompt",
-    "response_format",
-    "stream",
-    "temperature",
-    "timestamp_granularities",
-)
 # Undecodable audio shorter than MIN_SKIPPED_S is not reported.
 MIN_SKIPPED_S = 0.1
-# Accepted spellings of true and false.
-TRUE, FALSE = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off", "null")
-# Values of `language` that request language detection.
-UNNAMED_LANGUAGE = ("", "auto", "detect", "null", "undefined")
 # Number of audio tokens per second in `usage`: Whisper's encoder has one position per 20 ms of audio.
 AUDIO_TOKENS_PER_S = 50
-
-
-@dataclass(frozen=True, slots=True)
-class FileRequest:
-    """The checked fields of a form. Only `model` is not checked: the model may not be loaded."""
-
-    # Name of the model.
-    model: str
-    # Format of the transcript.
-    format: TranscriptFormat = "json"
-    # Language code such as `en`; None to detect the language.
-    language: str | None = None
-    # Names and words that the audio is likely to contain.
-    prompt: str = ""
-    # Sampling temperature in [0, 1]; 0 always takes the most likely token.
-    temperature: float = 0.0
-    # Whether `verbose_json` includes words.
-    words: bool = False
-    # Whether `verbose_json` includes segments.
-    segments: bool = True
-    # Whether to answer with server-sent events.
-    stream: bool = False
-    # How to detect the speech to transcribe. With "auto", the server chooses. With None, it transcribes the whole file.
-    speech_detection: ServerVad | Literal["auto"] | None = "auto"
-
-    @property
-    def needs_word_times(self) -> bool:
-        """Whether the answer needs word times: for words, segments or subtitles."""
-        return self.format in ("verbose_json", "srt", "vtt") and not self.stream
-
-
-def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRequest:
-    """Read the text fields of a multipart form. For a repeated field, the last value counts.
-
-    `languages`: the language codes that the model knows. Raises RemoteProtocolError: `missing_required_parameter` or
-    `invalid_value`, with the field in `param`.
-    """
-    one = {k: v[-1] for k, v in fields.items() if v}
-    for name in one:
-        if (known := re.split(r"[\[.]", name)[0]) not in FIELDS and (meant := nearest(known, frozenset(FIELDS))):
-            raise unknown_parameter(name, meant)
-    if not one.get("model"):
-        raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'model'.", "model")
-    form = one.get("response_format") or "json"
-    if form not in FORMATS:
-        raise _invalid("response_format", form, FORMATS)
-    language = _language(one.get("language", ""), languages)
-    wanted = _listed(fields, "timestamp_granularities")
-    for name in wanted:
-        if name not in GRANULARITIES:
-            raise _invalid("timestamp_granularities", name, GRANULARITIES)
-    if wanted and form != "verbose_json":
-        raise RemoteProtocolError(
-            "invalid_value", "timestamp_granularities needs response_format verbose_json.", "timestamp_granularities"
-        )
-    return FileRequest(
-        model=one["model"],
-        format=form,
-        language=language,
-        prompt=one.get("prompt", ""),
-        temperature=_temperature(one.get("temperature", "0")),
-        words="word" in wanted,
-        segments=not wanted or "segment" in wanted,
-        stream=_flag(one.get("stream", ""), "stream"),
-        speech_detection=_speech_detection(one),
-    )
-
-
-def _listed(fields: dict[str, list[str]], name: str) -> list[str]:
-    """Return a list in any form that clients send: repeated fields, `[]`, indices (`[0]`, `.0`), commas, or JSON."""
-    spelling = re.compile(re.escape(name) + r"(\[\d*\]|\.\d+)*")
-    found = list[str]()
-    for text in (v for key, values in fields.items() if spelling.fullmatch(key) for v in values):
-        found += text.strip(" []").split(",")
-    return [item for text in found if (item := text.strip(" \"'"))]
-
-
-def _flag(text: str, name: str) -> bool:
-    word = text.strip().lower()
-    if word not in TRUE and word not in FALSE:
-        raise _invalid(name, text, ("true", "false"))
-    return word in TRUE
-
-
-def _language(text: str, languages: Sequence[str]) -> str | None:
-    """Convert a code, a locale or an English name into the model's code. Returns None to detect the language."""
-    named = text.strip()
-    if named.lower() in UNNAMED_LANGUAGE:
-        return None
-    for code in (named, language_code(named)):
-        if code in languages:
-            return code
-    raise RemoteProtocolError(
-        "invalid_value",
-        f"'{text}' is no language of this model. Expected an ISO 639-1 code such as 'en', or none to detect it.",
-        "language",
-    )
-
-
-class _ServerVadFields(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["server_vad"]
-    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    prefix_padding_ms: Annotated[int, Meta(ge=0, le=5000)] = 300
-    silence_duration_ms: Annotated[int, Meta(ge=32, le=60000)] = 200
-
-
-def _speech_detection(form: dict[str, str]) -> ServerVad | Literal["auto"] | None:
-    """Read `chunking_strategy`: a word, a JSON object, or the object's fields as separate form fields.
-
-    OpenAI's own client libraries send separate fields, such as `chunking_strategy[type]`.
-    """
-    name = "chunking_strategy"
-    spelling = re.compile(rf"{name}(?:\[(\w+)\]|\.(\w+))")
-    matches = ((spelling.fullmatch(key), value) for key, value in form.items())
-    fields: object = {match[1] or match[2]: value for match, value in matches if match}
-    text = form.get(name, "").strip()
-    if not fields and text in ("", "auto"):
-        return "auto"
-    try:
-        fields = fields or msgspec.json.decode(text)
-        if fields is None:
-            return None
-        if fields == "auto":
-            return "auto"
-        found = msgspec.convert(fields, _ServerVadFields, strict=False)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
-        raise RemoteProtocolError("invalid_value", f"Invalid {name}: {error}.", name) from None
-    return ServerVad(found.threshold, found.prefix_padding_ms, found.silence_duration_ms)
-
-
-def _temperature(text: str) -> float:
-    try:
-        value = float(text or 0)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 1.0:
-        raise RemoteProtocolError("invalid_value", f"Invalid temperature: '{text}'. Expected 0 to 1.", "temperature")
-    return value
-
-
-def _invalid(param: str, value: str, choices: Sequence[str]) -> RemoteProtocolError:
-    names = ", ".join(f"'{c}'" for c in choices)
-    return RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported values are: {names}.", param)
 
 
 class _Duration(msgspec.Struct, tag="duration"):
@@ -196,6 +31,42 @@ class _Duration(msgspec.Struct, tag="duration"):
 class _Transcript(msgspec.Struct):
     text: str
     usage: _Duration
+
+
+class ChannelNote(msgspec.Struct, omit_defaults=True):
+    """What became of one channel of a file whose channels were transcribed one by one.
+
+    - `channel`: its number, from 0.
+    - `speaker`: the label of its words; None if it is silent.
+    - `same_as`: the earlier channel with the same sound, which was transcribed in its place.
+    """
+
+    channel: int
+    speaker: str | None = None
+    same_as: int | None = None
+
+
+class _DiarizedSegment(msgspec.Struct, tag="transcript.text.segment"):
+    id: str
+    start: float
+    end: float
+    text: str
+    speaker: str
+
+
+class _Diarized(msgspec.Struct):
+    # `transcribe` or `translate`.
+    task: TranscriptionTask
+    # Duration of the file, in seconds.
+    duration: float
+    # Text of all segments.
+    text: str
+    # What was said by whom.
+    segments: list[_DiarizedSegment]
+    # Duration that counts as usage.
+    usage: _Duration
+    # What became of the channels, if they were transcribed one by one.
+    channels: Sequence[ChannelNote] | UnsetType = UNSET
 
 
 class _VerboseSegment(msgspec.Struct):
@@ -219,6 +90,8 @@ class _VerboseSegment(msgspec.Struct):
     compression_ratio: float
     # Probability that the segment contains no speech.
     no_speech_prob: float
+    # Who says it, if speakers are distinguished.
+    speaker: str | UnsetType = UNSET
 
 
 class _VerboseWord(msgspec.Struct):
@@ -226,6 +99,7 @@ class _VerboseWord(msgspec.Struct):
     start: float
     end: float
     confidence: float
+    speaker: str | UnsetType = UNSET
 
 
 class _VerboseTranscript(msgspec.Struct):
@@ -245,6 +119,14 @@ class _VerboseTranscript(msgspec.Struct):
     segments: list[_VerboseSegment] | UnsetType = UNSET
     # Words, if requested.
     words: list[_VerboseWord] | UnsetType = UNSET
+    # What became of the channels, if they were transcribed one by one.
+    channels: Sequence[ChannelNote] | UnsetType = UNSET
+
+
+def channel_notes(facts: ChannelFacts, names: Mapping[int, str]) -> list[ChannelNote]:
+    """Return what became of each channel. `names`: the speakers of the channels that were transcribed."""
+    heard = [names.get(channel if same is None else same) for channel, same in enumerate(facts.same_as)]
+    return [ChannelNote(channel, heard[channel], same) for channel, same in enumerate(facts.same_as)]
 
 
 def skipped_seconds(skipped_s: float) -> float:
@@ -263,10 +145,12 @@ def body(
     info: FileInfo,
     segments: Sequence[TranscriptSegment],
     skipped_s: float = 0.0,
+    channels: Sequence[ChannelNote] = (),
 ) -> tuple[str, str]:
     """Return the media type and the body of a finished transcript, in the requested format.
 
-    `skipped_s`: duration of audio in the file that could not be decoded, in seconds.
+    `skipped_s`: duration of audio in the file that could not be decoded, in seconds. `channels`: what became of the
+    channels; empty if they were mixed.
     """
     text = joined(segments)
     match request.format:
@@ -279,7 +163,23 @@ def body(
         case "json":
             return "application/json", _json(_Transcript(text, _Duration(round(info.duration_s, 3))))
         case "verbose_json":
-            return "application/json", _json(_verbose(request, task, info, segments, skipped_s))
+            return "application/json", _json(_verbose(request, task, info, segments, skipped_s, channels))
+        case "diarized_json":
+            duration_s = round(info.duration_s, 3)
+            said = [_diarized_segment(s) for s in segments]
+            return "application/json", _json(
+                _Diarized(task, duration_s, text, said, _Duration(duration_s), channels or UNSET)
+            )
+
+
+def _diarized_segment(segment: TranscriptSegment) -> _DiarizedSegment:
+    start, end = round(segment.start_s, 3), round(segment.end_s, 3)
+    return _DiarizedSegment(segment_id(segment), start, end, segment.text.strip(), segment.speaker)
+
+
+def segment_id(segment: TranscriptSegment) -> str:
+    """Return the id of a segment in `diarized_json`, which counts from 1."""
+    return f"seg_{segment.id + 1:03}"
 
 
 def _verbose(
@@ -288,6 +188,7 @@ def _verbose(
     info: FileInfo,
     segments: Sequence[TranscriptSegment],
     skipped_s: float,
+    channels: Sequence[ChannelNote],
 ) -> _VerboseTranscript:
     duration_s = round(info.duration_s, 3)
     return _VerboseTranscript(
@@ -298,12 +199,14 @@ def _verbose(
         _Duration(duration_s),
         skipped_seconds(skipped_s) or UNSET,
         [_verbose_segment(s) for s in segments] if request.segments else UNSET,
-        [_verbose_word(w) for s in segments for w in s.words] if request.words else UNSET,
+        [_verbose_word(w, s.speaker) for s in segments for w in s.words] if request.words else UNSET,
+        channels or UNSET,
     )
 
 
-def _verbose_word(word: Word) -> _VerboseWord:
-    return _VerboseWord(word.text, round(word.start_s, 3), round(word.end_s, 3), round(word.probability, 3))
+def _verbose_word(word: Word, speaker: str) -> _VerboseWord:
+    times = round(word.start_s, 3), round(word.end_s, 3)
+    return _VerboseWord(word.text, *times, round(word.probability, 3), speaker or UNSET)
 
 
 def _verbose_segment(segment: TranscriptSegment) -> _VerboseSegment:
@@ -318,11 +221,13 @@ def _verbose_segment(segment: TranscriptSegment) -> _VerboseSegment:
         avg_logprob=segment.avg_logprob,
         compression_ratio=segment.compression_ratio,
         no_speech_prob=segment.no_speech_prob,
+        speaker=segment.speaker or UNSET,
     )
 
 
 class _TextDelta(msgspec.Struct, tag="transcript.text.delta"):
     delta: str
+    segment_id: str | UnsetType = UNSET
 
 
 class _InputTokenDetails(msgspec.Struct):
@@ -341,6 +246,7 @@ class _TextDone(msgspec.Struct, tag="transcript.text.done"):
     text: str
     usage: _TokenUsage
     skipped_seconds: float | UnsetType = UNSET
+    channels: Sequence[ChannelNote] | UnsetType = UNSET
 
 
 class _Failure(msgspec.Struct, omit_defaults=True):
@@ -354,20 +260,30 @@ class _ErrorEvent(msgspec.Struct, tag="error"):
     error: _Failure
 
 
-def delta_event(text: str) -> str:
-    """Return the server-sent event for new text. Clients append the deltas: text is never revised after it was sent."""
-    return _sse(_TextDelta(text))
+def delta_event(text: str, segment_id: str | None = None) -> str:
+    """Return the server-sent event for new text. Clients append the deltas: text is never revised after it was sent.
+
+    `segment_id`: the id of the segment whose event follows; None if no segments are sent.
+    """
+    return _sse(_TextDelta(text, segment_id or UNSET))
 
 
-def done_event(text: str, info: FileInfo, num_tokens: int, skipped_s: float = 0.0) -> str:
+def segment_event(segment: TranscriptSegment) -> str:
+    """Return the server-sent event for a complete segment and its speaker, who is not changed afterwards."""
+    return _sse(_diarized_segment(segment))
+
+
+def done_event(
+    text: str, info: FileInfo, num_tokens: int, skipped_s: float = 0.0, channels: Sequence[ChannelNote] = ()
+) -> str:
     """Return the server-sent event that ends a stream. `text`: the joined deltas. `num_tokens`: their token count.
 
-    `skipped_s`: duration of audio in the file that could not be decoded, in seconds.
+    `skipped_s`: duration of audio in the file that could not be decoded, in seconds. `channels`: as in `body`.
     """
     audio = round(info.duration_s * AUDIO_TOKENS_PER_S)
     details = _InputTokenDetails(audio_tokens=audio, text_tokens=0)
     usage = _TokenUsage(audio, details, num_tokens, audio + num_tokens)
-    return _sse(_TextDone(text, usage, skipped_seconds(skipped_s) or UNSET))
+    return _sse(_TextDone(text, usage, skipped_seconds(skipped_s) or UNSET, channels or UNSET))
 
 
 def error_event(message: str) -> str:
@@ -380,28 +296,41 @@ def file_error_event(message: str, code: str) -> str:
     return _sse(_ErrorEvent(_Failure("invalid_request_error", message, code, "file")))
 
 
-def _sse(event: _TextDelta | _TextDone | _ErrorEvent) -> str:
+def _sse(event: _TextDelta | _DiarizedSegment | _TextDone | _ErrorEvent) -> str:
     return f"data: {_json(event)}\n\n"
 
 
 def srt(segments: Iterable[TranscriptSegment]) -> str:
     """Format SubRip subtitles: one cue per segment, numbered from 1, with times as HH:MM:SS,mmm.
 
-    Returns an empty string if there are no segments.
+    If speakers are distinguished, a cue begins with the speaker and a colon. Returns an empty string if there are no
+    segments.
     """
     return "".join(
-        f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{s.text.strip()}\n\n"
-        for n, s in enumerate(segments, 1)
+        f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{spoken(s)}\n\n" for n, s in enumerate(segments, 1)
     )
+
+
+def spoken(segment: TranscriptSegment) -> str:
+    """Return the text of a segment, after the speaker and a colon if speakers are distinguished."""
+    text = segment.text.strip()
+    return f"{segment.speaker}: {text}" if segment.speaker else text
 
 
 def vtt(segments: Iterable[TranscriptSegment]) -> str:
     """Format WebVTT subtitles: one cue per segment, with times as HH:MM:SS.mmm.
 
-    Returns only the header if there are no segments.
+    If speakers are distinguished, the text of a cue is in a voice tag, `<v A>`. Returns only the header if there are no
+    segments.
     """
-    cues = (f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{s.text.strip()}\n\n" for s in segments)
+    cues = (f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{_voiced(s)}\n\n" for s in segments)
     return "WEBVTT\n\n" + "".join(cues)
+
+
+def _voiced(segment: TranscriptSegment) -> str:
+    text = segment.text.strip()
+    # An annotation ends at `>`, and may have entities.
+    return f"<v {escape(segment.speaker, quote=False)}>{text}" if segment.speaker else text
 
 
 def _clock(seconds: float, point: str) -> str:

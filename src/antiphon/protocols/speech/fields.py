@@ -294,7 +294,7 @@ def _check_embedding(embedding: list[float]) -> None:
 
 
 def _check_language(language: str | None, catalog: SpeechCatalog) -> None:
-    if language and language_code(language) not in (*catalog.languages, "auto"):
+    if language and catalog.languages and language_code(language) not in (*catalog.languages, "auto"):
         raise _invalid("language", f"the loaded model speaks {', '.join(catalog.languages)}; {OTHER_VOICES}")
 
 

@@ -80,6 +80,15 @@ class VllmDialect:
         # Number of responses in the current request; None if the next commit begins a new request.
         self._num_segments: int | None = None
 
+    def snapshot(self) -> TranscriptionConfig | None:
+        """Return the configuration to store; None if there is none yet, or if a conversation model answers."""
+        return None if self._responses else self._config
+
+    def restore(self, config: TranscriptionConfig) -> ConfigureTranscription:
+        """Continue a stored transcription. Returns the command that begins its session."""
+        self._config, self._prompt = config, config.prompt
+        return ConfigureTranscription(config)
+
     def feed(self, data: str | bytes) -> Received[Command]:
         """Read one frame from the client. An invalid frame only returns an error for the client; nothing is raised."""
         try:

@@ -67,12 +67,19 @@ def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None)
 
 
 def limited_form(
-    request: Request, max_bytes: int, *, max_fields: int, max_files: int = 1, error: BodyTooLarge | None = None
+    request: Request,
+    max_bytes: int,
+    *,
+    max_fields: int,
+    max_files: int = 1,
+    error: BodyTooLarge | None = None,
+    max_field_bytes: int = FIELD_BYTES,
 ) -> AbstractAsyncContextManager[FormData]:
     """Read a form of at most `max_bytes`. Use it in an `async with`, which closes the form's files at the end.
 
-    A field has at most FIELD_BYTES (else 400), and a form without files at most FORM_BYTES. Raises as `limited` does,
-    and HTTPException 415 for a charset that is not in CHARSETS, before anything is decoded.
+    A field of a multipart form has at most `max_field_bytes` (else 400). A form of another type has at most FORM_BYTES,
+    and its fields FIELD_BYTES. Raises as `limited` does, and HTTPException 415 for a charset that is not in CHARSETS,
+    before anything is decoded.
     """
     # Starlette uses the same parser, so it finds the same charset.
     content_type, parameters = parse_options_header(request.headers.get("content-type"))
@@ -80,9 +87,9 @@ def limited_form(
     if charset.lower() not in CHARSETS:
         raise HTTPException(415, f"A form's charset is utf-8, us-ascii or iso-8859-1, not '{charset[:40]}'.")
     if content_type != b"multipart/form-data":
-        max_bytes = min(max_bytes, FORM_BYTES)
+        max_bytes, max_field_bytes = min(max_bytes, FORM_BYTES), FIELD_BYTES
     bounded = limited(request, max_bytes, error)
-    return bounded.form(max_files=max_files, max_fields=max_fields, max_part_size=FIELD_BYTES)
+    return bounded.form(max_files=max_files, max_fields=max_fields, max_part_size=max_field_bytes)
 
 
 class HeldBody:

@@ -24,7 +24,7 @@ from antiphon.protocols.connection import Dialect
 from antiphon.protocols.fields import nearest, unknown_parameter
 from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.protocols.resume import (
-    SESSION_ELSEWHERE,
+    RETRYABLE,
     HowResumed,
     SessionResume,
     control,
@@ -259,7 +259,7 @@ async def _resume(
         await _send_last(websocket, frame, gap.reason)
     except RemoteProtocolError as error:
         event_id = message.event_id if isinstance(message.event_id, str) else None
-        retryable = error.code == SESSION_ELSEWHERE
+        retryable = error.code in RETRYABLE
         frame = refused_frame(random_id, error, event_id, retryable=retryable)
         await _send_last(websocket, frame, error.code, CLOSE_TRY_LATER if retryable else CLOSE_POLICY)
 

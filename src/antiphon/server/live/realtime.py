@@ -268,7 +268,7 @@ class LiveRealtime:
             if conversation and goes_first(command, conversation):
                 await conversation.handle(command)
                 continue
-            if isinstance(command, ConfigureConversation):
+            if isinstance(command, ConfigureConversation | ConfigureTranscription):
                 self.copy.write()
             try:
                 await self._inbox.put(command)
@@ -298,12 +298,21 @@ class LiveRealtime:
                 self._state, self.caller, self.wire, first, inbox, emit, player, self._observers
             )
         else:
-            self._session = new_transcription(self._state, self.wire, first, inbox, emit, self._live.measure)
+            self._session = new_transcription(
+                self._state,
+                self.wire,
+                first,
+                inbox,
+                emit,
+                self._live.measure,
+                keeps_state=self.copy.keeps_transcription,
+                continued=self.copy.transcription,
+            )
         self._live.count(self.wire.dialect)
         log.info("session %s begins (%s)", self.wire.id, self.wire.dialect)
         if player:
             player.attach(lambda event: self._live.start(partial(self._emit, event)))
-        self.copy.begin(self._conversation)
+        self.copy.begin(self._session)
         self._live.start(partial(self._run_session, self._session))
 
     async def _run_session(self, session: RealtimeSession) -> None:

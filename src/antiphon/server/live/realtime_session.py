@@ -31,6 +31,7 @@ from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.sessions.transcription.state import ContinuedTranscription
 from antiphon.transports.transport import AudioPlayer
 
 # Sessions that read their commands from an inbox. Any exception from `run` ends only that live session, with
@@ -115,8 +116,13 @@ def new_transcription(
     inbox: Inbox,
     emit: EmitConversation,
     measure: Callable[[str, float], None],
+    *,
+    keeps_state: bool,
+    continued: ContinuedTranscription | None,
 ) -> TranscriptionSession:
-    """Return a transcription session for a wire, with the server's models."""
+    """Return a transcription session for a wire, with the server's models. For `keeps_state` and `continued` see
+    `TranscriptionSession`.
+    """
     models = state.loaded()
     return TranscriptionSession(
         first.config,
@@ -127,6 +133,8 @@ def new_transcription(
         min_commit_ms=wire.min_commit_ms,
         measure=measure,
         turn_detector=models.turn_detector,
+        keeps_state=keeps_state,
+        continued=continued,
     )
 
 

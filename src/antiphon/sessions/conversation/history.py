@@ -139,8 +139,8 @@ class ConversationHistory:
 
         `instructions` become a system message at the front. With `also`, its items are used instead of the history's,
         but names of functions are still looked up in the history. Messages without text and media are left out, and so
-        are results without a call. Retracted items are left out too. A user's item that continues the item before it
-        becomes part of that item's message. Calls that follow an assistant's message become part of that message. A
+        are results without a call. Retracted items are left out too. An item that continues the item before it becomes
+        part of that item's message. Calls that follow an assistant's message become part of that message. A
         result that precedes its call is moved after the call.
         """
         out = [Message("system", instructions)] if instructions else []

@@ -10,7 +10,7 @@ from antiphon.contracts import BackchannelDetector
 from antiphon.errors import ModelError, Refused
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.turns.overlap import OverlapDecider, OverlapState
+from antiphon.turns.overlap import BY_SOUND, OverlapDecider, OverlapState
 
 # Interval in seconds at which new audio is passed to the detector. It has chunks of 40 ms.
 HEAR_S = 0.04
@@ -51,7 +51,7 @@ async def hear_overlap(
             if decider.undecided_turn != turn:
                 return
             if num_floor >= SURE_CHUNKS and not listener.speakers.is_looked_at(turn):
-                await decide(lambda: decider.take_floor("sound"))
+                await decide(lambda: decider.take_floor(BY_SOUND))
                 return
         if decider.sounds_backchannel and not listener.speaking:
             await decide(lambda: decider.decide(speaking=False))

@@ -1,5 +1,5 @@
-"""Holds back the events of speech over a response until its words, its voice, or a timeout decide whether it takes the
-floor.
+"""Holds back the events of speech over a response until its sound, its words, its voice, or a timeout decide whether it
+takes the floor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.sessions.conversation.overlap_sound import hear_overlap
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.turns.overlap import DECISION_S, MAX_BACKCHANNEL_S, OverlapDecider
+from antiphon.turns.overlap import BY_SOUND, DECISION_S, MAX_BACKCHANNEL_S, OverlapDecider, OverlapState
 
 # Interval in seconds at which an undecided overlap is checked for whether the user still speaks.
 POLL_S = 0.05
@@ -28,18 +28,21 @@ POLL_S = 0.05
 DISMISSAL_S = 0.6
 
 Apply = Callable[[list[TranscriptionEvent]], Awaitable[None]]
+# Pauses the response, and returns whether that was possible.
+Pause = Callable[[], Awaitable[bool]]
 
 
 class OverlapHolder:
     """Passes the events of a conversation's transcription through an OverlapDecider, and runs the decider's timers.
 
-    `apply` is awaited with the events that may be reported, in order. `detector` judges the sound of an overlap, if it
-    is loaded. The client's decisions go to `decider`.
+    `apply` is awaited with the events that may be reported, in order. `pause` is awaited when the speech probably takes
+    the floor. `detector` judges the sound of an overlap, if it is loaded. The client's decisions go to `decider`.
     """
 
-    def __init__(self, apply: Apply, detector: BackchannelDetector | None = None) -> None:
+    def __init__(self, apply: Apply, pause: Pause, detector: BackchannelDetector | None = None) -> None:
         self.decider = OverlapDecider()
         self._apply = apply
+        self._pause = pause
         self._detector = detector
         # The lock keeps events in the order of the decisions, whichever task decided.
         self._order = anyio.Lock()
@@ -72,6 +75,18 @@ class OverlapHolder:
                 group.start_soon(self._decide, turn, listener, duplex, may_continue)
                 if self._detector:
                     group.start_soon(self._hear, self._detector, turn, listener)
+
+    async def heard(self, listener: TranscriptionSession) -> None:
+        """Decide the overlap by its sound, if that claims the floor: pause the response until there are words, or let
+        the speech take the floor if the response cannot be paused. Call it when audio was analysed.
+        """
+        overlap = self.decider
+        turn = overlap.undecided_turn
+        if turn is None or overlap.state is not OverlapState.UNDECIDED or overlap.sounds_backchannel:
+            return
+        is_known = not listener.speakers.is_looked_at(turn)
+        if listener.claims_floor and is_known and not await self._pause():
+            await self.decide(lambda: overlap.take_floor(BY_SOUND) if overlap.undecided_turn == turn else [])
 
     async def decide(self, decision: Callable[[], list[TranscriptionEvent]]) -> None:
         """Call `decision`, a method of `decider`, and apply the events that it releases."""
@@ -122,7 +137,11 @@ class OverlapHolder:
                         await self.decide(lambda: overlap.decide(speaking=True))
                     await anyio.sleep(MAX_BACKCHANNEL_S - DECISION_S)
                 else:
-                    await anyio.sleep(MAX_BACKCHANNEL_S)
+                    await anyio.sleep(DECISION_S)
+                    is_open = overlap.undecided_turn == turn and overlap.state is OverlapState.UNDECIDED
+                    if is_open and listener.speaking:
+                        await self._pause()
+                    await anyio.sleep(MAX_BACKCHANNEL_S - DECISION_S)
                 while overlap.undecided_turn == turn:
                     if listener.speaking and not listener.speakers.is_looked_at(turn):
                         await self.decide(overlap.take_floor)

@@ -63,6 +63,7 @@ from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.end_of_turn import MAX_SILENCE_MS
 from antiphon.turns.floor import Floor
+from antiphon.turns.overlap import BY_SOUND, is_backchannel
 
 
 class ConversationSession:
@@ -98,7 +99,7 @@ class ConversationSession:
         self._group: anyio.abc.TaskGroup | None = None
         self.history = ConversationHistory()
         self._floor = Floor()
-        self._overlaps = OverlapHolder(self._apply_all, context.backchannel_detector)
+        self._overlaps = OverlapHolder(self._apply_all, self._pause_response, context.backchannel_detector)
         profile = context.model.profile
         self._turn_audio = TurnAudio(profile.audio_window_ms) if profile.accepts_media else None
         self._listener = TranscriptionSession(
@@ -113,6 +114,7 @@ class ConversationSession:
             turn_detector=context.turn_detector,
             guards_echo=True,
             tap=self._keep_audio if context.model.native or self._turn_audio else None,
+            on_heard=self.audio_heard,
             on_commit=self._commit,
             speaker_model=context.speaker_model,
             on_other_voice=self._overlaps.other_voice,
@@ -120,6 +122,8 @@ class ConversationSession:
         self._heard = HeardResponses(self.history, self._listener, context, emit, playback=playback, left_s=left_s)
         self._queue = ResponseQueue(config, context, self.history, self._floor, self._listener, self._heard, emit)
         self._responder, self._native = self._queue.responder, self._queue.native
+        # The turn that has taken the floor by its sound, if it is the newest.
+        self._by_sound: int | None = None
         # The item of the user's last turn and the end of its speech in milliseconds, if a pause has ended it.
         self._last_turn: tuple[Item, int] | None = None
         self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)
@@ -165,8 +169,23 @@ class ConversationSession:
         decision = decider.take_floor if takes_floor else decider.dismiss
         await self._overlaps.decide(lambda: decision(reason))
 
+    async def audio_heard(self) -> None:
+        """Decide the speech over a response by its sound, if that is enough. Called when audio was analysed."""
+        # Otherwise a response that is ended by mistake could not be given back.
+        if self._heard.can_pause(reports=self.config.reports_ducking) or self._answers_detected_turns:
+            await self._overlaps.heard(self._listener)
+
+    async def _pause_response(self) -> bool:
+        """Pause the playback of the response, and return whether that is possible."""
+        reports = self.config.reports_ducking
+        if not self._heard.can_pause(reports=reports):
+            return False
+        await self._heard.hold(True, reports=reports)
+        return True
+
     async def _commit(self, turn: int) -> None:
         """Handle the client's commit of a turn, which counts as a turn even if it was said over a response."""
+        self._responder.cancel_kept()
         if self._native:
             is_due = self.config.create_response and self.config.transcription.vad is not None
             is_skipped = self._floor.take_skip()
@@ -279,6 +298,7 @@ class ConversationSession:
                 self._floor.take_skip()
                 await self._emit(event)
             case TranscriptFailed(turn):
+                await self._responder.drop_kept()
                 if turn in self._floor.turns:
                     # A model that gets the audio can answer without a transcript.
                     hears = self._turn_audio is not None
@@ -291,16 +311,19 @@ class ConversationSession:
                 await self._begin_preemptive(turn, text, speech_end_ms)
             case GuessDropped():
                 self._responder.cancel_preemptive()
-            case TranscriptPartial():
-                return
+            case TranscriptPartial(turn, text):
+                await self._correct(turn, text)
             case OverlapStarted():
-                await self._heard.hold(True, reports=self.config.reports_ducking)
+                if self.config.duplex:
+                    await self._pause_response()
                 await self._emit(event)
-            case OverlapDecided(_, takes_floor, _):
+            case OverlapDecided(turn, takes_floor, reason):
+                self._by_sound = turn if takes_floor and reason == BY_SOUND else None
                 if not takes_floor:
                     await self._heard.hold(False, reports=self.config.reports_ducking)
                 await self._emit(event)
             case TranscriptDelta(turn, text):
+                await self._correct(turn, text)
                 if self.config.reports_transcripts:
                     await self._emit(event)
                 prefills = not self._turn_audio and self._may_prefill(turn)
@@ -308,7 +331,7 @@ class ConversationSession:
             case TurnCleared():
                 # The open turn ends without an item.
                 self._floor.input_cleared()
-                self._responder.cancel_preemptive()
+                await self._responder.drop_preemptive()
                 await self._responder.drop_growing()
                 await self._emit(event)
                 await self._queue.respond_if_due()
@@ -327,6 +350,11 @@ class ConversationSession:
         false_start = self._is_false_start(event.at_ms)
         if false_start:
             self._continue_turn(turn, event.at_ms)
+        elif self._by_sound == turn and self._answers_detected_turns and self.interruptible:
+            await self._responder.drop_kept()
+            self._responder.keep(turn)
+        else:
+            await self._responder.drop_kept()
         commands = self._floor.user_started(
             turn, takes_floor=self.interruptible, answers=answers, has_output=has_output, false_start=false_start
         )
@@ -359,6 +387,11 @@ class ConversationSession:
         self._listener.turn_goes_on(onset_ms - speech_end_ms)
         self._count("false_starts", 1)
 
+    async def _correct(self, turn: int, text: str) -> None:
+        """Give up the response that the sound of this turn has ended, if the turn's words are not a backchannel."""
+        if self._responder.kept and self._responder.kept.turn == turn and not is_backchannel(text):
+            await self._responder.drop_kept()
+
     def _open_item(self, turn: int) -> Item | None:
         """Return the item that a turn will become, if the client knows of the turn."""
         known = self._floor.turns.get(turn)
@@ -367,7 +400,12 @@ class ConversationSession:
     async def _transcribed(self, turn: int, text: str, event: TranscriptDone) -> None:
         item, has_words = await self._item_of(turn), bool(text.strip())
         item.parts[0].text, item.speaker = text, event.speaker
-        if event.speaker == "other":
+        await self._correct(turn, text if event.speaker != "other" else "")
+        # Speech that was a backchannel, or no speech, has ended a response by its sound. The response goes on.
+        goes_on = self._responder.keeps(turn)
+        if goes_on:
+            item.retracted = True
+        if event.speaker == "other" or goes_on:
             self._floor.skip(turn)
         # This comes before the event is emitted, so that a snapshot taken at the event has the turn as transcribed, and
         # its response as due.
@@ -379,6 +417,8 @@ class ConversationSession:
             await self._responder.drop_growing()
         if self.config.reports_transcripts:
             await self._emit(event)
+        if goes_on:
+            self._queue.give_back(turn)
         await self._queue.go_on(interrupts=done.takes_floor)
         if not has_words:
             self._queue.go_on_idle()
@@ -393,6 +433,9 @@ class ConversationSession:
 
     async def _begin_preemptive(self, turn: int, text: str, speech_end_ms: int) -> None:
         """Begin a preemptive response to a turn that may have ended. The client does not see it."""
+        await self._correct(turn, text)
+        if self._responder.keeps(turn):
+            return
         await self._responder.drop_preemptive()
         is_answered = self._answers_detected_turns and text.strip() and not self._listener.speakers.seems_other(turn)
         if is_answered and self._queue.may_guess(turn):

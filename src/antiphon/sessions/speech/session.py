@@ -400,7 +400,8 @@ class SpeechSession:
         resampler = Resampler(rate_hz, SAMPLE_RATE_HZ)
         pcm = np.concatenate((resampler.feed(from_pcm16(data)), resampler.flush()))
         try:
-            return await self._aligner.align(pcm, without_pauses(text).split(), profile.languages[0])
+            language = next(iter(profile.languages), "en")
+            return await self._aligner.align(pcm, without_pauses(text).split(), language)
         except (Refused, ModelError) as failure:
             log.warning("no word times: %s", failure)
             return ()

@@ -34,7 +34,7 @@ from antiphon.sessions.transcription.spoken_language import SpokenLanguage
 from antiphon.sessions.transcription.stable_words import shortened, words_before_cut
 from antiphon.sessions.transcription.transcripts import Transcripts
 from antiphon.signals import Signal
-from antiphon.turns.segmenter import SpeechWindow, TurnEnded, WindowEnded
+from antiphon.turns.windows import SpeechWindow, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +94,13 @@ Measure = Callable[[str, float], None]
 @dataclass(slots=True)
 class _Ended:
     """A window or turn that has ended, with the time at which the listening task found its end, in monotonic seconds.
-    The words of a `dropped` window are discarded.
+    The words of a `dropped` window are discarded. When it is `finished`, its words are in the transcripts of its turns.
     """
 
     step: WindowEnded | TurnEnded
     since_s: float
     dropped: bool = False
+    finished: bool = False
 
 
 @dataclass(slots=True)
@@ -148,13 +149,16 @@ class Decoding:
         self._command = command
         self._measure = measure
         self._clock = clock
-        self._transcripts = Transcripts(self.profile, word_times=config.word_times)
+        # The transcripts of the turns that have begun.
+        self.transcripts = Transcripts(self.profile, word_times=config.word_times)
         self._language = SpokenLanguage(config.language, config.languages)
         # The open window, as the listening task last passed it, and whether this window is settling.
         self._window: SpeechWindow | None = None
         self._settling = False
         # Bound: MAX_WAITING_WINDOWS. When it is reached, listening waits.
         self._ended: deque[_Ended] = deque()
+        # Events that are about to be emitted.
+        self.to_emit: deque[TranscriptionEvent] = deque()
         self._changed = Signal()
         self._ending = False
         self._guess: _Guess | None = None
@@ -187,7 +191,7 @@ class Decoding:
         """Apply a changed configuration from the next decode on."""
         self._config = config
         self.profile = tuned(self._transcriber.profile, config.tuning)
-        self._transcripts.configure(self.profile, word_times=config.word_times)
+        self.transcripts.configure(self.profile, word_times=config.word_times)
         self._language.configure(config.language, config.languages)
 
     def clear(self, turn: int) -> None:
@@ -195,7 +199,7 @@ class Decoding:
         self._cancel_partial()
         self._guess = None
         self._window = None
-        self._transcripts.drop(turn)
+        self.transcripts.drop(turn)
         for ended in self._ended:
             if isinstance(ended.step, WindowEnded) and all(s.turn == turn for s in ended.step.window.spans):
                 ended.dropped = True
@@ -213,6 +217,11 @@ class Decoding:
         """Let `run` return after all its input is decoded. Returns at once."""
         self._ending = True
         self._changed.notify()
+
+    @property
+    def unfinished(self) -> list[WindowEnded | TurnEnded]:
+        """The windows and turns that have ended and whose words are not known yet, in order."""
+        return [ended.step for ended in self._ended if not (ended.finished or ended.dropped)]
 
     def _renew_partial(self) -> None:
         """Extend a partial that waits in the lane by the audio that has arrived since it was queued."""
@@ -240,12 +249,12 @@ class Decoding:
     @property
     def idle(self) -> bool:
         """Whether every turn that decoding has begun has its transcript."""
-        return not self._transcripts.num_turns
+        return not self.transcripts.num_turns
 
     @property
     def num_held(self) -> int:
         """Number of turns and ended windows in memory. Bounded for sessions of any length."""
-        return self._transcripts.num_turns + len(self._ended)
+        return self.transcripts.num_turns + len(self._ended)
 
     async def changed(self) -> None:
         """Wait for the next decode or the next window, after which `behind` may have changed. Call it in a loop that
@@ -275,7 +284,7 @@ class Decoding:
             return True
         if self._window is None:
             return False
-        window = self._transcripts.enter(self._window)
+        window = self.transcripts.enter(self._window)
         if self._is_known(window):
             self._settle_window(window)
         elif self._is_full(window):
@@ -293,7 +302,7 @@ class Decoding:
         return self._config.preflight and self._settling and self._guess is not None and self._guess.is_of(window)
 
     def _is_full(self, window: SpeechWindow) -> bool:
-        num_tokens = len(self._transcripts.window_text.prefix)
+        num_tokens = len(self.transcripts.window_text.prefix)
         return window.length_s > self.profile.max_window_s or num_tokens > self.profile.max_prefix_tokens
 
     def _guess_is_due(self, window: SpeechWindow) -> bool:
@@ -304,7 +313,7 @@ class Decoding:
     def _partial_is_due(self, window: SpeechWindow) -> bool:
         if window.quiet_since is not None or not self._config.partials or self._transcriber.overdue():
             return False
-        step_s = self.profile.first_step_s if self._transcripts.is_eager(window) else self.profile.step_s
+        step_s = self.profile.first_step_s if self.transcripts.is_eager(window) else self.profile.step_s
         if self._transcriber.busy():
             # If other sessions wait, partials are less frequent, so that finals stay on time.
             step_s *= BUSY_STEPS
@@ -318,20 +327,23 @@ class Decoding:
         if isinstance(ended.step, WindowEnded):
             await self._finish_window(ended, ended.step)
         else:
-            done = self._transcripts.complete(ended.step)
+            done = self.transcripts.complete(ended.step)
+            ended.finished = True
             self._measure("final", self._clock() - ended.since_s)
             await self._emit(done)
 
     async def _finish_window(self, ended: _Ended, step: WindowEnded) -> None:
-        window = self._transcripts.enter(step.window)
+        window = self.transcripts.enter(step.window)
         guess, self._guess = self._guess, None
         if guess and (guess.window, guess.pause) == (window.id, step.speech_end):
             final: Hypothesis | None = guess.final
         else:
             final = await self._decode_final_patiently(window, due_s=ended.since_s + FINAL_DUE_S)
         if final and not ended.dropped:
-            await self._note_language(window, final)
-            await self._emit_all(self._transcripts.finish(window, final))
+            await self._emit_all(self._language_of(window, final))
+            if not ended.dropped:
+                ended.finished = True
+                await self._emit_all(self.transcripts.finish(window, final))
 
     async def _decode_final_patiently(
         self, window: SpeechWindow, *, word_times: bool = False, due_s: float | None = None
@@ -348,14 +360,14 @@ class Decoding:
             return await self._decode_final(window, word_times=word_times, due_s=due_s)
         except (ModelError, Refused) as error:
             log.error("transcript failed: %s", error)
-            self._transcripts.fail(window, error)
+            self.transcripts.fail(window, error)
             return None
 
     async def _decode_final(
         self, window: SpeechWindow, *, word_times: bool = False, due_s: float | None = None
     ) -> Hypothesis:
         """Decode all words of a window, without a retry."""
-        text = self._transcripts.window_text
+        text = self.transcripts.window_text
         word_times = word_times or len(window.spans) > 1 or self._config.word_times
         # With word times, the final has to decode the words that were sent again, to get their times too.
         keeps_sent = self.profile.final_keeps_prefix and not word_times
@@ -374,7 +386,7 @@ class Decoding:
             window.pcm,
             start_sample=window.start,
             prefix=prefix,
-            context=self._transcripts.context,
+            context=self.transcripts.context,
             prompt=prompt,
             keyterms=terms,
             language=spoken.language,
@@ -386,18 +398,19 @@ class Decoding:
             max_tokens=None if final else self.profile.max_tokens,
         )
 
-    async def _note_language(self, window: SpeechWindow, heard: Hypothesis) -> None:
-        """Update the session's language from a hypothesis of the window, and report a new language."""
+    def _language_of(self, window: SpeechWindow, heard: Hypothesis) -> list[TranscriptionEvent]:
+        """Update the session's language from a hypothesis of the window. Returns the event of a new language."""
         if not heard.is_speech:
-            return
+            return []
         is_new = self._language.offer(window.id, window.speech_s, heard.language, heard.language_probability)
-        if is_new and self._config.reports_language:
-            turn = window.spans[-1].turn
-            await self._emit(LanguageDetected(turn, heard.language, heard.language_probability))
+        if not (is_new and self._config.reports_language):
+            return []
+        return [LanguageDetected(window.spans[-1].turn, heard.language, heard.language_probability)]
 
     async def _emit_all(self, events: Iterable[TranscriptionEvent]) -> None:
-        for event in events:
-            await self._emit(event)
+        self.to_emit.extend(events)
+        while self.to_emit:
+            await self._emit(self.to_emit.popleft())
 
     # --- windows that are open ----------------------------------------------------------------------------------------
 
@@ -411,15 +424,15 @@ class Decoding:
         final = await self._decode_final_patiently(window, word_times=True)
         if self._window is None or self._window.id != window.id:
             return
-        num_sent = len(self._transcripts.window_text.sent)
+        num_sent = len(self.transcripts.window_text.sent)
         keep = words_before_cut(final, num_sent, window.length_s) if final else 0
         sample = self._end_of_word(window, final, keep) if final and keep else window.end
         # The cut comes before the events, so that a turn that ends while they are emitted ends the new window.
         if not self._command(Cut(window.id, sample)):
             self._window = None
         elif final and keep:
-            await self._note_language(window, final)
-            await self._emit_all(self._transcripts.finish(window, shortened(final, keep)))
+            language = self._language_of(window, final)
+            await self._emit_all([*language, *self.transcripts.finish(window, shortened(final, keep))])
 
     def _end_of_word(self, window: SpeechWindow, final: Hypothesis, num_words: int) -> int:
         """Return the sample at which to cut the window after the first `num_words` words of its final."""
@@ -441,7 +454,7 @@ class Decoding:
             return
         turn = window.spans[-1].turn
         self._guess = guess = _Guess(window.id, window.quiet_since, turn, final)
-        text = self._transcripts.preview(window, final)
+        text = self.transcripts.preview(window, final)
         self._command(HeardBefore(window.quiet_since, text, final.language))
         if self._config.preflight and guess.is_of(self._window):
             guess.reported = True
@@ -455,17 +468,17 @@ class Decoding:
         if partial is None:
             return
         self._measure("partial", self._clock() - started)
-        await self._note_language(window, partial)
-        likely = self._transcripts.likely_text(window, partial) if self._config.preflight else None
+        await self._emit_all(self._language_of(window, partial))
+        likely = self.transcripts.likely_text(window, partial) if self._config.preflight else None
         if likely:
             await self._emit(likely)
-        await self._emit_all(self._transcripts.offer(window, partial))
+        await self._emit_all(self.transcripts.offer(window, partial))
 
     def _partial_request(self, window: SpeechWindow) -> Window:
-        prefix = self._transcripts.window_text.prefix
+        prefix = self.transcripts.window_text.prefix
         word_times = len(window.spans) > 1 or self._config.word_times
         request = self._request(window, prefix, final=False, word_times=word_times)
-        urgent = self._transcripts.is_eager(window)
+        urgent = self.transcripts.is_eager(window)
         due_s = self._clock() + (FIRST_DUE_S if urgent else PARTIAL_DUE_S)
         return replace(request, urgent=urgent, deadline_s=due_s)
 

@@ -6,7 +6,7 @@ The transcriber gets the audio that a live session would pass to it. Without spe
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -30,6 +30,8 @@ FEED_SAMPLES = SAMPLE_RATE_HZ // 2
 MAX_PAUSE_S = 1.5
 # `TranscriptSegment.seek` counts mel frames.
 SEEKS_PER_S = 100
+# Gets each piece of speech, and the number of its first sample in the file.
+SpeechListener = Callable[[int, Pcm], Awaitable[None]]
 
 
 async def transcribe_speech(
@@ -38,15 +40,17 @@ async def transcribe_speech(
     slabs: AsyncIterable[Pcm],
     options: FileOptions,
     vad: ServerVad = FILE_VAD,
+    listener: SpeechListener | None = None,
 ) -> AsyncIterator[FileInfo | TranscriptSegment]:
     """Transcribe a file of any length, like `Transcriber.transcribe`, but without the audio between stretches of
     speech.
 
     The times and the length in the results are those of the whole file. If the file has no speech, the transcriber is
-    not called, and the language is that of the options, or "en". `slabs` are read as they are needed. Raises the errors
-    of `Transcriber.transcribe`, and Refused if the detector's lane is full.
+    not called, and the language is that of the options, or "en". `slabs` are read as they are needed. `listener` gets
+    the same speech. Raises the errors of `Transcriber.transcribe` and of `listener`, and Refused if the detector's lane
+    is full.
     """
-    speech, number, language = _Speech(slabs, detector, vad), 0, options.language
+    speech, number, language = _Speech(slabs, detector, vad, listener), 0, options.language
     async with aclosing(speech):
         while await speech.more():
             timeline = SpeechTimeline()
@@ -65,8 +69,15 @@ async def transcribe_speech(
 class _Speech:
     """The speech of a file, in passages: stretches close enough to be transcribed together."""
 
-    def __init__(self, slabs: AsyncIterable[Pcm], detector: VoiceActivityDetector, vad: ServerVad) -> None:
+    def __init__(
+        self,
+        slabs: AsyncIterable[Pcm],
+        detector: VoiceActivityDetector,
+        vad: ServerVad,
+        listener: SpeechListener | None,
+    ) -> None:
         self.num_samples = 0
+        self._listener = listener
         self._slabs = slabs
         self._stream = detector.open()
         self._stretches = SpeechStretches(vad, detector.frame_samples)
@@ -90,6 +101,8 @@ class _Speech:
                 return
             first, self._next = False, None
             timeline.add(sample, len(pcm))
+            if self._listener:
+                await self._listener(sample, pcm)
             yield pcm
 
     async def _read(self) -> AsyncGenerator[tuple[int, Pcm], None]:
@@ -143,7 +156,7 @@ def _word_in_file(word: Word, timeline: SpeechTimeline) -> Word:
 
 
 async def segments_by_words(
-    parts: AsyncIterable[FileInfo | TranscriptSegment],
+    parts: AsyncIterable[FileInfo | TranscriptSegment], max_pause_s: float = MAX_PAUSE_S
 ) -> AsyncIterator[FileInfo | TranscriptSegment]:
     """Yield a transcriber's results, with its segments divided by `by_words` and renumbered."""
     number = 0
@@ -151,24 +164,32 @@ async def segments_by_words(
         if not isinstance(part, TranscriptSegment):
             yield part
             continue
-        for segment in by_words(part):
+        for segment in by_words(part, max_pause_s):
             yield replace(segment, id=number)
             number += 1
 
 
-def by_words(segment: TranscriptSegment) -> list[TranscriptSegment]:
-    """Divide a segment at pauses of MAX_PAUSE_S and more. Each part lasts from the start of its first word to the end
+def by_words(segment: TranscriptSegment, max_pause_s: float = MAX_PAUSE_S) -> list[TranscriptSegment]:
+    """Divide a segment at pauses of `max_pause_s` and more. Each part lasts from the start of its first word to the end
     of its last word. Whisper's own times begin a segment up to 3 s before its speech if a pause precedes it.
 
     The texts of the parts add up to the segment's text. A segment without words stays as it is. The parts of a divided
     segment have the tokens of their words, without Whisper's timestamps.
     """
     words = segment.words
+    return divided(segment, [k for k in range(1, len(words)) if words[k].start_s - words[k - 1].end_s >= max_pause_s])
+
+
+def divided(segment: TranscriptSegment, at: Sequence[int]) -> list[TranscriptSegment]:
+    """Divide a segment before the words with these numbers, which ascend from 1. See `by_words`.
+
+    A word that is not found in the segment's text begins no part.
+    """
+    words = segment.words
     if not words:
         return [segment]
-    pauses = [k for k in range(1, len(words)) if words[k].start_s - words[k - 1].end_s >= MAX_PAUSE_S]
     offsets = _offsets(segment.text, words)
-    firsts = [0, *(k for k in pauses if offsets[k] is not None)]
+    firsts = [0, *(k for k in at if offsets[k] is not None)]
     parts = []
     for first, behind in zip(firsts, [*firsts[1:], len(words)], strict=True):
         own = words[first:behind]

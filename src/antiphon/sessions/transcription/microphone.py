@@ -15,6 +15,7 @@ import numpy.typing as npt
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.turns.echo import EchoGuard, MicrophoneClock
 from antiphon.turns.response_sound import ResponseSound
+from antiphon.turns.windows import SpeechWindow
 
 # Audio is live if over LIVE_PERIOD_S it arrived no faster than real time, except for a burst of LIVE_BURST_S after a
 # stall of the network.
@@ -26,6 +27,8 @@ STALLED_S, STALLED_PIECES = 0.6, 1.5
 # A client that has sent no audio for MUTED_S has muted itself. A shorter gap may be the network's, and may fall into
 # the first sound of a word.
 MUTED_S = 2.0
+# Seconds of audio before the present with which the judgement of an overlap begins. They include its onset.
+OVERLAP_S = 1.0
 # Length in seconds of the sliding window in which a client's usual gaps between pieces of audio are measured.
 USUAL_S = 10.0
 
@@ -124,12 +127,20 @@ class EchoFilter:
             self._guard.cut_reference(now)
             self._response.cut(now)
 
-    def response(
-        self, at: int, num_frames: int, frame_samples: int, now_s: float, num_received: int
-    ) -> npt.NDArray[np.float32]:
-        """Return the state of the response in the frames from the client's sample `at` on, see `ResponseSound`."""
+    def overlap(
+        self, window: SpeechWindow, since: int | None, frame_samples: int, now_s: float, num_received: int
+    ) -> OverlapAudio | None:
+        """Return the whole frames of the open window from the sample `since` on, with the state of the response in
+        each. `since` None: its last OVERLAP_S. None if no frame is new.
+        """
+        start = max(window.start, window.end - int(OVERLAP_S * SAMPLE_RATE_HZ) if since is None else since)
+        num_frames = (window.end - start) // frame_samples
+        if num_frames <= 0:
+            return None
+        end = start + num_frames * frame_samples
         muted = self._clock.now(now_s, num_received) - num_received
-        return self._response.features(at + muted, num_frames, frame_samples)
+        response = self._response.features(start + muted, num_frames, frame_samples)
+        return OverlapAudio(window.pcm[start - window.start : end - window.start], response, end)
 
     def judge(
         self, pcm: Pcm, probabilities: list[float], at: int, now_s: float, num_received: int, *, is_live: bool

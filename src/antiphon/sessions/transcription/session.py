@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 import anyio
@@ -29,7 +30,6 @@ from antiphon.events.transcription import (
     ConfigureTranscription,
     SilenceCommitted,
     SpeechStarted,
-    SpeechStopped,
     TranscriptDone,
     TranscriptFailed,
     TranscriptionConfig,
@@ -38,6 +38,7 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.continuing import Continuing, Step
 from antiphon.sessions.transcription.decoding import (
     Cut,
     Decoding,
@@ -49,10 +50,13 @@ from antiphon.sessions.transcription.decoding import (
 )
 from antiphon.sessions.transcription.microphone import MUTED_S, STALLED_S, Arrivals, EchoFilter, OverlapAudio
 from antiphon.sessions.transcription.pause_judge import PauseJudge
+from antiphon.sessions.transcription.state import ContinuedTranscription
 from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
 from antiphon.turns.echo import EchoGuard
-from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
+from antiphon.turns.floor_claim import FloorClaim
+from antiphon.turns.segmenter import Segmenter
 from antiphon.turns.voices.primary_speaker import TurnSpeaker
+from antiphon.turns.windows import TurnEnded, WindowEnded
 
 # Interval in seconds at which the session checks whether audio has stalled.
 STALL_POLL_S = 0.12
@@ -62,15 +66,8 @@ HEARD_PAUSE = SAMPLE_RATE_HZ // 5
 JUDGED_PIECE = SAMPLE_RATE_HZ // 5
 # Speech onset is detected up to ONSET_MS late.
 ONSET_MS = 500
-# Seconds of audio before the present with which the judgement of an overlap begins. They include its onset.
-OVERLAP_S = 1.0
-
 
 HandleOther = Callable[[ConversationCommand], Awaitable[None]]
-
-
-def _unmeasured(kind: str, seconds: float) -> None:
-    """Ignore the value: the default for `measure`."""
 
 
 class TranscriptionSession:
@@ -85,10 +82,13 @@ class TranscriptionSession:
     - `guards_echo`: whether to ignore responses that the microphone picks up. `expect_echo` then has to get the audio
       that is sent.
     - `tap`: awaited with all audio before it is analysed.
+    - `on_heard`: awaited when audio was analysed and a turn is open.
     - `on_commit`: awaited after each accepted commit of the client, with the number of the turn that the commit ended.
     - `speaker_model`: tells voices apart, for `primary_speaker`.
     - `on_other_voice`: awaited with the number of an open turn if its voice turns out not to be the user's.
     - `clock`: returns monotonic seconds.
+    - `keeps_state`: whether another session may continue this one, from the state that `continuing` takes.
+    - `continued`: the state from which this session continues another one.
 
     `audio_s` counts the seconds of audio processed. Everything runs in one event loop.
     """
@@ -102,15 +102,18 @@ class TranscriptionSession:
         emit: EmitTranscription,
         *,
         min_commit_ms: int = 0,
-        measure: Measure = _unmeasured,
+        measure: Measure = lambda *_: None,
         handle_other: HandleOther | None = None,
         turn_detector: TurnDetector | None = None,
         guards_echo: bool = False,
         tap: Callable[[Pcm], Awaitable[None]] | None = None,
+        on_heard: Callable[[], Awaitable[None]] | None = None,
         on_commit: Callable[[int], Awaitable[None]] | None = None,
         speaker_model: SpeakerModel | None = None,
         on_other_voice: Callable[[int], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        keeps_state: bool = False,
+        continued: ContinuedTranscription | None = None,
     ) -> None:
         self.config = config
         self.inbox = inbox
@@ -120,9 +123,10 @@ class TranscriptionSession:
         self._min_commit_ms = min_commit_ms
         self._measure = measure
         self._handle_other = handle_other
-        self._tap, self._on_commit = tap, on_commit
+        self._tap, self._on_heard, self._on_commit = tap, on_heard, on_commit
         self._guards_echo = guards_echo
         self._echo = EchoFilter(EchoGuard() if guards_echo else None, detector.frame_samples)
+        self._claim = FloorClaim(detector.frame_samples)
         self._arrivals = Arrivals()
         # The sample from which the idle timeout counts, unless the user has spoken after it.
         self._idle_from = 0
@@ -132,7 +136,14 @@ class TranscriptionSession:
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._decoding = Decoding(config, transcriber, self._emit_decoded, self._apply_command, measure, clock)
-        self._segmenter = Segmenter(self._decoding.profile, config.vad, detector.frame_samples)
+        self._keeps_state = keeps_state
+        # Events that are about to be emitted, and windows and turns that are about to be passed to decoding.
+        self._steps: deque[Step] = deque()
+        start = continued.from_sample if continued else 0
+        self._segmenter = Segmenter(self._decoding.profile, config.vad, detector.frame_samples, start=start)
+        self.continuing = Continuing(
+            transcriber.profile.id, self._segmenter, self._decoding, self._steps, continued, detector, keeps_state
+        )
         self._pauses = PauseJudge(turn_detector, self._segmenter)
         self._pauses.configure(config.vad)
         self.speakers = TurnSpeakers(speaker_model, self._segmenter, on_other_voice)
@@ -194,11 +205,16 @@ class TranscriptionSession:
         return self._segmenter.window is not None and self._segmenter.quiet_since is None
 
     @property
+    def claims_floor(self) -> bool:
+        """Whether the user's speech sounds as if it claims the floor, see `FloorClaim`."""
+        return self._claim.claims
+
+    @property
     def is_silent(self) -> bool:
         """True if all received audio was processed, the user does not speak, and all speech has its transcript. If the
         client ends the turns, speech that it has not committed yet counts as speech without a transcript.
         """
-        is_read = not self._unread_from_ms and self._decoding.idle
+        is_read = not self._unread_from_ms and self._decoding.idle and not self.continuing.is_behind
         return self.inbox.is_worked_off and self._segmenter.window is None and is_read
 
     @property
@@ -211,20 +227,13 @@ class TranscriptionSession:
         return (end - window.start) * 1000 // SAMPLE_RATE_HZ if window else 0
 
     def overlap_audio(self, since: int | None, frame_samples: int) -> OverlapAudio | None:
-        """Return the whole frames of the open window from sample `since` on. `since` None: its last OVERLAP_S.
+        """Return the whole frames of the open window from sample `since` on, see `EchoFilter.overlap`.
 
         None if no window is open or no frame is new.
         """
-        window = self._segmenter.window
-        if window is None:
+        if (window := self._segmenter.window) is None:
             return None
-        start = max(window.start, window.end - int(OVERLAP_S * SAMPLE_RATE_HZ) if since is None else since)
-        num_frames = (window.end - start) // frame_samples
-        if num_frames <= 0:
-            return None
-        end = start + num_frames * frame_samples
-        response = self._echo.response(start, num_frames, frame_samples, self._clock(), self._num_received())
-        return OverlapAudio(window.pcm[start - window.start : end - window.start], response, end)
+        return self._echo.overlap(window, since, frame_samples, self._clock(), self._num_received())
 
     async def run(self) -> None:
         """Run both tasks until the inbox is closed and all audio in it is transcribed. An open turn is then committed,
@@ -265,21 +274,25 @@ class TranscriptionSession:
 
     async def _listen(self) -> None:
         while True:
-            awaits_silence = self._segmenter.settling or self._segmenter.in_turn
+            awaits_silence = self._segmenter.settling or self._segmenter.in_turn or self.continuing.is_behind
             with anyio.move_on_after(STALL_POLL_S if awaits_silence else math.inf) as waiting:
                 item = await self.inbox.get()
             if waiting.cancelled_caught:
                 await self._stall()
                 continue
+            if self.continuing.is_behind and not isinstance(item, AppendAudio) and not self._leaves_open_turn:
+                await self._restore()
             match item:
                 case None:
                     return
                 case AppendAudio(pcm):
+                    pcm = await self._hear_again(pcm) if self.continuing.is_behind else pcm
                     is_cut = len(pcm) > 2 * JUDGED_PIECE and self._pauses.is_on
                     step = JUDGED_PIECE if is_cut else SAMPLE_RATE_HZ
                     for start in range(0, len(pcm), step):
                         await self._listen_to(pcm[start : start + step])
-                        await self._pace(min(step, len(pcm) - start), len(pcm) - start - step)
+                        more = len(pcm) - start > step or self.inbox.backlog_s > 0
+                        await self._pauses.pace(min(step, len(pcm) - start), more=more)
                     self._arrivals.came(self._clock(), len(pcm))
                 case CommitAudio(final=True, event_id=event_id):
                     await self._commit(event_id)
@@ -287,22 +300,12 @@ class TranscriptionSession:
                     pass
                 case ClearAudio():
                     await self._clear()
-                    await self._emit(TurnCleared())
                 case ConfigureTranscription(config):
                     await self.configure(config)
                 case other:
                     assert self._handle_other
                     assert not isinstance(other, CommitAudio)
                     await self._handle_other(other)
-
-    async def _pace(self, num_heard: int, num_left: int) -> None:
-        """Slow processing down to real time while it is undecided whether a pause ends the turn. A file arrives faster,
-        but its turns then end at the same pauses as in live audio. `num_heard`: samples just processed. `num_left`:
-        samples of the same command that are not processed yet.
-        """
-        if self._pauses.undecided and (num_left > 0 or self.inbox.backlog_s):
-            with anyio.move_on_after(num_heard / SAMPLE_RATE_HZ):
-                await self._pauses.decided()
 
     async def _stall(self) -> None:
         """Count STALL_POLL_S without audio. After a limit, missing audio counts as silence, which ends turns and their
@@ -311,6 +314,10 @@ class TranscriptionSession:
         # The clock would be wrong here: a stalled server has not read the audio that arrived meanwhile.
         arrivals, segmenter = self._arrivals, self._segmenter
         arrivals.stalled_s += STALL_POLL_S
+        if self.continuing.is_behind:
+            if self.inbox.is_fed() and arrivals.stalled_s >= self.continuing.patience_s:
+                await self._restore()
+            return
         if segmenter.settling:
             if arrivals.stalled_s >= STALLED_S:
                 await self._apply_steps(segmenter.settle())
@@ -340,11 +347,15 @@ class TranscriptionSession:
         self.audio_s += len(pcm) / SAMPLE_RATE_HZ
         if self._guards_echo and self.config.vad:
             probabilities, heard_since = self._without_echo(pcm, probabilities)
+        if self._on_heard:
+            self._claim.feed(pcm, probabilities)
         await self._apply_steps(self._segmenter.feed(pcm, probabilities, heard_since))
         await self._decoding.retract_guess()
         assert self._group
         self._pauses.follow(self._group)
         self.speakers.follow(self._group)
+        if self._on_heard and self._segmenter.in_turn:
+            await self._on_heard()
         await self._report_silence()
 
     async def _report_silence(self) -> None:
@@ -356,8 +367,8 @@ class TranscriptionSession:
         if now - since >= timeout_ms * SAMPLE_RATE_HZ / 1000:
             self._idle_from = now
             per_ms = SAMPLE_RATE_HZ // 1000
-            await self._emit(SilenceCommitted(self._segmenter.turn, since // per_ms, now // per_ms))
-            await self._apply_steps(self._segmenter.commit_silence())
+            silence = SilenceCommitted(self._segmenter.turn, since // per_ms, now // per_ms)
+            await self._apply_steps([silence, *self._segmenter.commit_silence()])
 
     def _num_received(self) -> int:
         """Samples that the client has sent, including those in the inbox."""
@@ -385,11 +396,14 @@ class TranscriptionSession:
         self.settle_turn(self._segmenter.turn)
         self._decoding.clear(self._segmenter.turn)
         self.speakers.clear()
-        await self._apply_steps(self._segmenter.clear())
+        await self._apply_steps([*self._segmenter.clear(), TurnCleared()])
         self._vad.reset()
         self._echo.clear()
+        self._claim.clear()
 
     async def _leave(self) -> None:
+        if self._keeps_state:
+            return
         turn = self._segmenter.turn
         self._unread_from_ms.setdefault(turn, math.floor(self._open_from_ms))
         self._decoding.clear(turn)
@@ -410,24 +424,26 @@ class TranscriptionSession:
 
     # --- handing over to decoding -------------------------------------------------------------------------------------
 
-    async def _apply_steps(self, steps: Sequence[SegmenterEvent]) -> None:
+    async def _apply_steps(self, steps: Iterable[Step]) -> None:
         """Emit events, and pass ended windows and turns to decoding, in order. The open window is passed last, so that
         decoding cannot report a turn's transcript before the turn's end was emitted.
         """
-        for step in steps:
+        self._steps.extend(steps)
+        while self._steps:
+            step = self._steps.popleft()
             match step:
                 case WindowEnded() | TurnEnded():
                     self._decoding.add(step)
                 case SpeechStarted(turn, at_ms):
                     self._unread_from_ms.setdefault(turn, at_ms)
                     await self._emit(step)
-                case SpeechStopped():
-                    await self._emit(step)
                 case TurnCommitted(turn, start_ms):
                     self._unread_from_ms.setdefault(turn, start_ms)
                     if self._group:
                         self.speakers.end_turn(turn, self._group)
                     await self._emit(step)
+                case event:
+                    await self._emit_decoded(event)
         self.inbox.kept_bytes = self._segmenter.num_bytes
         self._decoding.update_window(self._segmenter.window, settling=self._segmenter.settling)
 
@@ -442,6 +458,23 @@ class TranscriptionSession:
         await self._emit(event)
         if isinstance(event, TranscriptDone | TranscriptFailed):
             self.settle_turn(event.turn)
+
+    # --- continuing another session -----------------------------------------------------------------------------------
+
+    async def _hear_again(self, pcm: Pcm) -> Pcm:
+        """Record audio that another session has divided into turns. Returns the audio after that."""
+        rest = await self.continuing.hear_again(pcm, self._vad)
+        self.audio_s += (len(pcm) - len(rest)) / SAMPLE_RATE_HZ
+        self._arrivals.came(self._clock(), len(pcm))
+        if not self.continuing.num_missing:
+            await self._restore()
+        return rest
+
+    async def _restore(self) -> None:
+        """Continue from the state of another session, of which all audio was heard again."""
+        steps, unread_from_ms = self.continuing.restore()
+        self._unread_from_ms |= unread_from_ms
+        await self._apply_steps(steps)
 
     def _apply_command(self, command: WindowCommand) -> bool:
         """Carry out a command of decoding. Returns False if its window or pause is over."""

@@ -61,6 +61,10 @@ class WindowText:
         """True if no word of the turn was sent from this window. Words sent from an earlier window do not count."""
         return turn not in self._turns_sent
 
+    def restore(self, sent: Sequence[TurnPiece]) -> None:
+        """Count words as sent that another session has sent from this window."""
+        self._send(list(sent))
+
     def offer(self, hypothesis: Hypothesis, audio_s: float, turns: Sequence[int], eager: bool) -> list[TurnPiece]:
         """Compare a partial with the previous partials, and return the words that are now stable, in order. Often there
         are none. The returned words count as sent.

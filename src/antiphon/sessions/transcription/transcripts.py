@@ -20,7 +20,8 @@ from antiphon.events.transcription import TranscriptDelta, TranscriptDone, Trans
 from antiphon.events.words import TokenLogprob, Word, bare_word
 from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABILITY
 from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText
-from antiphon.turns.segmenter import SpeechWindow, TurnEnded
+from antiphon.sessions.transcription.state import SentWord, TurnPart, UnreadTurn
+from antiphon.turns.windows import SpeechWindow, TurnEnded
 
 # Minimum probability of a word in a `TranscriptPartial`. The words that a model makes up for half a second of humming
 # have a probability of 0.1, words in speech 0.5 and more.
@@ -47,6 +48,10 @@ class _TurnText:
     completion_tokens: int = 0
     # The error of a window that failed, "" if none did.
     failure: str = ""
+    # The id of its first window.
+    since: int = 0
+    # The lengths of `streamed`, `text`, `words` and `logprobs` that are in a TurnPart.
+    noted: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,10 @@ class SpokenContext:
             self._num_tokens -= _size(self._words.popleft())
 
 
+def _lengths(turn: _TurnText) -> tuple[int, int, int, int]:
+    return len(turn.streamed), len(turn.text), len(turn.words), len(turn.logprobs)
+
+
 def _size(word: HypothesisWord) -> int:
     return max(1, len(word.tokens))
 
@@ -127,8 +136,12 @@ class Transcripts:
         self._window_start = 0
         # The words of the window that was entered last.
         self.window_text = WindowText(profile)
+        # Whether that window is finished or has failed.
+        self._window_is_over = False
         self._context = ""
         self._said = SpokenContext(profile.context_tokens)
+        # What finished windows have added to turns, oldest first, until the caller takes it; None if nobody does.
+        self.parts: list[TurnPart] | None = None
 
     @property
     def num_turns(self) -> int:
@@ -155,7 +168,7 @@ class Transcripts:
         window would be cut as soon as it has words of its own.
         """
         if self._window_id != window.id:
-            self._window_id, self._window_start = window.id, window.start
+            self._window_id, self._window_start, self._window_is_over = window.id, window.start, False
             words: tuple[HypothesisWord, ...] = ()
             self._context = self._said.text
             if self._finished and self._finished.id == window.after and self._leaves_room(self._finished.words):
@@ -216,12 +229,15 @@ class Transcripts:
         new = [p for _, p in pieces]
         self._finished = _FinishedWindow(window.id, window.start, (*text.base, *new), self._context)
         self._said.add(new)
-        return self._deltas(sent, words)
+        deltas = self._deltas(sent, words)
+        self._over(window)
+        return deltas
 
     def fail(self, window: SpeechWindow, error: Exception) -> None:
         """Record that a window failed. The transcript of each of its turns ends with TranscriptFailed."""
         for span in window.spans:
             self._turn(span.turn).failure = str(error)
+        self._over(window)
 
     def complete(self, ended: TurnEnded) -> TranscriptDone | TranscriptFailed:
         """Remove and return the transcript of a turn whose windows are all finished. The transcript of a turn without
@@ -246,12 +262,63 @@ class Transcripts:
         """Forget the transcript of a turn that the client has cleared."""
         self._turns.pop(turn, None)
 
+    # --- for another session that continues this one ------------------------------------------------------------------
+
+    @property
+    def unread(self) -> tuple[UnreadTurn, ...]:
+        """The turns that have words and no transcript yet."""
+        return tuple(UnreadTurn(number, turn.since) for number, turn in self._turns.items())
+
+    @property
+    def sent(self) -> tuple[int, tuple[SentWord, ...]]:
+        """The id of the window that was entered last, and its words that were sent, if it is not finished."""
+        words = () if self._window_is_over else self.window_text.sent
+        return self._window_id, tuple(
+            SentWord(turn, word.text, word.tokens, word.probability, word.logprobs) for turn, word in words
+        )
+
+    def restore(self, parts: Iterable[TurnPart], window_id: int, sent: Iterable[SentWord]) -> None:
+        """Continue with the finished parts of open turns, and with the sent words of the window `window_id`."""
+        for part in parts:
+            turn = self._turn(part.turn, part.window)
+            turn.streamed, turn.text = turn.streamed + part.streamed, turn.text + part.text
+            turn.words += part.words
+            turn.logprobs += part.logprobs
+            turn.language, turn.failure = part.language, part.failure or turn.failure
+            turn.prompt_tokens, turn.completion_tokens = part.prompt_tokens, part.completion_tokens
+            turn.noted = _lengths(turn)
+        self._window_id = window_id
+        pieces = [(w.turn, HypothesisWord(w.text, w.tokens, w.probability, w.logprobs)) for w in sent]
+        self.window_text.restore(pieces)
+        self._deltas(pieces, {})
+
+    def _over(self, window: SpeechWindow) -> None:
+        """Note that a window is finished or has failed, and what it has added to turns."""
+        self._window_is_over = window.id == self._window_id
+        for number, turn in self._turns.items() if self.parts is not None else ():
+            assert self.parts is not None
+            streamed, text, words, logprobs = turn.noted
+            turn.noted = _lengths(turn)
+            part = TurnPart(
+                window.id,
+                number,
+                turn.text[text:],
+                turn.streamed[streamed:],
+                turn.language,
+                tuple(turn.words[words:]),
+                tuple(turn.logprobs[logprobs:]),
+                turn.prompt_tokens,
+                turn.completion_tokens,
+                turn.failure,
+            )
+            self.parts.append(part)
+
     def _leaves_room(self, words: Sequence[HypothesisWord]) -> bool:
         """Whether these words take at most half of a window's prefix."""
         return 2 * sum(len(w.tokens) for w in words) <= self._profile.max_prefix_tokens
 
-    def _turn(self, number: int) -> _TurnText:
-        return self._turns.setdefault(number, _TurnText())
+    def _turn(self, number: int, since: int | None = None) -> _TurnText:
+        return self._turns.setdefault(number, _TurnText(since=self._window_id if since is None else since))
 
     def _placed(self, window: SpeechWindow, hypothesis: Hypothesis) -> dict[int, tuple[Word]]:
         """Return the timed words of a hypothesis, in a map whose key is the `id()` of each piece: equal pieces have

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from antiphon.events.conversation import (
     ResponseTextDelta,
 )
 from antiphon.events.duplex import EpochRaised
-from antiphon.events.transcription import AppendAudio, SessionEnding
+from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptionConfig, TranscriptionEvent
 from antiphon.protocols.connection import WireSnapshot
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame, message
@@ -35,15 +36,18 @@ from antiphon.server.live.moving import stored_copy
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.resume_point import ResumePoint
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
+from antiphon.server.live.moving.tail import parts_of
 from antiphon.server.live.session import LiveSession
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
 from antiphon.settings.sections import ResumeSettings
 from antiphon.store.sessions import Hold, ReceivedCounts, StoredSession, TailChunk
 from antiphon.transports.journal import ResumeToken
 from antiphon.transports.lifecycle import Lifecycle
+from tests.scripted import ScriptedDetector, ScriptedTranscriber, speech
 from tests.transports.scripted import ScriptedSession, ScriptedTransport
 
 SECOND = AppendAudio(np.zeros(16_000, np.float32))
@@ -280,20 +284,58 @@ def test_a_new_epoch_drops_what_waits_of_the_old_one() -> None:
     assert len(play(scene).live.outbox.journal) == 1
 
 
-def test_a_session_that_only_transcribes_is_not_stored() -> None:
+def transcription(stage: Stage) -> TranscriptionSession:
+    async def emit(event: TranscriptionEvent) -> None:
+        await stage.says(event, *frames(type(event).__name__))
+
+    return TranscriptionSession(
+        TranscriptionConfig(),
+        ScriptedTranscriber(),
+        ScriptedDetector(),
+        stage.inbox,
+        emit,
+        keeps_state=stage.copy.keeps_transcription,
+    )
+
+
+async def hears(stage: Stage) -> None:
+    """Hear an open turn, with a pause after which its first words are finished."""
+    session = transcription(stage)
+    stage.copy.begin(session)
+    async with anyio.create_task_group() as group:
+        group.start_soon(session.run)
+        message = AppendAudio(speech(1, 3, 60))
+        await stage.inbox.put(message)
+        stage.copy.received(1, [message])
+        while "TranscriptDelta" not in kinds(stage.sent):
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+
+
+def test_a_session_that_only_transcribes_is_stored_and_its_tail_has_finished_words() -> None:
     async def scene(stage: Stage) -> None:
-        stage.copy.begin(None)
-        stage.copy.received(1, [SECOND])
-        await stage.says(ItemAdded(Item("x"), None), *frames("item"))
+        await hears(stage)
+        assert stage.copy.can_move
+        assert stage.store.snapshot["continued"]["transcription"]["unread"] == [{"turn": 0, "since": 1}]
+        # The tail has the words of the open turn, and no audio.
+        (part,) = parts_of(stage.store.chunks)
+        assert (part.turn, part.text.strip(), part.streamed) == (0, "w1 w2 w3", "w1 w2 w3")
+        assert stage.persistence.speech is None
+        stage.copy.close()
+
+    assert play(scene).store.ended == ["forgotten"]
+
+
+def test_when_the_settings_say_so_then_nothing_of_a_transcription_is_stored() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.state.settings = replace(stage.state.settings, resume=ResumeSettings(store_captions=False))
+        await hears(stage)
         assert not stage.copy.can_move
         assert await stage.copy.store_token() is None
-        # The audio of this session is not kept either.
-        assert stage.persistence.speech
-        assert stage.persistence.speech.chunk(0) is None
         stage.copy.close()
 
     stage = play(scene)
-    assert (kinds(stage.sent), stage.store.rows, stage.store.ended) == (["item"], [], [])
+    assert (stage.store.rows, stage.store.chunks, stage.store.ended) == ([], [], [])
 
 
 def test_a_resume_says_how_many_messages_are_stored() -> None:

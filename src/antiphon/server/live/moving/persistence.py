@@ -30,7 +30,7 @@ from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
-from antiphon.store.sessions import ReceivedCounts, StoredSession
+from antiphon.store.sessions import ReceivedCounts, StoredSession, TailChunk
 from antiphon.transports.journal import ResumeToken
 
 # Maximum time, in seconds, for which a session's frames wait for a write to the store: normally, and after a failed
@@ -161,7 +161,7 @@ class Persistence:
         self._is_stored = row is not None
         # Number of the client's messages that the last written snapshot covers.
         self._stored_events = row.received.events if row else 0
-        # Collects the client's audio for the tail, with `--store-speech`.
+        # Collects the client's audio for the tail of a conversation, with `--store-speech`.
         self.speech = SpeechTail() if state.settings.resume.store_speech else None
         # The store's state as it was last reported to the client, or as it will be reported next.
         self.kept = Kept.STORED
@@ -174,11 +174,13 @@ class Persistence:
         audio_ms: int,
         *,
         turn_kept: bool = False,
+        clears_tail: bool | None = None,
     ) -> Future[None] | None:
         """Write the conversation as it is now. Does not wait. Returns None if the conversation is not stored.
 
         `audio_ms` is the duration of the client's audio that this host has received. `turn_kept` is true if a turn has
-        ended and is in `items`; the session is then not suspected of crashing hosts.
+        ended and is in `items`; the session is then not suspected of crashing hosts. The tail is deleted if
+        `clears_tail` is true; by default, with `turn_kept`.
         """
         store = self._state.sessions.store
         if store is None or token is None or self.kept is Kept.SUPERSEDED:
@@ -192,9 +194,15 @@ class Persistence:
         owner, fence = (self._hold.owner, self._hold.fence) if self._hold else (self._state.sessions.host_name, 1)
         row = replace(row, owner=owner, fence=fence, received=counts, restores=self._restores)
         self._hold, self._is_stored = row.hold, True
-        written = store.put(row, turn_kept=turn_kept)
+        written = store.put(row, turn_kept=turn_kept if clears_tail is None else clears_tail)
         written.add_done_callback(partial(self._note_written, counts.events))
         return written
+
+    def append(self, chunk: TailChunk) -> None:
+        """Add a chunk to the tail of a transcription session. Does not wait."""
+        store = self._state.sessions.store
+        if store and self._hold and self.is_stored:
+            store.append_tail(self._hold, chunk)
 
     def append_speech(self) -> None:
         """Write the audio that is in no chunk of the tail yet. Does not wait."""
@@ -238,6 +246,11 @@ class Persistence:
     def is_on(self) -> bool:
         """True if the server has a store."""
         return self._state.sessions.store is not None
+
+    @property
+    def keeps_captions(self) -> bool:
+        """True if transcription sessions are stored, too (`--store-captions`)."""
+        return self.is_on and self._state.settings.resume.store_captions
 
     @property
     def is_stored(self) -> bool:

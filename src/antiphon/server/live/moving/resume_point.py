@@ -1,5 +1,5 @@
-"""The resume point of a stored conversation: the state, besides its wire and its items, that another host needs to
-continue it. Pure, except for the inbox.
+"""The resume point of a stored session: the state, besides its wire and its items, that another host needs to continue
+it. Pure, except for the inbox.
 
 A host may die between any two messages of its client, or in the middle of a response. So a snapshot records which of
 the client's messages it covers, which response was open, and whether a response was owed.
@@ -43,6 +43,8 @@ from antiphon.protocols.connection import Command, Event
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.sessions.transcription.state import TranscriptionState
 from antiphon.transports.journal import SentFrame
 
 # The reason of a response that ended because its session moved to another host.
@@ -50,6 +52,8 @@ MOVED = "session_moved"
 # Upper bounds that reveal a damaged row: the number of a session's messages, and the audio of one message in ms.
 MAX_NUMBER = 10**15
 MAX_HEARD_MS = 3_600_000
+# The same for the audio of a transcription session that the client sends again, in seconds.
+MAX_AGAIN_S = 3600.0
 # Events that change the configuration or the history: the conversation is stored after each.
 STORED_AFTER = (
     UserTurnCommitted,
@@ -106,6 +110,17 @@ class ResumePoint(msgspec.Struct):
     journal: list[SentFrame] = []
     # Milliseconds of the audio after message `received` that the snapshot covers.
     heard_ms: float = 0.0
+    # Of a transcription session: the position in its audio, in milliseconds, at which message `received` ends.
+    from_ms: float = 0.0
+    # The state of a transcription session; None for a conversation.
+    transcription: TranscriptionState | None = None
+
+    @property
+    def starts_at_ms(self) -> float:
+        """The position, in the session's audio, of the first audio that the client sends again. A conversation counts
+        from that audio on.
+        """
+        return self.from_ms if self.transcription else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +139,13 @@ class _Message:
 
 class SettledMessages(NamedTuple):
     """The client's messages that a snapshot covers: all up to the number `last`, the later ones listed in `applied`,
-    and the first `heard_ms` of the audio that the client sends again.
+    and the first `heard_ms` of the audio that the client sends again. That audio begins at `from_ms`.
     """
 
     last: int
     applied: list[int]
     heard_ms: float = 0.0
+    from_ms: float = 0.0
 
 
 NOTHING = SettledMessages(0, [])
@@ -139,16 +155,16 @@ class ReceivedMessages:
     """The client's messages, from the first message that is not in the conversation yet.
 
     `before` lists the messages that are covered by the snapshot from which the session was restored. Positions in the
-    session's audio are counted from the end of the message `before.last`.
+    session's audio are counted from `before.from_ms`, the end of the message `before.last`.
     """
 
     def __init__(self, before: SettledMessages = NOTHING) -> None:
         self._applied = set(before.applied)
         self._waiting: deque[_Message] = deque()
         self._num_settled = before.last
-        self._heard_before_ms = before.heard_ms
+        self._heard_before_ms = before.from_ms + before.heard_ms
         # Position, in the session's audio, at which the waiting messages begin.
-        self._waiting_from_ms = 0.0
+        self._waiting_from_ms = before.from_ms
 
     def is_applied(self, number: int) -> bool:
         """Return True if this message was carried out before the session was restored, and has to be skipped now."""
@@ -177,7 +193,8 @@ class ReceivedMessages:
         later = {m.number for m in self._waiting if not m.is_audio and m.num_put <= num_taken}
         heard_ms = max(settled_ms, self._heard_before_ms) - self._waiting_from_ms
         # Messages in `_applied` that the client has yet to send again are still in the conversation.
-        return SettledMessages(self._num_settled, sorted(later | self._applied), max(0.0, heard_ms))
+        applied = sorted(later | self._applied)
+        return SettledMessages(self._num_settled, applied, max(0.0, heard_ms), self._waiting_from_ms)
 
     @staticmethod
     def _is_in(message: _Message, settled_ms: float, num_taken: int) -> bool:
@@ -206,7 +223,9 @@ class Progress:
         continued = continued or ResumePoint()
         self._inbox = inbox
         self._speech = speech
-        self._messages = ReceivedMessages(SettledMessages(continued.received, continued.applied, continued.heard_ms))
+        begin_ms = continued.starts_at_ms
+        before = SettledMessages(continued.received, continued.applied, continued.heard_ms, begin_ms)
+        self._messages = ReceivedMessages(before)
         # Number of samples that will arrive again although another host has already transcribed them.
         self._num_heard = round(continued.heard_ms * SAMPLE_RATE_HZ / 1000)
         self._owed = [_Owed(replace(request, when_busy="wait")) for request in continued.owed]
@@ -214,8 +233,12 @@ class Progress:
         self._begins_anew = bool(self._owed)
         self._open: OpenResponse | None = None
         self._finished: FinishedResponse | None = None
-        # Number of audio samples received by this host.
-        self._num_samples = 0
+        # Position, in samples of the session's audio, after the audio received by this host.
+        self._num_samples = round(begin_ms * SAMPLE_RATE_HZ / 1000)
+
+    def keeps_no_speech(self) -> None:
+        """Collect no audio, because the session's tail has no audio."""
+        self._speech = None
 
     def is_applied(self, number: int) -> bool:
         """Return True if another host has carried out the client's message `number`, so that it is skipped here."""
@@ -277,6 +300,13 @@ class Progress:
                 done = OpenResponse(response.id, response.audio_output, [item.id for item in response.output])
                 is_complete = response.status == "completed" and bool(done.items)
                 self._finished = FinishedResponse(done, response.request) if is_complete else None
+
+    def now_in(self, session: TranscriptionSession) -> ResumePoint:
+        """Return the current resume point of a transcription session."""
+        state = session.continuing.state
+        received = self._messages.snapshot(state.settled * 1000 / SAMPLE_RATE_HZ, self._inbox.num_taken)
+        heard_ms, from_ms = received.heard_ms, received.from_ms
+        return ResumePoint(received.last, received.applied, heard_ms=heard_ms, from_ms=from_ms, transcription=state)
 
     def now(self, conversation: RealtimeConversation, *, empties_tail: bool = False) -> ResumePoint:
         """Return the current resume point. `empties_tail` is true if writing the snapshot empties the stored tail."""
@@ -346,5 +376,9 @@ def _before_the_gap(missed: list[SentFrame], last_received: int) -> list[SentFra
 def check_counts(continued: ResumePoint) -> None:
     """Raise RemoteProtocolError if the counts are impossible, which means that the row is damaged."""
     is_wrong = any(not continued.received < number < MAX_NUMBER for number in continued.applied)
+    is_wrong = is_wrong or not 0 <= continued.from_ms < MAX_NUMBER
+    if state := continued.transcription:
+        again_s = state.segmenter.now / SAMPLE_RATE_HZ - continued.from_ms / 1000
+        is_wrong = is_wrong or not 0 <= again_s <= MAX_AGAIN_S
     if is_wrong or not 0 <= continued.received < MAX_NUMBER or not 0 <= continued.heard_ms <= MAX_HEARD_MS:
         raise RemoteProtocolError("unknown_session", "The stored session is damaged.", "session_id")

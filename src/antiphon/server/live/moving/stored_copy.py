@@ -1,4 +1,4 @@
-"""The copy of a live conversation in the session store, from which another host can continue it.
+"""The copy of a live session in the session store, from which another host can continue it.
 
 A client never learns of anything that the copy lacks: its frames wait while the copy is written. `persistence.py`
 writes the rows and knows whether this host still owns them; `resume_point.py` computes the resume point.
@@ -15,18 +15,21 @@ from dataclasses import dataclass
 import anyio
 import msgspec
 
-from antiphon.audio import Pcm
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.events.conversation import ConversationEvent, Item
 from antiphon.events.duplex import EpochRaised
-from antiphon.events.transcription import SessionEnding
+from antiphon.events.transcription import SessionEnding, TranscriptDone
 from antiphon.protocols.connection import Command, Event, WireConnection
 from antiphon.protocols.resume import moving_frame, session_elsewhere, state_degraded_frame
 from antiphon.protocols.wire import Frame
 from antiphon.server.live.moving.persistence import Kept, Persistence
 from antiphon.server.live.moving.resume_point import MOVED, STORED_AFTER, Progress, ResumePoint, keeps_turn
-from antiphon.server.live.realtime_session import RealtimeConversation
+from antiphon.server.live.moving.tail import chunk_of
+from antiphon.server.live.realtime_session import RealtimeConversation, RealtimeSession
 from antiphon.server.live.session import CLOSE_MOVED, LiveSession
 from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.sessions.transcription.state import ContinuedTranscription, TurnPart
 from antiphon.signals import become
 from antiphon.store.sessions import StoredSession
 from antiphon.transports.journal import SentFrame
@@ -52,27 +55,34 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The stored state from which a conversation is restored.
+    """The stored state from which a session is restored."""
 
-    - `row`: the row as this host has claimed it.
-    - `items`: the history with which it continues here (see `recovered`).
-    - `continued`: its resume point; None for a row of an earlier version, which did not store this.
-    - `missed_events`: the events that report to the client what is missing here.
-    - `tail`: the user's audio that was not transcribed yet, by message number.
-    """
-
+    # The row as this host has claimed it.
     row: StoredSession
+    # The history with which a conversation continues here (see `recovered`).
     items: Sequence[Item]
+    # Its resume point; None for a row of an earlier version, which did not store this.
     continued: ResumePoint | None = None
+    # The events that report to the client what is missing here.
     missed_events: Sequence[ConversationEvent] = ()
+    # The user's audio that was not transcribed yet, by message number.
     tail: Sequence[tuple[int, Pcm]] = ()
+    # The finished parts of a transcription session's open turns.
+    parts: Sequence[TurnPart] = ()
+
+    @property
+    def transcription(self) -> ContinuedTranscription | None:
+        """The state from which a transcription session continues; None for a conversation."""
+        point = self.continued
+        if point is None or point.transcription is None:
+            return None
+        return ContinuedTranscription(point.transcription, self.parts, round(point.from_ms * SAMPLE_RATE_HZ / 1000))
 
 
 class StoredCopy:
     """Keeps the stored copy of one live session, and the frames that wait for it to be written.
 
-    Stores nothing if the session has no token or only transcribes, or if the server has no store. The frames of such a
-    session do not wait.
+    Stores nothing if the session has no token, or if the server has no store. The frames of such a session do not wait.
 
     `persistence` writes the rows of `live`, whose commands are in `inbox`. `send` passes a frame to the outbox without
     waiting. `first_frames` are sent first.
@@ -100,9 +110,12 @@ class StoredCopy:
         self._restored = restored
         self._progress = Progress(inbox, restored.continued if restored else None, persistence.speech)
         self._conversation: RealtimeConversation | None = None
+        self._transcription: TranscriptionSession | None = None
         self._is_on = persistence.is_on
         # True while the session is moving to another host.
         self._is_moving = False
+        # Turns of a transcription session that have parts in the tail.
+        self._has_parts = {part.turn for part in restored.parts} if restored else set[int]()
 
     # --- the session --------------------------------------------------------------------------------------------------
 
@@ -111,17 +124,26 @@ class StoredCopy:
         """True if the session continues at once where another host left it, without waiting for a first frame."""
         return self._restored is not None and self._restored.continued is not None
 
-    def begin(self, conversation: RealtimeConversation | None) -> None:
-        """Restore the history of a session that begins; store it if it is new.
+    @property
+    def keeps_transcription(self) -> bool:
+        """True if a transcription session is stored: the server has a store for it, and the client can resume."""
+        return self._persistence.keeps_captions and self._live.attachment.token is not None
 
-        `conversation` is None for a session that only transcribes, which is not stored.
-        """
-        self._conversation = conversation
-        if conversation is None:
-            self._is_on = False
-            return
-        if self._restored:
-            conversation.history.restore(self._restored.items)
+    @property
+    def transcription(self) -> ContinuedTranscription | None:
+        """The state from which a transcription session continues here; None if it is new."""
+        return self._restored.transcription if self._restored else None
+
+    def begin(self, session: RealtimeSession) -> None:
+        """Restore the history of a session that begins; store it if it is new."""
+        if isinstance(session, TranscriptionSession):
+            self._transcription, self._is_on = session, self.keeps_transcription
+            self._progress.keeps_no_speech()
+            self._persistence.speech = None
+        else:
+            self._conversation = session
+            if self._restored:
+                session.history.restore(self._restored.items)
         if not self.goes_on:
             self.write()
 
@@ -165,7 +187,10 @@ class StoredCopy:
         """
         self._frames += frames
         self._progress.follow(event)
-        if isinstance(event, STORED_AFTER):
+        if self._transcription:
+            if self._is_on and self._frames:
+                await self.store(turn_kept=isinstance(event, TranscriptDone))
+        elif isinstance(event, STORED_AFTER):
             await self.store(turn_kept=keeps_turn(event))
             self._live.count_memory()
         elif isinstance(event, EpochRaised):
@@ -212,7 +237,13 @@ class StoredCopy:
         conversation, audio_s = self._conversation, self._inbox.backlog_s
         if not self._is_on:
             return None
-        if conversation:
+        items: Sequence[Item] = ()
+        clears_tail = turn_kept
+        if session := self._transcription:
+            audio_s += session.audio_s
+            continued = self._progress.now_in(session)
+            clears_tail = self._append_parts(session.continuing.take_parts(), continued)
+        elif conversation:
             items, audio_s = conversation.history.items, audio_s + conversation.progress.audio_s
             continued = self._progress.now(conversation, empties_tail=turn_kept)
         elif self._restored:
@@ -223,7 +254,20 @@ class StoredCopy:
         frames = journal.unacknowledged(self._frames, MAX_TOLD_BYTES) if handed_over is None else list(handed_over)
         continued = msgspec.structs.replace(continued, journal=frames, is_whole=handed_over is not None)
         token, audio_ms = self._live.attachment.token, round(audio_s * 1000)
-        return self._persistence.put(token, items, continued, audio_ms, turn_kept=turn_kept)
+        return self._persistence.put(
+            token, items, continued, audio_ms, turn_kept=turn_kept, clears_tail=turn_kept and clears_tail
+        )
+
+    def _append_parts(self, parts: Sequence[TurnPart], continued: ResumePoint) -> bool:
+        """Add the finished parts of a transcription's open turns to the tail. Returns whether the tail may be deleted,
+        because no open turn has such parts.
+        """
+        unread = {turn.turn for turn in continued.transcription.unread} if continued.transcription else set()
+        kept = [part for part in parts if part.turn in unread]
+        if kept:
+            self._persistence.append(chunk_of(kept))
+        self._has_parts = {turn for turn in (*self._has_parts, *(part.turn for part in kept)) if turn in unread}
+        return not self._has_parts
 
     async def store_regularly(self) -> None:
         """Store the copy every STORE_EVERY_S until cancelled.
@@ -251,14 +295,18 @@ class StoredCopy:
 
     @property
     def can_move(self) -> bool:
-        """True if another host can continue the session, because it is a conversation and all of it is stored."""
-        return self._conversation is not None and self._persistence.can_move
+        """True if another host can continue the session, because all of it is stored."""
+        return (self._conversation or self._transcription) is not None and self._persistence.can_move
 
     async def move(self, within_s: float) -> None:
         """End the session here when neither side speaks, or after `within_s` seconds. Call `give_away` afterwards."""
-        assert self._conversation
-        await wait_for_boundary(self._conversation, within_s)
-        self._conversation.leave_open_turn()
+        session = self._conversation or self._transcription
+        assert session
+        if isinstance(session, TranscriptionSession):
+            await wait_for_silence(session, within_s)
+        else:
+            await wait_for_boundary(session, within_s)
+        session.leave_open_turn()
         self._is_moving = True
         self._live.end(CLOSE_MOVED, MOVED)
 
@@ -292,6 +340,16 @@ class StoredCopy:
     def close(self) -> None:
         """Delete the copy of a session that is over; leave it to other hosts if the server drains. Does not wait."""
         self._persistence.end()
+
+
+async def wait_for_silence(session: TranscriptionSession, within_s: float) -> None:
+    """Wait until a transcription's user is silent and all speech has its transcript, in a drain of `within_s`.
+
+    Waits for at most MAX_TURN_S: the next host continues a longer turn where this host leaves it.
+    """
+    with anyio.move_on_after(min(MAX_TURN_S, within_s / 2)):
+        await anyio.sleep(random.uniform(0, MAX_JITTER_S))
+        await become(lambda: session.is_silent, POLL_S)
 
 
 async def wait_for_boundary(conversation: RealtimeConversation, within_s: float) -> None:

@@ -1,4 +1,7 @@
-"""The tail of a stored conversation: the audio of the turn under way, message by message (`--store-speech`). Pure.
+"""The tail of a stored session. Pure.
+
+The tail of a conversation is the audio of the turn under way, message by message (`--store-speech`). The tail of a
+transcription session has what finished windows have added to open turns (`TurnPart`), which may last for an hour.
 
 A snapshot has no audio. If a host dies and the session has no tail, the client has to send all audio again that was not
 transcribed. With a tail, the client need not keep that audio or send it again. A tail is used up to the first missing
@@ -10,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,6 +22,7 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.events.transcription import AppendAudio
+from antiphon.sessions.transcription.state import TurnPart
 from antiphon.store.sessions import TailChunk
 
 log = logging.getLogger(__name__)
@@ -26,6 +30,8 @@ log = logging.getLogger(__name__)
 MAX_KEPT_S = 20.0
 # Contents of a chunk: numbers of the client's messages, each with its audio as PCM16 at 16 kHz.
 _Messages = list[tuple[int, bytes]]
+# Made once: msgspec's description of a type must not be built by two threads at the same time.
+_PARTS = msgspec.msgpack.Decoder(list[TurnPart])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,22 @@ class SpeechTail:
     def _drop_first(self) -> None:
         self._messages.popleft()
         self._num_stored = max(0, self._num_stored - 1)
+
+
+def chunk_of(parts: Sequence[TurnPart]) -> TailChunk:
+    """Return the chunk with the finished parts of a transcription's open turns, all of the same window."""
+    return TailChunk(parts[0].window, msgspec.msgpack.encode(parts))
+
+
+def parts_of(chunks: Iterable[TailChunk]) -> list[TurnPart]:
+    """Return the finished parts of turns in a transcription's tail, in order. Damaged chunks count as missing."""
+    found: list[TurnPart] = []
+    for chunk in chunks:
+        try:
+            found += _PARTS.decode(chunk.data)
+        except msgspec.MsgspecError as error:
+            log.error("stored parts of a transcript cannot be read: %s", error)
+    return found
 
 
 def messages_of(

@@ -26,15 +26,16 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidHandshake
 
+from antiphon.admission.certificate import Kind
 from antiphon.cluster.relay import RELAYED_HEADER, open_relay, relay
 from antiphon.errors import Refused, RemoteProtocolError, RowError, StoreError
 from antiphon.events.conversation import Item
-from antiphon.protocols.resume import HowResumed, ResumeRequest, session_elsewhere
+from antiphon.protocols.resume import HowResumed, ResumeRequest, model_not_loaded, session_elsewhere
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import caller_hash, restored
 from antiphon.server.live.moving.resume_point import OpenResponse, ResumePoint, recovered, with_missed
 from antiphon.server.live.moving.stored_copy import Restored
-from antiphon.server.live.moving.tail import messages_of
+from antiphon.server.live.moving.tail import messages_of, parts_of
 from antiphon.server.live.open_wire import prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
@@ -151,6 +152,13 @@ async def take_up(
         _is_restored(state, request)
 
 
+def _check_models(state: ServerState, row: StoredSession) -> None:
+    """Raise RemoteProtocolError (`model_not_loaded`) if this host has not loaded the model that a session needs."""
+    transcription, loaded = _due(row).transcription, state.loaded().required_transcriber.profile.id
+    if transcription and transcription.model != loaded:
+        raise model_not_loaded(transcription.model)
+
+
 def _is_restored(state: ServerState, request: ResumeRequest) -> None:
     """Let other connections restore the session again, unless another connection already does so."""
     if state.sessions.restoring.get(request.session_id) is request:
@@ -177,7 +185,10 @@ async def _claim(
     row: StoredSession,
 ) -> bool | None:
     """Claim and serve a session without an owner. Returns None if another host was faster, False if it is gone."""
-    with state.admission.admit(caller, state.kind_of("conversation"), resumes=True):
+    _check_models(state, row)
+    is_transcription = _due(row).transcription is not None
+    kind: Kind = "captions" if is_transcription else state.kind_of("conversation")
+    with state.admission.admit(caller, kind, resumes=True):
         claimed, tail = await _asked(partial(_claim_with_tail, store, row, state.sessions.host_name))
         if claimed is ClaimRefusal.UNKNOWN:
             return False
@@ -198,7 +209,7 @@ def _claim_with_tail(
     again.
     """
     claimed = store.claim(row.id, host_name, row.fence)
-    if isinstance(claimed, ClaimRefusal) or claimed.restores > 1:
+    if isinstance(claimed, ClaimRefusal) or (claimed.restores > 1 and not _due(row).transcription):
         return claimed, ()
     try:
         return claimed, store.tail(row.id)
@@ -289,11 +300,18 @@ def _left(
     audio = state.settings.audio
     kept, missed_events = recovered(items, continued or ResumePoint())
     max_s = audio.max_backlog_s / 2 if audio.overflow == "close" else math.inf
+    if continued and continued.transcription:
+        return Restored(row, kept, continued, missed_events, parts=parts_of(tail))
     messages = messages_of(tail, continued.received, continued.applied, max_s) if continued else ()
     return Restored(row, kept, continued, missed_events, messages)
 
 
+class _Transcription(msgspec.Struct):
+    model: str
+
+
 class _Due(msgspec.Struct):
+    transcription: _Transcription | None = None
     owed: list[msgspec.Raw] = []
     unread_items: list[str] = []
     open_response: OpenResponse | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 
 import anyio
@@ -18,12 +19,14 @@ from antiphon.contracts import (
     Message,
     ReplyDone,
     ReplyOptions,
+    ResponseAudio,
     ResponseChunk,
     TextDelta,
     VoiceOptions,
 )
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig, CreateResponse, Item
+from antiphon.events.words import Word
 from antiphon.sessions.conversation.history import ConversationHistory
 
 # Chunks of a response that may wait for its reader. At the limit, the model waits.
@@ -116,6 +119,8 @@ class ResponseGeneration:
         self._scope = anyio.CancelScope()
         self._failure: Exception | None = None
         self._ended = anyio.Event()
+        # Set when a held generation may go on; None if it is not held.
+        self._go_on: anyio.Event | None = None
         # Number of tokens so far: one for each piece of text, replaced by the model's own count when it has finished.
         self.num_tokens = 0
 
@@ -131,6 +136,8 @@ class ResponseGeneration:
                             self.num_tokens = chunk.completion_tokens or self.num_tokens
                         else:
                             self.num_tokens += isinstance(chunk, TextDelta)
+                        if self._go_on:
+                            await self._go_on.wait()
                         await self._send.send(chunk)
         except FAILURES as error:
             self._failure = error
@@ -139,8 +146,9 @@ class ResponseGeneration:
             self._ended.set()
 
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Yield the model's chunks in order, waiting for each. For one reader. Raises the model's error (Refused,
-        ModelError, EngineError or RemoteProtocolError) after its last chunk. Ends without an error if cancelled.
+        """Yield the model's chunks in order, waiting for each. For one reader at a time. Raises the model's error
+        (Refused, ModelError, EngineError or RemoteProtocolError) after its last chunk. Ends without an error if
+        cancelled.
         """
         async for chunk in self._receive:
             yield chunk
@@ -168,3 +176,62 @@ class ResponseGeneration:
         reader gets no error.
         """
         self._scope.cancel()
+
+    def hold(self, held: bool) -> None:
+        """Have the model wait after its next chunk (`held`), or go on. Repeating the current state is a no-op."""
+        if held and self._go_on is None:
+            self._go_on = anyio.Event()
+        elif not held and self._go_on:
+            self._go_on.set()
+            self._go_on = None
+
+
+class RestOfResponse:
+    """Says the rest of a response that was ended: first what was sent and not heard, then what is generated.
+
+    - `text`, `sent`: the text and the audio that were sent and not heard.
+    - `cut_s`: the second of the first response's audio at which this one begins.
+    - `source`: generates what follows. None if nothing does.
+
+    If this response is ended too, its stream can be read on by another reader.
+    """
+
+    def __init__(
+        self, text: str, sent: ResponseAudio, cut_s: float, source: ResponseGeneration | RestOfResponse | None
+    ) -> None:
+        self._sent: list[ResponseChunk] = [TextDelta(text)] if text else []
+        self._sent += [sent] if len(sent.pcm) else []
+        self._cut_s, self._source = cut_s, source
+
+    async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
+        """Yield the chunks of the rest, waiting for each. Raises the errors of a generation."""
+        while self._sent:
+            yield self._sent.pop(0)
+        if self._source is None:
+            return
+        self._source.hold(False)
+        async for chunk in self._source.stream():
+            if isinstance(chunk, ResponseAudio):
+                yield replace(chunk, words=tuple(earlier(word, self._cut_s) for word in chunk.words))
+            else:
+                yield chunk
+
+    def hold(self, held: bool) -> None:
+        """Have the model wait, or go on."""
+        if self._source:
+            self._source.hold(held)
+
+    def cancel(self) -> None:
+        """End the generation within one step of the model. Returns at once."""
+        if self._source:
+            self._source.cancel()
+
+    async def drop(self) -> None:
+        """Cancel the generation and wait for its end."""
+        if self._source:
+            await self._source.drop()
+
+
+def earlier(word: Word, by_s: float) -> Word:
+    """Return the word with times that are this number of seconds earlier, and not before 0."""
+    return replace(word, start_s=max(0.0, word.start_s - by_s), end_s=max(0.0, word.end_s - by_s))

@@ -13,6 +13,7 @@ from antiphon.events.conversation import ContentPosition, ItemTruncated, Respons
 from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.responses.kept import UnheardAudio
 from antiphon.turns.overlap import RESPONSE_TAIL_S
 
 
@@ -67,6 +68,8 @@ class HeardResponses:
         self._said: tuple[str, Resampler] | None = None
         # The response whose audio was sent last, and the second of the user's audio at which it began to be sent.
         self._began = ("", 0.0)
+        # The newest audio that was sent, for a client that cannot pause.
+        self._sent = UnheardAudio()
         # The ids of the responses under way, and the truncations of their items to the milliseconds heard. A truncation
         # is applied when the response is closed.
         self._under_way: set[str] = set()
@@ -93,16 +96,34 @@ class HeardResponses:
         """
         return self._began[1] if response_id == self._began[0] else None
 
-    def add(self, audio: ResponseAudioDelta) -> None:
+    def add(self, audio: ResponseAudioDelta, *, keeps: bool = False) -> None:
         """Count audio that is about to be sent, and have the listener expect its echo. The audio plays after all audio
-        that was sent before it. A new item begins with a fresh resampler.
+        that was sent before it. A new item begins with a fresh resampler. `keeps`: keep it for `unheard`.
         """
         self._clock.add(len(audio.pcm) / audio.rate_hz)
         if audio.at.response_id != self._began[0]:
             self._began = (audio.at.response_id, self._listener.audio_s)
+        if keeps:
+            self._sent.add(audio.at.item_id, audio.pcm, audio.rate_hz, self._clock.left_s)
         if self._said is None or self._said[0] != audio.at.item_id:
             self._said = (audio.at.item_id, Resampler(audio.rate_hz, SAMPLE_RATE_HZ))
         self._listener.expect_echo(self._said[1].feed(audio.pcm))
+
+    def can_pause(self, *, reports: bool) -> bool:
+        """Whether playback can pause and continue. `reports`: whether the client gets a PlaybackHoldChanged."""
+        return self._playback is not None or reports
+
+    def heard_s(self, item_id: str) -> float | None:
+        """Return the seconds of an item's audio that were played, by the clock. None unless it is the newest and its
+        audio was kept.
+        """
+        return self._sent.heard_s(item_id, self._clock.left_s)
+
+    def unheard(self, item_id: str, from_s: float) -> Pcm | None:
+        """Return the audio of the newest item from this second on, as far as it was sent: float32 [num_samples], at
+        the rate of the responses. None if it is not known.
+        """
+        return self._sent.rest(item_id, from_s)
 
     async def hold(self, held: bool, *, reports: bool) -> None:
         """Pause (`held`) or resume the playback of responses, because of speech over them. With `reports`, a client

@@ -26,6 +26,7 @@ from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
 from antiphon.sessions.conversation.native_turns import NativeResponse, NativeTurns
 from antiphon.sessions.conversation.responses.heard import HeardResponses
+from antiphon.sessions.conversation.responses.kept import KeptResponse
 from antiphon.sessions.conversation.responses.responder import Responder
 from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.sessions.transcription.session import TranscriptionSession
@@ -295,6 +296,20 @@ class ResponseQueue:
         if self._max_preemptive:
             self._guessed.append(now)
         return True
+
+    def give_back(self, turn: int) -> None:
+        """Say the rest of the response that the speech of `turn` has ended, because it was no reason to end it. A no-op
+        if nothing of that response is left.
+        """
+        if kept := self.responder.take_kept(turn):
+            assert self._group
+            self._group.start_soon(self._say_rest, kept)
+
+    async def _say_rest(self, kept: KeptResponse) -> None:
+        if task := await self.responder.say_rest(kept):
+            await self._run(task)
+        else:
+            await self.go_on()
 
     # --- a response and its end ---------------------------------------------------------------------------------------
 

@@ -39,8 +39,9 @@ from antiphon.sessions.conversation.responses.generation import (
     wants_audio,
 )
 from antiphon.sessions.conversation.responses.heard import HeardResponses
+from antiphon.sessions.conversation.responses.kept import KeptResponse
 from antiphon.sessions.conversation.responses.response import ResponseTask
-from antiphon.turns.floor import Floor
+from antiphon.turns.floor import Floor, Phase
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class Responder:
         self._out_of_band: set[ResponseTask] = set()
         # The response that is generated before it is requested. It will be used for a request that equals its own.
         self._preemptive: ResponseTask | None = None
+        # What is left of a response that was ended by the sound of speech, until the speech has words.
+        self.kept: KeptResponse | None = None
         # Whether the model's stream holds audio of a turn that may still be dropped.
         self._holds_growing = False
         # The turn with the latest delta, and its text so far.
@@ -92,8 +95,8 @@ class Responder:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the model's stream is producing a response, preemptive or not."""
-        return bool(self.active or self._preemptive)
+        """Whether the model's stream is producing a response, preemptive or not, or waits to go on with one."""
+        return bool(self.active or self._preemptive or (self.kept and self.kept.is_busy))
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
         """Open the model's stream for the conversation. Responses are generated in tasks of `group`. Raises Refused if
@@ -115,6 +118,7 @@ class Responder:
         of the responses then close them in order.
         """
         self.cancel_preemptive()
+        self.cancel_kept()
         for task in self._all():
             task.cancel(reason)
 
@@ -123,6 +127,7 @@ class Responder:
         wait for the end of the responses.
         """
         self.cancel_preemptive()
+        self.cancel_kept()
         if self.active:
             self.active.cancel(reason)
         await self._heard.silence()
@@ -131,6 +136,7 @@ class Responder:
         """Cancel the response with this id, which may be out of band. None means the conversation's own response. Does
         not wait for its end. Raises RemoteProtocolError if no such response is under way.
         """
+        self.cancel_kept()
         if response_id is None:
             found = self.active
         else:
@@ -200,6 +206,74 @@ class Responder:
         """Hide the response to the user's last turn from the model, because it began before the user had finished."""
         for item in self._answer.response.output if self._answer else ():
             item.retracted = True
+
+    # --- the rest of a response ---------------------------------------------------------------------------------------
+
+    def keep(self, turn: int) -> None:
+        """Keep what is left of the newest response, which the speech of `turn` is about to end. A no-op for a response
+        that has more than one message or calls a function, and if it is not known how much was heard.
+        """
+        task = self._answer
+        if task is None or task.cancelled or task.response.status not in ("in_progress", "completed"):
+            return
+        output = task.response.output
+        if len(output) != 1 or output[0].kind != "message":
+            return
+        heard_s = self._heard.heard_s(output[0].id)
+        if heard_s is not None:
+            task.keeps = task is self.active
+            self.kept = KeptResponse(turn, task, output[0], heard_s)
+
+    def keeps(self, turn: int) -> bool:
+        """Whether the response that the speech of `turn` has ended was kept, and not given up."""
+        return self.kept is not None and self.kept.turn == turn and not self.kept.is_cancelled
+
+    def take_kept(self, turn: int) -> KeptResponse | None:
+        """Remove and return what is left of the response that the speech of `turn` has ended, unless it was given up.
+        The caller has to pass it to `say_rest`.
+        """
+        if not self.keeps(turn):
+            return None
+        kept, self.kept = self.kept, None
+        return kept
+
+    def cancel_kept(self) -> None:
+        """Give up the rest of the response that was kept. Returns at once."""
+        if self.kept:
+            self.kept.cancel()
+
+    async def drop_kept(self) -> None:
+        """Give up the rest of the response that was kept, and wait for the end of its generation."""
+        kept, self.kept = self.kept, None
+        if kept:
+            await kept.drop()
+
+    async def say_rest(self, kept: KeptResponse) -> ResponseTask | None:
+        """Begin a response that says the rest of another one, from the sample at which it was stopped, and return it.
+        The caller has to `run` it. Waits until the first response is closed. If the floor is taken by then, or if
+        nothing is left to say, the rest is dropped and None is returned.
+        """
+        await self._drop_guess()
+        while self.active:
+            await self.active.ended.wait()
+            await anyio.lowlevel.checkpoint()
+        item = kept.item
+        if any(i is item for i in self._history.items):
+            if kept.cut_ms is not None:
+                await self._heard.truncate_as_asked(item.id, 0, kept.cut_ms)
+            pcm = self._heard.unheard(item.id, item.parts[0].audio_s)
+            is_free = self._floor.phase is Phase.SILENT and not (self._floor.response_due or self.active)
+            if pcm is not None and (len(pcm) or kept.task.kept_source) and is_free and not kept.is_cancelled:
+                rest = kept.rest(pcm)
+
+                async def give_rest(_: Response) -> ResponseSource:
+                    return rest
+
+                task = self._start(kept.task.response.request, give_rest)
+                task.continues = item.id
+                return task
+        await kept.drop()
+        return None
 
     def newest_user_item(self) -> str | None:
         return next((i.id for i in reversed(self._history.items) if i.role == "user"), None)
@@ -274,7 +348,9 @@ class Responder:
 
     async def _emit_counted(self, event: TranscriptionEvent | ConversationEvent) -> None:
         if isinstance(event, ResponseAudioDelta):
-            self._heard.add(event)
+            config = self.config
+            can_pause = self._heard.can_pause(reports=config.reports_ducking)
+            self._heard.add(event, keeps=config.allows_backchannels and not can_pause)
         await self._emit(event)
 
     async def _make(
@@ -338,9 +414,13 @@ class Responder:
             self._preemptive.cancel_preemptive()
 
     async def drop_preemptive(self) -> None:
-        """End the preemptive response and wait for its end, even if the caller is cancelled. After that, the model's
-        stream is free. A no-op if no preemptive response exists.
+        """End the preemptive response, give up the response that was kept, and wait for their end, even if the caller
+        is cancelled. After that, the model's stream is free. A no-op if neither exists.
         """
+        await self.drop_kept()
+        await self._drop_guess()
+
+    async def _drop_guess(self) -> None:
         task, self._preemptive = self._preemptive, None
         if task:
             await task.drop()

@@ -51,6 +51,7 @@ from antiphon.sessions.conversation.responses.generation import (
     ResponseGeneration,
     ResponseRequest,
     ResponseSource,
+    RestOfResponse,
 )
 from antiphon.state_machine import transition
 
@@ -107,6 +108,9 @@ class ResponseTask:
       become known. Only this task writes to it.
     - `stage`: the progress of the response.
     - `ended`: set when `ResponseDone` was emitted.
+    - `continues`: the id of the message whose rest this response says, if any. Set it before `run`.
+    - `keeps`: whether a cancel leaves the generation waiting, as `kept_source`, instead of ending it.
+    - `unsaid`: text that was generated before a cancel, but never became audio. Read-only.
 
     The context's `measure` gets `first_answer_sound`, the seconds from `ask` to the first audio. The context's `count`
     gets the outcomes of preemptive responses.
@@ -130,6 +134,9 @@ class ResponseTask:
         self._closing_events: list[ConversationEvent] = []
         self._has_audio = False
         self._asked_s = 0.0
+        self.continues = self.unsaid = ""
+        self.keeps = False
+        self.kept_source: ResponseGeneration | RestOfResponse | None = None
 
     def _move(self, happened: ResponseInput) -> None:
         self.stage = transition(TRANSITIONS, self.stage, happened)
@@ -221,7 +228,17 @@ class ResponseTask:
             async for chunk in source.stream():
                 await self._apply(chunk)
         finally:
-            await source.drop()
+            if self.keeps and self.cancelled and isinstance(source, ResponseGeneration | RestOfResponse):
+                source.hold(True)
+                self.kept_source = source
+            else:
+                await source.drop()
+
+    async def drop_kept(self) -> None:
+        """End the generation that a cancel has left waiting, or will leave, and wait for its end."""
+        self.keeps = False
+        if self.kept_source:
+            await self.kept_source.drop()
 
     async def _apply(self, chunk: ResponseChunk) -> None:
         response, emit = self.response, self._emit
@@ -270,7 +287,9 @@ class ResponseTask:
             "assistant",
             "in_progress",
             [ContentPart(kind)],  # type: ignore[arg-type]
+            continues=self.continues,
         )
+        self.continues = ""
         await self._open(item)
         await self._emit(ContentPartAdded(self._place(), item.parts[0].snapshot()))
         return item
@@ -310,6 +329,7 @@ class ResponseTask:
             # Text that never became audio was not said, so the model must not find it in the history at the next turn.
             part, made = item.parts[0], item.parts[0].produced()
             said = cut_to(made.text, [w.text for w in made.words], len(made.words))
+            self.unsaid = made.text[len(said) :]
             if part.whole:
                 part.whole = (said, *part.whole[1:])
             else:

@@ -1,0 +1,188 @@
+"""A transcription session is continued from each state in which its host can die: nothing is reported twice or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import Transcriber, VoiceActivityDetector
+from antiphon.events.transcription import (
+    AppendAudio,
+    ClearAudio,
+    CommitAudio,
+    ServerVad,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptionCommand,
+    TranscriptionConfig,
+    TranscriptionEvent,
+    TurnCleared,
+    TurnCommitted,
+)
+from antiphon.server.live.moving.resume_point import Progress, ResumePoint, check_counts
+from antiphon.server.live.moving.tail import chunk_of, parts_of
+from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.sessions.transcription.state import ContinuedTranscription
+from antiphon.store.sessions import TailChunk
+from tests.scripted import ScriptedDetector, ScriptedTranscriber, speech
+
+VAD = ServerVad(silence_duration_ms=300)
+PIECE = SAMPLE_RATE_HZ // 10
+POINTS = msgspec.json.Decoder(ResumePoint)
+Message = Sequence[TranscriptionCommand]
+
+
+@dataclass
+class Stored:
+    """What a store has after an event: the resume point as JSON, the tail, and the number of events until then."""
+
+    point: bytes
+    tail: tuple[TailChunk, ...]
+    num_events: int
+
+
+@dataclass
+class SessionHost:
+    """One host of a session, which stores the session's state before it reports an event."""
+
+    config: TranscriptionConfig
+    stored: Stored | None = None
+    transcriber: Transcriber = field(default_factory=ScriptedTranscriber)
+    detector: VoiceActivityDetector = field(default_factory=ScriptedDetector)
+    # Seconds between two messages.
+    pace_s: float = 0.0
+    events: list[TranscriptionEvent] = field(default_factory=list)
+    states: list[Stored] = field(default_factory=list)
+
+    async def run(self, messages: Sequence[Message]) -> None:
+        """Handle all messages, as far as the stored state does not cover them, then let the session finish."""
+        point = POINTS.decode(self.stored.point) if self.stored else ResumePoint()
+        check_counts(point)
+        tail = list(self.stored.tail) if self.stored else []
+        inbox = Inbox(120.0)
+        progress = Progress(inbox, point)
+        continued = None
+        if point.transcription:
+            from_sample = round(point.from_ms * SAMPLE_RATE_HZ / 1000)
+            continued = ContinuedTranscription(point.transcription, parts_of(tail), from_sample)
+        session: TranscriptionSession
+
+        async def emit(event: TranscriptionEvent) -> None:
+            self.events.append(event)
+            if parts := session.continuing.take_parts():
+                tail.append(chunk_of(parts))
+            now = msgspec.json.encode(progress.now_in(session))
+            self.states.append(Stored(now, tuple(tail), len(self.events)))
+            await anyio.lowlevel.checkpoint()
+
+        session = TranscriptionSession(
+            self.config, self.transcriber, self.detector, inbox, emit, keeps_state=True, continued=continued
+        )
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            for number, message in enumerate(messages[point.received :], point.received + 1):
+                if progress.is_applied(number):
+                    continue
+                commands = progress.unheard(message)
+                for command in commands:
+                    await inbox.put(command)
+                progress.took(number, commands)
+                while not inbox.is_worked_off:
+                    await anyio.lowlevel.checkpoint()
+                await anyio.sleep(self.pace_s)
+                # Decoding goes on between two messages.
+                for _ in range(4):
+                    await anyio.lowlevel.checkpoint()
+            inbox.close()
+
+
+def pieces(pcm: Pcm) -> list[Message]:
+    return [[AppendAudio(pcm[at : at + PIECE])] for at in range(0, len(pcm), PIECE)]
+
+
+def two_turns_and_a_noise() -> list[Message]:
+    """Return a long turn with a pause, a turn that follows it closely, and a short turn."""
+    silence = np.zeros(SAMPLE_RATE_HZ, np.float32)
+    parts = [silence, speech(1, 5, 5), speech(6, 3, 14), speech(9, 2, 40), speech(11, 1, 60)]
+    return pieces(np.concatenate(parts))
+
+
+def committed_turns() -> list[Message]:
+    """Return turns that the client ends: with pauses in them, cleared, empty, and committed in their middle."""
+    commit: Message = [CommitAudio()]
+    return [
+        *pieces(speech(1, 4, 40)),
+        *pieces(speech(5, 2, 4)),
+        commit,
+        *pieces(speech(7, 2, 3)),
+        [ClearAudio()],
+        *pieces(speech(9, 12, 20)),
+        commit,
+        commit,
+        *pieces(speech(21, 2)),
+        commit,
+    ]
+
+
+def a_long_turn() -> list[Message]:
+    """Return a turn of many windows, some of which are cut because they are too long."""
+    return [*pieces(np.concatenate([speech(1, 30, 20), speech(31, 3, 20), speech(34, 26)])), [CommitAudio()]]
+
+
+def in_short(events: Sequence[TranscriptionEvent]) -> list[object]:
+    """Return the events without what depends on the moment of a partial: deltas are joined by turn."""
+    found: list[object] = []
+    deltas: dict[int, str] = {}
+    for event in events:
+        match event:
+            case TranscriptDelta(turn, delta):
+                deltas[turn] = deltas.get(turn, "") + delta
+            case TranscriptDone(turn, transcript, streamed):
+                assert deltas.pop(turn, "") == streamed
+                found.append(("done", turn, transcript, streamed, [w.text for w in event.words]))
+            case SpeechStarted() | SpeechStopped() | TurnCommitted() | TurnCleared():
+                found.append(event)
+    assert not deltas
+    return found
+
+
+@pytest.mark.parametrize("word_times", [False, True])
+@pytest.mark.parametrize(
+    ("messages", "vad", "every"),
+    [(two_turns_and_a_noise(), VAD, 1), (committed_turns(), None, 1), (a_long_turn(), None, 12)],
+    ids=["server VAD", "commits", "a long turn"],
+)
+def test_from_whatever_state_a_session_is_continued_the_client_gets_each_event_once(
+    messages: list[Message], vad: ServerVad | None, every: int, word_times: bool
+) -> None:
+    config = TranscriptionConfig(vad=vad, word_times=word_times)
+
+    async def main() -> None:
+        whole = SessionHost(config)
+        await whole.run(messages)
+        expected = in_short(whole.events)
+        assert len(whole.states) > 20
+        for stored in whole.states[::every]:
+            again = SessionHost(config, stored)
+            await again.run(messages)
+            seen = [*whole.events[: stored.num_events], *again.events]
+            order = [*expected]
+            assert sorted(map(str, in_short(seen))) == sorted(map(str, order)), stored.num_events
+            # A third host continues from the state in the middle of what the second host has done.
+            if again.states:
+                middle = again.states[len(again.states) // 2]
+                third = SessionHost(config, middle)
+                await third.run(messages)
+                seen = [*seen[: stored.num_events + middle.num_events], *third.events]
+                assert sorted(map(str, in_short(seen))) == sorted(map(str, order)), stored.num_events
+
+    anyio.run(main)
