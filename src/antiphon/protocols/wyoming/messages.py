@@ -18,7 +18,7 @@ EAGERNESS: dict[str, Eagerness] = {"default": "auto", "relaxed": "low", "aggress
 
 
 class Transcribe(msgspec.Struct):
-    """`transcribe`: a transcription begins."""
+    """`transcribe`: a transcription begins. Every field is optional."""
 
     name: str | None = None  # The model.
     language: str | None = None  # Code or locale of the language; None to detect it.
@@ -91,7 +91,7 @@ class Timestamp(msgspec.Struct):
 
 
 class VoiceName(msgspec.Struct):
-    """The voice of a synthesis."""
+    """The voice that a client chooses for a synthesis, by its name or only by its language."""
 
     name: str | None = None  # One of the voices in `info`; None for the default.
     language: str | None = None  # Code or locale of the language, for a client that names no voice.
@@ -120,7 +120,7 @@ class Handled(msgspec.Struct, omit_defaults=True):
 
 
 class Ping(msgspec.Struct, omit_defaults=True):
-    """`ping` and `pong`."""
+    """`ping` and `pong`: the answer has the text of the question."""
 
     text: str | None = None
 
