@@ -105,7 +105,7 @@ class Listeners:
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Accept connections until the server drains. Connections continue in tasks of their own, until `cut`.
 
-        `task_status` is told when all ports listen.
+        `task_status` is set to started when all ports listen.
         """
         async with AsyncExitStack() as announcements:
             try:
@@ -179,7 +179,7 @@ def unannounced(port: int) -> AbstractAsyncContextManager[None]:
 
 
 class Everyone:
-    """The set of all addresses."""
+    """The set of all addresses, for listeners that serve everyone who reaches their port."""
 
     def __contains__(self, address: object) -> bool:
         return True

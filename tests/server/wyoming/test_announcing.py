@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from antiphon.server.wyoming.announcing import SERVICE, address_of, announced
+from antiphon.server.wyoming.listening import SERVICE, address_of, announced
 
 LIMIT_S = 20
 

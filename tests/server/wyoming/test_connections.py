@@ -7,12 +7,11 @@ import asyncio
 import anyio
 import pytest
 
-from antiphon.contracts import Message
 from antiphon.errors import SettingsError
 from antiphon.server.http.forwarded import Networks
 from antiphon.server.listeners import check_listener_exposure
 from antiphon.server.wyoming.connection import EVENT_S, IDLE_S
-from antiphon.server.wyoming.handling import KEPT_S, MAX_CHARS, MAX_CONVERSATIONS, MAX_MESSAGES, Histories
+from antiphon.server.wyoming.handling import KEPT_S, MAX_CHARS, MAX_CONVERSATIONS, MAX_EXCHANGES, Histories
 from antiphon.server.wyoming.listening import check_wyoming
 from tests.scripted import ScriptedTranscriber, speech
 from tests.server.test_silent_clients import run
@@ -123,21 +122,24 @@ def test_when_a_client_sends_a_minute_and_reads_nothing_then_it_is_served() -> N
 
 def test_when_the_server_drains_then_a_command_under_way_gets_its_transcript() -> None:
     async def main() -> None:
-        async with port() as served, connect(served) as client, connect(served) as idle:
+        async with port() as served, connect(served) as client, connect(served) as other, connect(served) as idle:
             idle.say("ping")
             await idle.until("pong")
-            client.sound(speech(1, 3))
-            await client.until("voice-started")
+            for each in (client, other):
+                each.sound(speech(1, 3))
+                await each.until("voice-started")
             async with anyio.create_task_group() as group:
                 group.start_soon(served.drain)
                 # A connection without work is closed at once, and no further one is accepted.
                 assert await idle.closed()
                 with pytest.raises(OSError):
                     await asyncio.open_connection("127.0.0.1", served.number)
-                client.sound(speech(4, 2))
-                client.say("audio-stop")
-                assert (await client.until("transcript"))["text"] == "w1 w2 w3 w4 w5"
-                assert await client.closed()
+                # Each of the others is closed when its own work is done.
+                for each in (client, other):
+                    each.sound(speech(4, 2))
+                    each.say("audio-stop")
+                    assert (await each.until("transcript"))["text"] == "w1 w2 w3 w4 w5"
+                    assert await each.closed()
 
     asyncio.run(main())
 
@@ -213,7 +215,7 @@ def test_when_an_address_is_not_allowed_then_its_connection_is_refused(monkeypat
 def test_when_conversations_are_many_or_old_then_the_oldest_are_forgotten() -> None:
     now_s = 0.0
     histories = Histories(lambda: now_s)
-    said = Message("user", "hello"), Message("assistant", "hi")
+    said = (("hello", "hi"),)
     for number in range(MAX_CONVERSATIONS + 1):
         histories.put("here", str(number), said)
     assert histories.get("here", "0") == ()
@@ -223,7 +225,7 @@ def test_when_conversations_are_many_or_old_then_the_oldest_are_forgotten() -> N
     assert histories.get("here", "") == ()
     now_s = KEPT_S + 1
     assert histories.get("here", "1") == ()
-    histories.put("here", "long", said * MAX_MESSAGES)
-    assert len(histories.get("here", "long")) == MAX_MESSAGES
-    histories.put("here", "wide", (Message("user", "x" * MAX_CHARS), Message("assistant", "y"), *said))
+    histories.put("here", "long", said * (MAX_EXCHANGES + 1))
+    assert len(histories.get("here", "long")) == MAX_EXCHANGES
+    histories.put("here", "wide", (("x" * MAX_CHARS, "y"), *said))
     assert histories.get("here", "wide") == said

@@ -34,7 +34,7 @@ class Spoken(Artifact, kw_only=True):
 
 
 class AsrProgram(Artifact, kw_only=True):
-    """The transcriber."""
+    """The transcriber as a program for speech-to-text, with one model."""
 
     models: list[Spoken]
     supports_transcript_streaming: bool = True
@@ -45,7 +45,7 @@ class AsrProgram(Artifact, kw_only=True):
 
 
 class TtsProgram(Artifact, kw_only=True):
-    """The synthesizer."""
+    """The synthesizer as a program for text-to-speech, with its voices."""
 
     voices: list[Spoken]
     supports_synthesize_streaming: bool = True
@@ -62,13 +62,13 @@ class HandleProgram(Artifact, kw_only=True):
 class Info(msgspec.Struct):
     """All programs. Clients require every list. Satellites, wake words and intents are not served here."""
 
-    asr: list[AsrProgram] = []
-    tts: list[TtsProgram] = []
-    handle: list[HandleProgram] = []
-    intent: list[Artifact] = []
-    wake: list[Artifact] = []
-    mic: list[Artifact] = []
-    snd: list[Artifact] = []
+    asr: list[AsrProgram] = []  # The transcriber, if one is loaded.
+    tts: list[TtsProgram] = []  # The synthesizer, if one is loaded.
+    handle: list[HandleProgram] = []  # The language model, if one is loaded.
+    intent: list[Artifact] = []  # Always empty: Home Assistant recognizes intents.
+    wake: list[Artifact] = []  # Always empty: there are no wake words.
+    mic: list[Artifact] = []  # Always empty: there are no microphones.
+    snd: list[Artifact] = []  # Always empty: there are no loudspeakers.
 
 
 def info(

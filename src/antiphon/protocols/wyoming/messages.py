@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.languages import language_code
@@ -17,7 +18,7 @@ EAGERNESS: dict[str, Eagerness] = {"default": "auto", "relaxed": "low", "aggress
 
 
 class Transcribe(msgspec.Struct):
-    """`transcribe`: a transcription begins."""
+    """`transcribe`: a transcription begins. Every field is optional."""
 
     name: str | None = None  # The model.
     language: str | None = None  # Code or locale of the language; None to detect it.
@@ -63,16 +64,18 @@ class Asked(msgspec.Struct):
 
     text: str
     language: str | None = None
-    context: dict[str, msgspec.Raw] | None = None
+    context: msgspec.Raw | UnsetType = UNSET
 
     @property
     def conversation_id(self) -> str:
         """The id of the conversation, or "". Raises ValueError for a context of another shape."""
+        if self.context is UNSET:
+            return ""
         try:
-            found = msgspec.json.decode(msgspec.json.encode(self.context or {}), type=AskedContext)
+            found = msgspec.json.decode(self.context, type=AskedContext | None)
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from None
-        return found.conversation_id or ""
+        return (found and found.conversation_id) or ""
 
 
 class Text(msgspec.Struct):
@@ -88,7 +91,7 @@ class Timestamp(msgspec.Struct):
 
 
 class VoiceName(msgspec.Struct):
-    """The voice of a synthesis."""
+    """The voice that a client chooses for a synthesis, by its name or only by its language."""
 
     name: str | None = None  # One of the voices in `info`; None for the default.
     language: str | None = None  # Code or locale of the language, for a client that names no voice.
@@ -106,18 +109,18 @@ class Synthesize(msgspec.Struct):
 class HandledStart(msgspec.Struct, omit_defaults=True):
     """`handled-start`, with the context of the request."""
 
-    context: dict[str, msgspec.Raw] | None = None
+    context: msgspec.Raw | UnsetType = UNSET
 
 
 class Handled(msgspec.Struct, omit_defaults=True):
     """`handled` and `not-handled`: the answer of a conversation agent, with the context of the request."""
 
     text: str
-    context: dict[str, msgspec.Raw] | None = None
+    context: msgspec.Raw | UnsetType = UNSET
 
 
 class Ping(msgspec.Struct, omit_defaults=True):
-    """`ping` and `pong`."""
+    """`ping` and `pong`: the answer has the text of the question."""
 
     text: str | None = None
 

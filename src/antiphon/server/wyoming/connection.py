@@ -11,12 +11,13 @@ import anyio
 import anyio.abc
 import msgspec
 
+from antiphon import __version__
 from antiphon.admission.certificate import Kind
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
+from antiphon.protocols.wyoming.info import Info, info
 from antiphon.protocols.wyoming.messages import Failure, Ping
 from antiphon.server.credentials import Caller
 from antiphon.server.state import ServerState
-from antiphon.server.wyoming.announcing import current_info
 from antiphon.server.wyoming.handling import HandleJob, Histories
 from antiphon.server.wyoming.speaking import SpeakJob
 from antiphon.server.wyoming.transcribing import TranscribeJob
@@ -238,3 +239,15 @@ class WyomingJobs:
             case _:
                 log.error("a job over Wyoming failed", exc_info=error)
                 await self._fail("server_error", "The server failed.")
+
+
+def current_info(state: ServerState) -> Info:
+    """Return the `info` of the loaded models. Raises Refused while the server drains."""
+    models = state.loaded()
+    return info(
+        models.transcriber.profile if models.transcriber else None,
+        models.synthesizer.profile if models.synthesizer else None,
+        models.language_model.profile if models.language_model else None,
+        __version__,
+        finds_end=state.settings.wyoming.wyoming_endpointing == "server",
+    )

@@ -6,12 +6,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import aclosing
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 import anyio
 
 from antiphon.admission.certificate import Kind
-from antiphon.contracts import Message, ReplyOptions, TextDelta
+from antiphon.contracts import Message, MessageRole, ReplyOptions, TextDelta
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.protocols.wyoming.messages import Asked, Handled, HandledStart, Text
 from antiphon.text.markup import plain
@@ -20,33 +21,35 @@ from antiphon.wyoming import WyomingEvent
 if TYPE_CHECKING:
     from antiphon.server.wyoming.connection import WyomingJobs
 
-# Conversations that are remembered, the messages and characters of each, and the seconds since its last message after
+# A question and its answer.
+Exchange = tuple[str, str]
+# Conversations that are remembered, the exchanges and characters of each, and the seconds since its last answer after
 # which it is forgotten. Home Assistant itself forgets a conversation after five minutes.
-MAX_CONVERSATIONS, MAX_MESSAGES, MAX_CHARS, KEPT_S = 256, 40, 16_000, 300.0
+MAX_CONVERSATIONS, MAX_EXCHANGES, MAX_CHARS, KEPT_S = 256, 20, 16_000, 300.0
 # Maximum length of one request, in characters, and of one answer, in tokens.
 MAX_TEXT_CHARS, MAX_ANSWER_TOKENS = 8_000, 400
 
 
 class Histories:
-    """The messages of recent conversations, by the client's address and the conversation's id."""
+    """The exchanges of recent conversations, by the client's address and the conversation's id."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # With the time of the last message, oldest first.
-        self._kept: OrderedDict[tuple[str, str], tuple[float, tuple[Message, ...]]] = OrderedDict()
+        # With the time of the last answer, oldest first.
+        self._kept: OrderedDict[tuple[str, str], tuple[float, tuple[Exchange, ...]]] = OrderedDict()
 
-    def get(self, address: str, conversation_id: str) -> tuple[Message, ...]:
-        """Return the messages of a conversation; () for one that is unknown, forgotten, or without an id."""
+    def get(self, address: str, conversation_id: str) -> tuple[Exchange, ...]:
+        """Return the exchanges of a conversation; () for one that is unknown, forgotten, or without an id."""
         self._forget()
         return self._kept.get((address, conversation_id), (0.0, ()))[1]
 
-    def put(self, address: str, conversation_id: str, messages: tuple[Message, ...]) -> None:
+    def put(self, address: str, conversation_id: str, exchanges: tuple[Exchange, ...]) -> None:
         """Remember a conversation. Its oldest exchanges are dropped beyond the limits. Does nothing without an id."""
         if not conversation_id:
             return
-        while len(messages) > MAX_MESSAGES or sum(len(m.text) for m in messages) > MAX_CHARS:
-            messages = messages[2:]
-        self._kept[address, conversation_id] = self._clock(), messages
+        while len(exchanges) > MAX_EXCHANGES or sum(len(q) + len(a) for q, a in exchanges) > MAX_CHARS:
+            exchanges = exchanges[1:]
+        self._kept[address, conversation_id] = self._clock(), exchanges
         self._kept.move_to_end((address, conversation_id))
         self._forget()
 
@@ -104,15 +107,18 @@ class HandleJob:
         if model is None:
             raise RemoteProtocolError("model_not_found", "No language model is loaded.")
         address, histories = self._connection.caller.address, self._connection.histories
-        question = Message("user", asked.text)
         history = histories.get(address, asked.conversation_id)
         instructions = self._state.settings.wyoming.wyoming_instructions
-        system = (Message("system", instructions),) if instructions else ()
+        said: list[tuple[MessageRole, str]] = [("system", instructions)] if instructions else []
+        for question, answer in history:
+            said += (("user", question), ("assistant", answer))
+        said.append(("user", asked.text))
+        messages = list(starmap(Message, said))
         text, began_s = "", time.monotonic()
         stream = await model.open(self._connection.caller.key)
         try:
             options = ReplyOptions(max_tokens=MAX_ANSWER_TOKENS)
-            async with aclosing(stream.reply([*system, *history, question], options)) as replies:
+            async with aclosing(stream.reply(messages, options)) as replies:
                 async for reply in replies:
                     if isinstance(reply, TextDelta):
                         if not text:
@@ -122,6 +128,5 @@ class HandleJob:
         finally:
             # The engine keeps the KV for the conversation's next request.
             stream.close(keep=True)
-        answer = plain(text).strip()
-        histories.put(address, asked.conversation_id, (*history, question, Message("assistant", text)))
-        return answer
+        histories.put(address, asked.conversation_id, (*history, (asked.text, text)))
+        return plain(text).strip()

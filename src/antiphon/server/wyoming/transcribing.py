@@ -129,7 +129,7 @@ class TranscribeJob:
     # --- audio --------------------------------------------------------------------------------------------------------
 
     def _check(self, asked: Transcribe) -> None:
-        """Raise RemoteProtocolError for a model, a language or a sensitivity that there is not."""
+        """Raise RemoteProtocolError for an unknown model, language or sensitivity."""
         names, profile = self._state.transcriber_names, self._state.loaded().required_transcriber.profile
         if asked.name and names.lenient(asked.name) is None:
             raise RemoteProtocolError("model_not_found", f"The model `{asked.name[:100]}` does not exist.", "name")
