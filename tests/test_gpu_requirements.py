@@ -51,6 +51,7 @@ MISSING = {
     "rapidocr": "rapidocr",
 }
 NEED_MORE = {
+    "antiphon.adapters.encoder_head.turn_detector",
     "antiphon.adapters.hibari.synthesizer",
     "antiphon.adapters.smart_turn.turn_detector",
     "antiphon.adapters.whisper.files",
@@ -62,6 +63,7 @@ NEED_MORE = {
     "antiphon.cli.watch",
     # Ray is an extra.
     "antiphon.cluster.ray_app",
+    "antiphon.modeling.sound.turn_features",
     # Triton is only in CUDA builds of torch.
     "antiphon.engine.local.kernels.paged",
     "antiphon.transports.webrtc",

@@ -20,10 +20,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from antiphon.cli.arguments import COMMANDS, argument_parser
-from tests.conftest import VOICE, Process, Serve
+from tests.audio.sound_files import pcm16, wav
+from tests.conftest import VOICE, Process, Recording, Serve
 
 ROOT = Path(__file__).parents[1]
 LANGUAGE_MODEL = "qwen2.5-coder-0.5b-instruct"
@@ -90,10 +92,15 @@ def everything(serve: Serve) -> Process:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a folder that looks to the examples like the root of the repository."""
+def folder(tmp_path: Path, recordings: dict[str, Recording]) -> Path:
+    """Return a folder that looks to the examples like the root of the repository, with a meeting and a call."""
     for name in ("docs", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "meeting.flac").symlink_to(ROOT / "tests" / "data" / "audio" / "jfk.flac")
+    caller, agent = recordings["tau2-help-me"].pcm, recordings["tau2-yes"].pcm
+    call = np.zeros((len(caller) + len(agent), 2), np.float32)
+    call[: len(caller), 0], call[len(caller) :, 1] = caller, agent
+    (tmp_path / "call.wav").write_bytes(wav(pcm16(call), channels=2))
     return tmp_path
 
 

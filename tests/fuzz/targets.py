@@ -43,7 +43,7 @@ from antiphon.protocols.connection import Context, WireConnection
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.rest import chat, transcriptions
+from antiphon.protocols.rest import chat, transcription_form
 from antiphon.protocols.speech import rest as speech
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.stream import SpeechDialect
@@ -456,7 +456,7 @@ TARGETS: Mapping[str, Target] = {
         raising(lambda data: speech.parse_batch(data, CATALOG)), bodies_of("POST /v1/audio/speech/batch")
     ),
     "transcription form": Target(
-        raising(lambda data: transcriptions.parse_form(json.loads(data), ("en", "de"))), draw_form
+        raising(lambda data: transcription_form.parse_form(json.loads(data), ("en", "de"))), draw_form
     ),
     "voice form": Target(raising(lambda data: speech.parse_voice(json.loads(data), has_sample=True)), draw_voice),
     "image URI": Target(raising(read_image_uri), draw_image_uri),

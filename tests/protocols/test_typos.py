@@ -18,7 +18,7 @@ from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.openai.conversation import OpenAIConversation
 from antiphon.protocols.openai.transcription import OpenAITranscription
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.rest import chat, transcriptions
+from antiphon.protocols.rest import chat, transcription_form
 from antiphon.protocols.speech import rest as speech
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.stream import SpeechDialect
@@ -180,8 +180,9 @@ def test_a_body_with_a_name_that_is_nearly_one_is_refused(read: Any, body: dict[
 
 def test_a_form_with_a_name_that_is_nearly_one_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="Did you mean 'language'"):
-        transcriptions.parse_form({"model": ["m"], "languge": ["de"]}, ["de"])
-    assert transcriptions.parse_form({"model": ["m"], "user": ["x"], "timestamp_granularities[]": []}, []).model == "m"
+        transcription_form.parse_form({"model": ["m"], "languge": ["de"]}, ["de"])
+    read = transcription_form.parse_form({"model": ["m"], "user": ["x"], "timestamp_granularities[]": []}, [])
+    assert read.model == "m"
 
 
 def test_what_clients_of_other_servers_send_is_no_slip() -> None:

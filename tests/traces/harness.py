@@ -320,9 +320,12 @@ class Kept:
 
     def __init__(self, before: Kept | None = None) -> None:
         self.rows: dict[str, Any] = dict(before.rows) if before else {}
+        self.tails: dict[str, list[Any]] = dict(before.tails) if before else {}
 
     def put(self, row: Any, *, turn_kept: bool = False) -> futures.Future[None]:
         self.rows[row.id] = row
+        if turn_kept:
+            self.tails.pop(row.id, None)
         written: futures.Future[None] = futures.Future()
         written.set_result(None)
         return written
@@ -335,8 +338,11 @@ class Kept:
         self.rows[session_id] = replace(row, owner=new_owner, fence=seen_fence + 1, restores=row.restores + 1)
         return self.rows[session_id]
 
-    def tail(self, session_id: str) -> tuple[()]:
-        return ()
+    def append_tail(self, hold: Any, chunk: Any) -> None:
+        self.tails.setdefault(hold.session_id, []).append(chunk)
+
+    def tail(self, session_id: str) -> tuple[Any, ...]:
+        return tuple(self.tails.get(session_id, ()))
 
     def host(self, name: str) -> None:
         """Return None, because no other host is alive."""
