@@ -34,6 +34,7 @@ from antiphon.server.live.moving.resume_point import (
     keeps_turn,
     recovered,
 )
+from antiphon.sessions.conversation.responses.queue import SESSION_ENDED
 from antiphon.sessions.inbox import Inbox
 from antiphon.transports.journal import Journal, SentFrame
 
@@ -107,6 +108,16 @@ def test_a_response_that_is_open_is_told_of_until_it_is_done() -> None:
     assert progress.now(conversation(items=items)).open_response == OpenResponse("resp_1", True, ["b"])
     progress.follow(ResponseDone(response))
     assert progress.now(conversation(items=items)).open_response is None
+
+
+def test_a_response_that_begins_while_its_session_leaves_the_host_is_owed_by_the_next_one() -> None:
+    request, progress = CreateResponse(), Progress(Inbox(30.0))
+    item = Item("b", role="assistant", status="incomplete")
+    response = Response("resp_1", True, None, None, request=request)
+    progress.follow(ResponseCreated(response))
+    progress.follow(ResponseDone(replace(response, status="cancelled", reason=SESSION_ENDED, output=[item])))
+    point = progress.now(conversation(items=[Item("a", role="user"), item]))
+    assert (point.owed, point.open_response) == ([request], OpenResponse("resp_1", True, ["b"]))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from antiphon.events.transcription import AppendAudio, TranscriptDone
 from antiphon.protocols.connection import Command, Event
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.realtime_session import RealtimeConversation
+from antiphon.sessions.conversation.responses.queue import SESSION_ENDED
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.sessions.transcription.state import TranscriptionState
@@ -232,6 +233,8 @@ class Progress:
         # True while a response is being generated again that the client had requested from another host.
         self._begins_anew = bool(self._owed)
         self._open: OpenResponse | None = None
+        # The response that was under way when the session ended here.
+        self._ended: OpenResponse | None = None
         self._finished: FinishedResponse | None = None
         # Position, in samples of the session's audio, after the audio received by this host.
         self._num_samples = round(begin_ms * SAMPLE_RATE_HZ / 1000)
@@ -294,6 +297,11 @@ class Progress:
         match event:
             case ResponseCreated(response) if response.stored:
                 self._open = OpenResponse(response.id, response.audio_output)
+            case ResponseDone(response) if response.stored and response.reason == SESSION_ENDED:
+                # It had begun just before the session ended here. If the session moves, the next host begins it anew.
+                items = [item.id for item in response.output]
+                self._open, self._ended = None, OpenResponse(response.id, response.audio_output, items)
+                self._owed.append(_Owed(response.request))
             case ResponseDone(response) if response.stored:
                 self._open = None
                 self._begins_anew = self._begins_anew and response.reason == MOVED
@@ -325,7 +333,7 @@ class Progress:
         # An open response is generated again, also if only its last events are missing.
         closing = conversation.progress.closing_responses if self._open else []
         owed = [owed.request for owed in self._owed] + closing + conversation.progress.owed_responses
-        opened, heard_ms = self._open, received.heard_ms
+        opened, heard_ms = self._ended or self._open, received.heard_ms
         return ResumePoint(received.last, received.applied, unread, opened, owed, finished, heard_ms=heard_ms)
 
 

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.events.conversation import ConversationEvent, Item
+from antiphon.events.conversation import ConversationEvent, Item, ResponseDone
 from antiphon.events.duplex import EpochRaised
 from antiphon.events.transcription import SessionEnding, TranscriptDone
 from antiphon.protocols.connection import Command, Event, WireConnection
@@ -27,6 +27,7 @@ from antiphon.server.live.moving.resume_point import MOVED, STORED_AFTER, Progre
 from antiphon.server.live.moving.tail import chunk_of
 from antiphon.server.live.realtime_session import RealtimeConversation, RealtimeSession
 from antiphon.server.live.session import CLOSE_MOVED, LiveSession
+from antiphon.sessions.conversation.responses.queue import SESSION_ENDED
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.sessions.transcription.state import ContinuedTranscription, TurnPart
@@ -185,7 +186,9 @@ class StoredCopy:
         """Queue an event's frames for `send`. Waits until the change that the event reports is stored, so that it
         survives if the server is killed.
         """
-        self._frames += frames
+        # The next host reports the end of a response that ends because the session moves.
+        ends_by_move = self._is_moving and isinstance(event, ResponseDone) and event.response.reason == SESSION_ENDED
+        self._frames += () if ends_by_move else frames
         self._progress.follow(event)
         if self._transcription:
             if self._is_on and self._frames:
