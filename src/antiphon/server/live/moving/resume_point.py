@@ -298,7 +298,7 @@ class Progress:
             case ResponseCreated(response) if response.stored:
                 self._open = OpenResponse(response.id, response.audio_output)
             case ResponseDone(response) if response.stored and response.reason == SESSION_ENDED:
-                # It had begun just before the session ended here. If the session moves, the next host generates it again.
+                # It had begun just before the session ended here. The next host, if there is one, generates it again.
                 items = [item.id for item in response.output]
                 self._open, self._ended = None, OpenResponse(response.id, response.audio_output, items)
                 self._owed.append(_Owed(response.request))
