@@ -53,7 +53,7 @@ from antiphon.turns.voices.speakers import SpeakerHints
 SECTIONS = ("mixed", "ami", "stereo")
 # Turns from this length on are counted apart from shorter ones, in seconds.
 LONG_S = 1.0
-# A word this far from every turn, in seconds, is not counted: nobody said it.
+# A word farther than this from every turn, in seconds, is not counted, because no speaker said it.
 NEAR_S = 0.3
 # Level of the other side on each channel, relative to its own channel.
 CROSSTALK_DB = -30.0

@@ -103,7 +103,7 @@ def vllm_realtime() -> Iterator[Transcriber]:
 
 @contextmanager
 def openai_sessions() -> Iterator[Transcriber]:
-    """A real server of which nobody knows that it is antiphon: it gets no fields of antiphon, and audio at 24 kHz."""
+    """A real server that is not recognised as antiphon: it gets no fields of antiphon, and audio at 24 kHz."""
     with serving() as (url, _, _):
         found = remote(f"{url}/v1/realtime")
         (endpoint,) = found.pool.all

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Response
 
 from antiphon.audio.pcm import from_pcm16
 from antiphon.errors import RemoteError
@@ -127,6 +129,19 @@ def test_a_server_that_hangs_or_dies_is_given_up_and_the_others_judge(
     assert [r.message for r in caplog.records if "without far (error)" in r.message] == [
         "turns are decided without far (error): the turn detector's server gave no judgement (TimeoutError)"
     ]
+
+
+def test_a_redirect_is_not_followed() -> None:
+    async def main() -> None:
+        async with running() as (detector, url):
+            moved = Response(302, "Found", Headers({"Location": url}))
+            async with serve(detector.serve, "127.0.0.1", 0, process_request=lambda *_: moved) as server:
+                port = server.sockets[0].getsockname()[1]
+                with pytest.raises(RemoteError, match="302"):
+                    await RemoteTurnSocket(f"ws://127.0.0.1:{port}/turns", "K").open().complete(0, TURN)
+            assert detector.keys == []
+
+    asyncio.run(main())
 
 
 def test_an_idle_connection_is_closed_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:

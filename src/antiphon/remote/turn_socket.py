@@ -19,7 +19,7 @@ from typing import Literal
 import anyio
 import msgspec
 import numpy as np
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -27,9 +27,12 @@ from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import LearnEarly
 from antiphon.errors import RemoteError
 from antiphon.remote.turn_detector import ANSWER_S, INPUT_S, MAX_ANSWER_BYTES
+from antiphon.remote.websocket import open_websocket
 
 # Seconds after the last message until the connection of a session is closed. A session has no other end here.
 IDLE_S = 30.0
+# The name of the server in errors.
+SERVER = "the turn detector's server"
 START = b'{"type":"start","sample_rate":16000,"encoding":"pcm_s16le"}'
 NEW_TURN = '{"type":"turn"}'
 
@@ -109,14 +112,14 @@ class RemoteTurn:
                 self._drop()
                 if isinstance(error, OSError | TimeoutError | WebSocketException | msgspec.MsgspecError):
                     what = type(error).__name__
-                    raise RemoteError(f"the turn detector's server gave no judgement ({what})") from None
+                    raise RemoteError(f"{SERVER} gave no judgement ({what})") from None
                 raise
 
     async def _connected(self) -> ClientConnection:
         """Return the open connection, which is closed IDLE_S from now if nothing else is sent."""
         if self._socket is None:
-            self._socket = await connect(
-                self._detector.url, additional_headers=self._detector.headers, max_size=MAX_ANSWER_BYTES, proxy=None
+            self._socket = await open_websocket(
+                SERVER, self._detector.url, self._detector.headers, max_bytes=MAX_ANSWER_BYTES
             )
             self._start = None
             await self._socket.send(START, text=True)

@@ -20,7 +20,7 @@ MAX_WAITING = 16
 PING_S, PING_TIMEOUT_S = 10.0, 20.0
 
 
-class _ConnectHere(connect):
+class ConnectHere(connect):
     """Opens a WebSocket, and follows no redirect: no server may send a session's audio to another one."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
@@ -29,7 +29,12 @@ class _ConnectHere(connect):
 
 
 async def open_websocket(
-    server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None
+    server: str,
+    url: str,
+    headers: Mapping[str, str],
+    tls: ssl.SSLContext | None = None,
+    *,
+    max_bytes: int = MAX_MESSAGE_BYTES,
 ) -> ClientConnection:
     """Open a WebSocket within CONNECT_TIMEOUT_S.
 
@@ -38,6 +43,7 @@ async def open_websocket(
         url: A ws:// or wss:// URL.
         headers: Headers of the upgrade request, such as the key.
         tls: The certificates for wss://; None: those of the system.
+        max_bytes: The bound of one received message.
 
     Raises:
         ModelError: The server does not accept the key, or has no such endpoint.
@@ -45,11 +51,11 @@ async def open_websocket(
         RemoteError: It cannot be reached, or is not a server of WebSockets.
     """
     try:
-        return await _ConnectHere(
+        return await ConnectHere(
             url,
             ssl=tls if url.startswith("wss:") else None,
             additional_headers=headers,
-            max_size=MAX_MESSAGE_BYTES,
+            max_size=max_bytes,
             max_queue=MAX_WAITING,
             compression=None,
             open_timeout=CONNECT_TIMEOUT_S,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -30,6 +30,7 @@ from antiphon.remote.breaker import retry_after_s
 from antiphon.remote.http import CONNECT_TIMEOUT_S, MAX_OBJECTS, decoded, error_text, optional, reason, without_key
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.transcriber.heard import HeardText, timed_words, words_of
+from antiphon.remote.websocket import ConnectHere
 
 log = logging.getLogger(__name__)
 
@@ -214,17 +215,9 @@ def _failure(message: _Message) -> RemoteError:
     return RemoteError(f"the transcriber's server failed: {said}")
 
 
-class _Connect(connect):
-    """Connects without following redirects: they could lead to a host that no setting names."""
-
-    def process_redirect(self, exc: Exception) -> Exception | str:
-        """Return the error as it is."""
-        return exc
-
-
-def socket(pool: Pool[Any], url: str) -> _Connect:
+def socket(pool: Pool[Any], url: str) -> ConnectHere:
     """Return the connection to a URL, to be entered. Entering raises what `refusal` converts."""
-    return _Connect(
+    return ConnectHere(
         url,
         additional_headers=pool.headers(),
         ssl=pool.tls if urlsplit(url).scheme == "wss" else None,

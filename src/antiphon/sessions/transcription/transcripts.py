@@ -140,7 +140,7 @@ class Transcripts:
         self._window_is_over = False
         self._context = ""
         self._said = SpokenContext(profile.context_tokens)
-        # What finished windows have added to turns, oldest first, until the caller takes it; None if nobody does.
+        # What finished windows have added to turns, oldest first, until the caller takes it; None if no caller does.
         self.parts: list[TurnPart] | None = None
 
     @property
