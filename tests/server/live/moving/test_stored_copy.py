@@ -40,6 +40,7 @@ from antiphon.server.live.moving.tail import parts_of
 from antiphon.server.live.session import LiveSession
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
+from antiphon.sessions.conversation.responses.queue import SESSION_ENDED
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
@@ -441,6 +442,22 @@ def test_a_session_that_moves_is_stored_with_all_its_frames_and_its_client_sent_
     assert [frame["seq"] for frame in continued["journal"]] == [1]
     assert stage.store.turns_kept[-1]
     assert stage.store.ended == (["released"] if is_released else ["forgotten"])
+
+
+def test_a_response_that_a_move_ends_is_reported_by_the_next_host_alone() -> None:
+    response = Response("resp_1", False, None, None, request=CreateResponse(), status="cancelled")
+    ended, cancelled = (replace(response, reason=reason) for reason in (SESSION_ENDED, "client_cancelled"))
+
+    async def scene(stage: Stage) -> None:
+        stage.copy.begin(stage.conversation)
+        await stage.copy.move(0.0)
+        await stage.says(ResponseDone(cancelled), frames("first")[0])
+        await stage.says(ResponseDone(ended), frames("second")[0])
+        await stage.copy.give_away()
+
+    stage = serve(scene)
+    assert kinds(stage.sent) == ["first", "session.moving"]
+    assert stage.store.snapshot["continued"]["open_response"]["id"] == "resp_1"
 
 
 def test_what_is_too_large_to_be_handed_over_is_stored_as_in_any_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
