@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,27 @@ def test_when_files_are_under_way_then_the_drain_finishes_them_and_refuses_new_o
             file.join(0.1)
         status, text = file.done()
         assert (status, json.loads(text)["text"]) == (200, "Begun. Done.")
+        assert server.exit_code() == 0
+
+
+def test_when_the_drain_begins_before_a_file_has_arrived_whole_then_the_file_is_finished_too(tmp_path: Path) -> None:
+    with scripted_server(tmp_path, "--drain-s", "60") as server:
+        fields = {"model": "default", "chunking_strategy": "null"}
+        request = httpx.Request(
+            "POST", f"{server.url}/v1/audio/transcriptions", data=fields, files={"file": ("a.wav", FILE)}
+        )
+        body, connection = request.read(), http.client.HTTPConnection(request.url.netloc.decode(), timeout=LIMIT_S)
+        with closing(connection):
+            connection.putrequest("POST", request.url.path)
+            for name in ("content-type", "content-length"):
+                connection.putheader(name, request.headers[name])
+            connection.endheaders(body[:100])
+            server.until_ready("sessions", 1)
+            server.popen.send_signal(signal.SIGTERM)
+            server.until_ready("status", "draining")
+            connection.send(body[100:])
+            response = connection.getresponse()
+            assert (response.status, json.load(response).get("text")) == (200, "Begun. Done.")
         assert server.exit_code() == 0
 
 

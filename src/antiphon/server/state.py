@@ -121,8 +121,7 @@ class ServerState:
         return model.native if model else None
 
     def loaded(self) -> LoadedModels:
-        """Return the models. Raises Refused while they load, and while the server drains."""
-        self.admission.refuse_if_draining()
+        """Return the models. Raises Refused while they load."""
         if self.models is None:
             raise Refused("the models are still loading", 5.0)
         return self.models

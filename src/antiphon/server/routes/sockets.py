@@ -42,6 +42,7 @@ async def realtime(websocket: WebSocket) -> None:
     """
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket, short=True)
+    state.admission.refuse_if_draining()
     state.loaded()
     check_query(websocket.query_params)
     opening = _opening(caller, websocket)
@@ -84,6 +85,7 @@ async def speech_stream(websocket: WebSocket) -> None:
     """Serve one speech stream, new or resumed, until it is closed."""
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket)
+    state.admission.refuse_if_draining()
     if state.loaded().synthesizer is None:
         raise RemoteProtocolError("model_not_found", "No speech synthesizer is loaded.")
     check_query(websocket.query_params)
@@ -100,6 +102,7 @@ async def video_stream(websocket: WebSocket) -> None:
     """Serve one video stream, new or resumed, until it is closed."""
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket)
+    state.admission.refuse_if_draining()
     model = state.loaded().for_video
     if model is None:
         raise RemoteProtocolError("model_not_found", "No language model is loaded.")
