@@ -322,8 +322,8 @@ def test_results_are_counted_by_unit_whatever_a_unit_has() -> None:
         return [[results.see(event) for event in part][-1] for part in parts]
 
     assert counts(listens, nothing_said, listens) == [1, 1, 2]
-    # The first unit of a turn has text without sound, the second both, the third only sound.
-    assert counts([*events("response.created"), *text], text + sound, sound + sound, [*empty, *done(4)], listens) == [
+    # The first unit of a turn has text without sound, the second both, the third only sound, the fourth nothing.
+    assert counts([*events("response.created"), *text], text + sound, sound, [*empty, *done(4)], listens) == [
         1, 2, 3, 4, 5,
     ]  # fmt: skip
     # A turn of two units, of which the second has nothing.
@@ -331,6 +331,10 @@ def test_results_are_counted_by_unit_whatever_a_unit_has() -> None:
     # The first unit of a turn has nothing, so its sound comes a unit later.
     results = UnitResults()
     assert [results.see(events("response.created")[0], 1.0), results.see(sound[0], 2.0)] == [1, 2]
+    # The first unit has text, and the second only sound: the time tells that they are two.
+    results = UnitResults()
+    spoken = zip([*events("response.created"), *text, *sound], [1.0, 1.0, 2.0], strict=True)
+    assert [results.see(event, at_s) for event, at_s in spoken] == [1, 1, 2]
     # A turn that was cut off tells no usage.
     assert counts([*events("response.created"), *sound, *sound], done(0), listens) == [2, 2, 3]
 

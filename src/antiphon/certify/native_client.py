@@ -31,33 +31,38 @@ PAUSE_S = 1.5
 class UnitResults:
     """Counts the results in a session's events. Pure.
 
-    A turn that the model speaks has a result in each unit: text, audio or both. When it ends, its usage tells the
-    number of its units, some of which may have had neither. If nothing follows the beginning of a turn for APART_S, its
-    first unit had neither.
+    A turn that the model speaks has a result in each unit: text, audio, or text and then its audio. Audio that comes
+    more than half a unit after a text is of the next unit. When the turn ends, its usage tells the number of its units,
+    some of which may have had neither. If nothing follows the beginning of a turn for APART_S, its first unit had
+    neither.
     """
 
     def __init__(self) -> None:
-        self._before = self._texts = self._sounds = 0
-        self._speaks, self._begun_s = False, 0.0
+        self._before = self._units = 0
+        self._speaks = self._has_sound = False
+        # When the turn began, and when its last text came.
+        self._begun_s = self._text_s = 0.0
 
     @property
     def count(self) -> int:
         """The number of results so far."""
-        return self._before + (max(1, self._texts, self._sounds) if self._speaks else 0)
+        return self._before + (max(1, self._units) if self._speaks else 0)
 
     def see(self, event: Event, at_s: float = 0.0) -> int:
         """Take the next event, which came at `at_s`, and return the new count."""
-        if event.delta and self._speaks and not (self._texts or self._sounds) and at_s - self._begun_s > APART_S:
+        if event.delta and self._speaks and not self._units and at_s - self._begun_s > APART_S:
             self._before += 1
         match event.type:
             case "response.listen" if event.reason == "model":
                 self._before += 1
             case "response.created":
-                self._speaks, self._begun_s, self._texts, self._sounds = True, at_s, 0, 0
+                self._speaks, self._has_sound, self._begun_s, self._units = True, False, at_s, 0
             case "response.output_audio_transcript.delta" | "response.output_text.delta":
-                self._texts += 1
+                self._units, self._has_sound, self._text_s = self._units + 1, False, at_s
             case "response.output_audio.delta" | "response.audio.delta" if event.delta:
-                self._sounds += 1
+                if self._has_sound or not self._units or at_s - self._text_s > UNIT_S / 2:
+                    self._units += 1
+                self._has_sound = True
             case "response.done" if self._speaks:
                 self._before = max(self.count, self._before + event.output_tokens)
                 self._speaks = False
