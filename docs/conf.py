@@ -54,6 +54,7 @@ MENUS = {
             "coming-from",
             "models",
             "turn-models",
+            "tools",
             "gpu",
             "certify",
             "packages",

@@ -126,6 +126,8 @@ def serving(
     async def run() -> None:
         loops.append(asyncio.get_running_loop())
         async with anyio.create_task_group() as state.group:
+            if state.tool_servers:
+                state.group.start_soon(state.tool_servers.run)
             await server.serve(sockets=[sock])
             state.group.cancel_scope.cancel()
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from antiphon.audio import Pcm
 from antiphon.events.duplex import DuplexCommand, DuplexConfig, DuplexEvent
 from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged, PlaybackStarted, PlaybackStopped
-from antiphon.events.tools import Tool
+from antiphon.events.tools import Tool, ToolEvent, ToolFailure
 from antiphon.events.transcription import TranscriptionConfig
 from antiphon.events.words import Word
 
@@ -20,8 +20,7 @@ ItemRole = Literal["system", "user", "assistant"]
 ContentPartKind = Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
-# The default of `ConversationConfig.false_start_ms`.
-FALSE_START_MS = 2000.0
+FALSE_START_MS = 2000.0  # The default of `ConversationConfig.false_start_ms`.
 
 
 @dataclass(slots=True)
@@ -69,8 +68,7 @@ class ContentPart:
 class Item:
     """One item of a conversation's history. It is stored under these field names.
 
-    Items of the history change while a response is generated and heard. Events contain a `snapshot`, so that their
-    content does not depend on when they are encoded.
+    Items of the history change while a response is generated and heard. Events contain a `snapshot` instead.
     """
 
     id: str  # The item's id on the wire.
@@ -81,7 +79,10 @@ class Item:
     call_id: str = ""  # For a function call and its result: the id that links them.
     name: str = ""  # For a function call: the function's name.
     arguments: str = ""  # For a function call: the arguments, as JSON text.
-    output: str = ""  # For the result of a function call: the function's return value.
+    output: str = ""  # For the result of a function call, and a call that a tool server carried out: the return value.
+    server: str = ""  # For a function call that a tool server carries out: its label. In progress until the result.
+    failure: ToolFailure = ""  # For such a call: why it failed.
+    result_after: str = ""  # For such a call, if the conversation had gone on: the item after which its result came.
     # For a user's turn: "other" if the voice is not the user's. The model neither sees such a turn nor responds to it.
     speaker: str = ""
     # The id of the item that it continues: for a user's turn, because the response to that item began too early; for a
@@ -439,29 +440,29 @@ class ResponseAudioDelta:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """Further JSON text of a function call's arguments."""
+    """Further JSON text of a function call's arguments. `server` is the item's."""
 
     at: ContentPosition
     call_id: str
     text: str
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDone:
-    """The arguments of a function call are complete. `arguments` is their whole JSON text."""
+    """The arguments of a function call are complete. `arguments` is their whole JSON text. `server` is the item's."""
 
     at: ContentPosition
     call_id: str
     name: str
     arguments: str
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleTimeoutReached:
-    """The user was silent for `idle_timeout_ms` after a response was heard.
-
-    The silence becomes an empty turn, the item `item_id`, and gets another response. It lasts from `start_ms` to
-    `end_ms` of session audio.
+    """The user was silent for `idle_timeout_ms` after a response was heard: from `start_ms` to `end_ms` of the audio.
+    The silence becomes an empty turn, the item `item_id`, and gets another response.
     """
 
     item_id: str
@@ -493,5 +494,6 @@ ConversationEvent = (
     | ResponseAudioDelta
     | ArgumentsDelta
     | ArgumentsDone
+    | ToolEvent
     | DuplexEvent
 )

@@ -1,10 +1,10 @@
-"""The functions that a model may call in a conversation, and the model's calls."""
+"""The functions that a model may call in a conversation, the model's calls, and their results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 # The JSON schema of an object. Only the model's prompt and grammar use its content.
 JsonSchema = Mapping[str, Any]
@@ -22,10 +22,47 @@ class ToolCall:
     arguments: str
 
 
+# Why a call has no result: the tool reported an error, its server broke the protocol or took too long, or its server
+# could not be reached. "": the call has a result. The values are those of OpenAI's `mcp_call.error.type`.
+ToolFailure = Literal["", "tool_execution_error", "protocol_error", "http_error"]
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty if it has none."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty if it has none.
+
+    `server` is the label of the tool server that carries it out. If it is empty, the client carries it out.
+    """
 
     name: str
     description: str = ""
     parameters: JsonSchema = field(default_factory=dict)
+    server: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool server returned for a call: the text for the model. If the call failed, the text says why."""
+
+    text: str
+    failure: ToolFailure = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegan:
+    """A tool server carries out a function call, the item `item_id` at `output_index` of its response's output."""
+
+    item_id: str
+    output_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnded:
+    """A tool server has returned the result of a function call, or the call has failed. An ItemDone follows."""
+
+    item_id: str
+    output_index: int
+    failure: ToolFailure
+
+
+ToolEvent = ToolCallBegan | ToolCallEnded

@@ -106,6 +106,8 @@ async def _serve(
                 group.start_soon(http.serve_on, sock, group.cancel_scope)
                 if sessions:
                     group.start_soon(keep_registered, state, sessions)
+                if state.tool_servers:
+                    group.start_soon(state.tool_servers.run)
                 try:
                     models = await unless_set(stop, partial(_load, state))
                     if models and not stop.is_set():

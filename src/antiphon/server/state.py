@@ -17,11 +17,13 @@ from antiphon.errors import Refused
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
 from antiphon.protocols.model_names import ModelNames
+from antiphon.remote.mcp.servers import McpServers
 from antiphon.server.admission import Admission
 from antiphon.server.credentials import Caller, Credentials
 from antiphon.server.fetch import Fetcher
 from antiphon.server.listeners import Listeners
 from antiphon.server.live.enrolled_voices import EnrolledVoices
+from antiphon.server.mcp import open_mcp
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics, TurnReports
 from antiphon.server.registry import SessionRegistry, host_name
@@ -65,6 +67,8 @@ class ServerState:
     listeners: Listeners = field(init=False)
     # The API keys and client secrets that the server accepts.
     credentials: Credentials = field(init=False)
+    # Carry out functions of conversations; None without `--mcp`.
+    tool_servers: McpServers | None = field(init=False)
     # Fetches audio that clients name by URL.
     fetcher: Fetcher = field(init=False)
     # None without `--torch-profiler-dir`.
@@ -80,6 +84,7 @@ class ServerState:
         self.sessions = SessionRegistry(host_name(settings.resume.host_name))
         self.listeners = Listeners(settings, self.metrics)
         self.credentials = Credentials(settings.server.api_keys, self.memory)
+        self.tool_servers = open_mcp(settings)
         self.fetcher = Fetcher(settings.speech.fetch_from)
         folder = settings.server.torch_profiler_dir
         self.profiler = Profiler(Path(folder).expanduser()) if folder else None

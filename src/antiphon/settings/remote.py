@@ -1,5 +1,6 @@
-"""The settings of models on other servers: keys, formats, deadlines, and what may be sent. `sections.py` has all
-other settings.
+"""The settings of models on other servers: keys, formats, deadlines, and what may be sent; and of tool servers.
+
+`sections.py` has all other settings.
 
 The URLs are values of the settings that name the models, such as `--transcriber URL#MODEL`.
 """
@@ -69,4 +70,15 @@ class RemoteSettings:
         "Preemptive answers that a conversation may begin in a minute, while the user may still continue. Each is an "
         "additional request that may be wasted.",
         low=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSettings:
+    """The section `[tools]`: tool servers, whose tools are functions of all conversations."""
+
+    mcp: str = option(
+        "",
+        "File that lists MCP servers, in the form that MCP clients share (`mcpServers`). Their tools are functions of "
+        "all conversations, and the server carries out their calls. Needs the extra `[mcp]`.",
     )

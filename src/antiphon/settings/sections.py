@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from antiphon.settings.home import WyomingSettings
 from antiphon.settings.option import HOST, KEY, ORIGIN, option
-from antiphon.settings.remote import RemoteSettings
+from antiphon.settings.remote import RemoteSettings, ToolSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,3 +486,5 @@ class Settings:
     video: VideoSettings = field(default_factory=VideoSettings)
     # The Wyoming protocol, for Home Assistant.
     wyoming: WyomingSettings = field(default_factory=WyomingSettings)
+    # Functions that the server itself carries out.
+    tools: ToolSettings = field(default_factory=ToolSettings)

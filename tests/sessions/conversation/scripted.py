@@ -26,6 +26,7 @@ from antiphon.contracts import (
 )
 from antiphon.contracts.playback import PlaybackTracker
 from antiphon.contracts.speaker import SpeakerModel
+from antiphon.contracts.tools import ToolServers
 from antiphon.errors import ModelError
 from antiphon.events.conversation import (
     ContentPart,
@@ -66,8 +67,8 @@ T = TypeVar("T")
 class ScriptedModel:
     """Says "One two." with one second of audio once `go` is set, and ends once `end` is set, which it is at first.
 
-    `asked` and `prefilled` hold the messages of each call; `left` counts the responses that have ended. With `fails`,
-    a response raises ModelError after its audio.
+    `asked` and `prefilled` hold the messages of each call, and `options` those of each response; `left` counts the
+    responses that have ended. With `fails`, a response raises ModelError after its audio.
     """
 
     native = None
@@ -77,6 +78,7 @@ class ScriptedModel:
             "scripted", RATE_HZ, ("one",), accepts_media=accepts_media, audio_window_ms=audio_window_ms
         )
         self.asked: list[tuple[Message, ...]] = []
+        self.options: list[ReplyOptions] = []
         self.prefilled: list[tuple[Message, ...]] = []
         self.go, self.end = asyncio.Event(), asyncio.Event()
         self.end.set()
@@ -95,6 +97,7 @@ class ScriptedModel:
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
         self.asked.append(tuple(messages))
+        self.options.append(options)
         try:
             await self.go.wait()
             for chunk in self.chunks:
@@ -221,6 +224,7 @@ class Scene(PlayedTurns):
         speaker_model: SpeakerModel | None = None,
         enrolled: tuple[EnrolledVoice, ...] = (),
         model: ScriptedModel | None = None,
+        tool_servers: ToolServers | None = None,
         **config: Any,
     ) -> None:
         model = model or ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
@@ -242,6 +246,7 @@ class Scene(PlayedTurns):
                 new_id=lambda prefix: f"{prefix}{next(count)}",
                 image_reader=reader,
                 speaker_model=speaker_model,
+                tool_servers=tool_servers,
                 clock=clock,
                 count=self._count,
             ),

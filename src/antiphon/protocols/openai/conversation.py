@@ -110,7 +110,7 @@ class OpenAIConversation(FrameReader[ConversationInput]):
         super().__init__(EventWriter(context.new_id))
         self._writer.beta = beta
         self._transcripts = TranscriptEvents(self._writer, context.new_id)
-        self._events = ConversationEvents(self._writer, self._transcripts)
+        self._events = ConversationEvents(self._writer, self._transcripts, knows_server_calls=True)
         self._output = OutputAudio(self._writer, self._events, by_events=not server_plays)
         self._running = RunningOutputs(lambda: ShownOutput(self._fields.output.format, self._fields.output.voice))
         # True if an update had a name that exists only in the GA API. The session then keeps GA names.
@@ -226,4 +226,5 @@ class OpenAIConversation(FrameReader[ConversationInput]):
         return self._writer.take()
 
     def _response_json(self, response: Response, output: ShownOutput) -> ShownResponse:
-        return response_json(response, self._session_id, output, beta=self._writer.beta)
+        beta, shows = self._writer.beta, self._events.shows_server_calls
+        return response_json(response, self._session_id, output, beta=beta, shows_server_calls=shows)

@@ -32,6 +32,7 @@ from antiphon.events.conversation import (
     UserTurnStarted,
 )
 from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged, PlaybackStarted, PlaybackStopped
+from antiphon.events.tools import ToolCallBegan, ToolCallEnded
 from antiphon.events.transcription import OverlapDecided, OverlapStarted, TranscriptionEvent, TurnCommitted
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.shown_items import ShownOutput, content_place, item_json, output_place, part_json
@@ -44,12 +45,19 @@ _ENCODERS = {"audio/pcmu": to_ulaw, "audio/pcma": to_alaw}
 class ConversationEvents:
     """Writes the events of a conversation, except those for the beginning, end, text and audio of a response.
 
-    The dialects write the latter themselves, with `part_done` and OutputAudio.
+    The dialects write the latter themselves, with `part_done` and OutputAudio. `knows_server_calls`: the dialect has
+    events for calls that tool servers carry out. Otherwise, and with beta names, they are not reported.
     """
 
-    def __init__(self, writer: EventWriter, transcripts: TranscriptEvents) -> None:
+    def __init__(self, writer: EventWriter, transcripts: TranscriptEvents, *, knows_server_calls: bool = False) -> None:
         self._writer = writer
         self._transcripts = transcripts
+        self._knows_server_calls = knows_server_calls
+
+    @property
+    def shows_server_calls(self) -> bool:
+        """Whether calls that tool servers carry out are reported."""
+        return self._knows_server_calls and not self._writer.beta
 
     def write(self, event: TranscriptionEvent | ConversationEvent) -> None:
         """Write the messages for an event. Some events have no message.
@@ -57,6 +65,8 @@ class ConversationEvents:
         Raises LocalProtocolError for an event that cannot occur in a conversation.
         """
         add = self._writer.event
+        if _is_of_server_call(event) and not self.shows_server_calls:
+            return
         match event:
             case OverlapStarted() | OverlapDecided() | TurnCommitted():
                 # Only full duplex reports overlaps. A turn's item is reported by UserTurnCommitted.
@@ -84,6 +94,11 @@ class ConversationEvents:
                 add("response.content_part.added", **content_place(position), part=part_json(part))
             case ArgumentsDelta() | ArgumentsDone():
                 self._arguments(event)
+            case ToolCallBegan(item_id, index):
+                add("response.mcp_call.in_progress", item_id=item_id, output_index=index)
+            case ToolCallEnded(item_id, index, failure):
+                outcome = "failed" if failure else "completed"
+                add(f"response.mcp_call.{outcome}", item_id=item_id, output_index=index)
             case _:
                 # The other events are about the input, or cannot occur in a conversation.
                 self._transcripts.write(event)  # type: ignore[arg-type]
@@ -129,7 +144,11 @@ class ConversationEvents:
 
     def _arguments(self, event: ArgumentsDelta | ArgumentsDone) -> None:
         place = output_place(event.at)
-        if isinstance(event, ArgumentsDelta):
+        if event.server and isinstance(event, ArgumentsDelta):
+            self._writer.event("response.mcp_call_arguments.delta", **place, delta=event.text)
+        elif event.server and isinstance(event, ArgumentsDone):
+            self._writer.event("response.mcp_call_arguments.done", **place, arguments=event.arguments)
+        elif isinstance(event, ArgumentsDelta):
             self._writer.event(
                 "response.function_call_arguments.delta", **place, call_id=event.call_id, delta=event.text
             )
@@ -141,6 +160,15 @@ class ConversationEvents:
                 name=event.name,
                 arguments=event.arguments,
             )
+
+
+def _is_of_server_call(event: TranscriptionEvent | ConversationEvent) -> bool:
+    match event:
+        case ItemAdded(item) | ItemDone(item) | OutputItemAdded(item=item) | OutputItemDone(item=item):
+            return bool(item.server)
+        case ArgumentsDelta(server=server) | ArgumentsDone(server=server):
+            return bool(server)
+    return isinstance(event, ToolCallBegan | ToolCallEnded)
 
 
 class RunningOutputs:

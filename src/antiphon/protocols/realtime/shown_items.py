@@ -51,6 +51,33 @@ class ShownItem(msgspec.Struct, kw_only=True):
     output: str | UnsetType = UNSET
 
 
+class ShownCallFailure(msgspec.Struct, omit_defaults=True):
+    """Why a tool server's call failed. `code`: for errors of the protocol and of HTTP; 0 if it is not known."""
+
+    type: str
+    message: str
+    code: int | UnsetType = UNSET
+
+
+class ShownServerCall(msgspec.Struct, kw_only=True):
+    """A call that a tool server carries out, as the client sees it. OpenAI's item has neither `object` nor `status`."""
+
+    # The item's id.
+    id: str
+    # Object type in OpenAI's API.
+    type: str = "mcp_call"
+    # The label of the tool's server.
+    server_label: str
+    # The tool's name at its server.
+    name: str
+    # The arguments, as JSON text.
+    arguments: str
+    # The result; null until it is known, and for a failed call.
+    output: str | None = None
+    # Why the call failed; null if it did not.
+    error: ShownCallFailure | None = None
+
+
 class ShownFailure(msgspec.Struct):
     """The error of a failed response."""
 
@@ -130,7 +157,7 @@ class ShownResponse(msgspec.Struct, kw_only=True):
     # Why the response is not complete; null if it is.
     status_details: StatusDetails | None
     # The items that exist so far.
-    output: list[ShownItem]
+    output: list[ShownItem | ShownServerCall]
     # Output modalities with GA names: `["audio"]` or `["text"]`.
     output_modalities: list[str] | UnsetType = UNSET
     # Maximum number of tokens, or "inf".
@@ -161,16 +188,19 @@ class ContentPlace(OutputPlace):
     content_index: int
 
 
-def response_json(response: Response, session_id: str, output: ShownOutput, *, beta: bool) -> ShownResponse:
+def response_json(
+    response: Response, session_id: str, output: ShownOutput, *, beta: bool, shows_server_calls: bool = False
+) -> ShownResponse:
     """Return the current state of a response, with its items so far. `output`: the format and voice of its audio.
 
-    The usage is null while the response is in progress.
+    The usage is null while the response is in progress. Without `shows_server_calls`, the calls of tool servers are
+    left out.
     """
     shown = ShownResponse(
         id=response.id,
         status=response.status,
         status_details=_status_details(response),
-        output=[item_json(i, beta=beta) for i in response.output],
+        output=[item_json(i, beta=beta) for i in response.output if shows_server_calls or not i.server],
         max_output_tokens=response.max_tokens or "inf",
         metadata=response.metadata,
         usage=None if response.status == "in_progress" else _usage_json(response),
@@ -201,8 +231,10 @@ def _usage_json(response: Response) -> ShownUsage:
     return ShownUsage(prompt + completion, prompt, completion, inputs, OutputTokens(completion))
 
 
-def item_json(item: Item, *, beta: bool) -> ShownItem:
+def item_json(item: Item, *, beta: bool) -> ShownItem | ShownServerCall:
     """Return the current state of an item, without audio. Skips content parts of a response that are still empty."""
+    if item.server:
+        return _server_call(item)
     shown = ShownItem(id=item.id, status=item.status, type=item.kind)
     match item.kind:
         case "message":
@@ -217,6 +249,21 @@ def item_json(item: Item, *, beta: bool) -> ShownItem:
             shown.call_id, shown.name, shown.arguments = item.call_id, item.name, item.arguments
         case "function_call_output":
             shown.call_id, shown.output = item.call_id, item.output
+    return shown
+
+
+def _server_call(item: Item) -> ShownServerCall:
+    shown = ShownServerCall(
+        id=item.id,
+        server_label=item.server,
+        name=item.name.removeprefix(f"{item.server}__"),
+        arguments=item.arguments,
+    )
+    if item.failure:
+        code = UNSET if item.failure == "tool_execution_error" else 0
+        shown.error = ShownCallFailure(item.failure, item.output, code)
+    elif item.status == "completed":
+        shown.output = item.output
     return shown
 
 

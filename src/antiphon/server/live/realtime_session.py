@@ -160,6 +160,7 @@ def new_conversation(
         backchannel_detector=models.backchannel_detector,
         image_reader=models.image_reader,
         speaker_model=models.speaker_model,
+        tool_servers=state.tool_servers,
         measure=observers.measure,
         count=observers.count,
         on_unit=observers.unit,

@@ -15,6 +15,7 @@ from antiphon.contracts import (
     VoiceActivityDetector,
 )
 from antiphon.contracts.speaker import SpeakerModel
+from antiphon.contracts.tools import ToolServers
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     CommandRejected,
@@ -56,6 +57,8 @@ class ConversationContext:
     image_reader: ImageReader | None = None
     # Tells the user's voice from other voices. If None, all voices count as the user's.
     speaker_model: SpeakerModel | None = None
+    # Carry out functions that the model may call in addition to the client's. If None, there are only the client's.
+    tool_servers: ToolServers | None = None
     # Called with the name of a measured time and its seconds.
     measure: Callable[[str, float], None] = _unmeasured
     # Called with a counter's name and the increment: `preemptive_begun`, `preemptive_used` and `preemptive_dropped`

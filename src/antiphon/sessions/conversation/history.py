@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from antiphon.contracts import Message, MessagePart
@@ -22,6 +22,8 @@ from antiphon.events.tools import ToolCall
 ROOT = "root"
 # Number of the newest items whose size is measured again for each `num_bytes`. Older items no longer grow.
 NUM_GROWING = 8
+# What a model reads in place of a result that is not known yet.
+RESULT_TO_COME = "The result is not known yet. It will follow."
 # The text that replaces an image that a model has seen, after the session has dropped the image.
 IMAGE_GONE = "[An image that was shown earlier.]"
 
@@ -142,6 +144,9 @@ class ConversationHistory:
         are results without a call. Retracted items are left out too. An item that continues the item before it becomes
         part of that item's message. Calls that follow an assistant's message become part of that message. A
         result that precedes its call is moved after the call.
+
+        A call that a tool server carries out has its result in the same item. If the conversation went on before the
+        result came, the call has RESULT_TO_COME as its result, and is repeated with its result where that came.
         """
         out = [Message("system", instructions)] if instructions else []
         # The calls of each message in `out`, and the name of each call. They are in maps because a client may send
@@ -151,7 +156,7 @@ class ConversationHistory:
         names = {i.call_id: i.name for i in reversed([*named]) if i.kind == "function_call"}
         # The item whose message is the last of `out`.
         newest = ""
-        for item in _results_behind_calls(self._items if also is None else also):
+        for item in _with_server_results(_results_behind_calls(self._items if also is None else also)):
             match item.kind:
                 case "message" if item.speaker == "other" or item.retracted:
                     # A person near the microphone said this, but not to the model, or a response began too early.
@@ -172,8 +177,8 @@ class ConversationHistory:
                         out.append(Message("assistant", ""))
                     newest = item.id
                     calls[len(out) - 1].append(ToolCall(item.call_id, item.name, item.arguments))
-                case "function_call_output" if item.call_id in names:
-                    name, newest = names[item.call_id], item.id
+                case "function_call_output" if name := item.name or names.get(item.call_id, ""):
+                    newest = item.id
                     out.append(Message("tool", item.output, tool_call_id=item.call_id, name=name))
         return tuple(replace(m, tool_calls=tuple(calls[i])) if i in calls else m for i, m in enumerate(out))
 
@@ -216,6 +221,45 @@ def _results_behind_calls(items: Sequence[Item]) -> list[Item]:
             to_come[item.call_id] -= 1
             out += waiting.pop(item.call_id, ())
     return out
+
+
+def _with_server_results(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items, and for each call that a tool server carries out an item with its result, after all calls of the
+    same response. A call whose result came later is repeated there. A call that was cut off is left out.
+    """
+    results: list[Item] = []
+    late = defaultdict[str, list[Item]](list)
+    for item in items:
+        if item.kind != "function_call":
+            yield from results
+            results = []
+        if not item.server:
+            yield item
+        elif item.status != "incomplete":
+            yield item
+            is_known = item.status == "completed" and not item.result_after
+            results.append(_result(item, item.call_id, item.output if is_known else RESULT_TO_COME))
+            if item.result_after:
+                late[item.result_after].append(item)
+        for call in late.pop(item.id, ()):
+            yield from results
+            results = []
+            yield from _again(call)
+    yield from results
+    # The items after which these results came were deleted.
+    for call in itertools.chain.from_iterable(late.values()):
+        yield from _again(call)
+
+
+def _again(call: Item) -> Iterator[Item]:
+    """Yield a call once more, and its result."""
+    call_id = f"{call.call_id}_2"
+    yield replace(call, call_id=call_id)
+    yield _result(call, call_id, call.output)
+
+
+def _result(call: Item, call_id: str, output: str) -> Item:
+    return Item(call.id, "function_call_output", call_id=call_id, name=call.name, output=output)
 
 
 def cut_to(text: str, words: Sequence[str], count: int) -> str:

@@ -18,6 +18,7 @@ from antiphon.events.conversation import (
     CreateResponse,
     IdleTimeoutReached,
     Item,
+    Response,
     UserTurnCommitted,
 )
 from antiphon.events.transcription import OverlapDecided
@@ -29,14 +30,25 @@ from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.kept import KeptResponse
 from antiphon.sessions.conversation.responses.responder import Responder
 from antiphon.sessions.conversation.responses.response import ResponseTask
+from antiphon.sessions.conversation.responses.server_calls import ServerCalls
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.turns.floor import BeginResponse, CancelActive, Floor, FloorCommand, RespondInstead, SilenceOutput
+from antiphon.turns.floor import (
+    BeginResponse,
+    CancelActive,
+    Floor,
+    FloorCommand,
+    Phase,
+    RespondInstead,
+    SilenceOutput,
+)
 
 # Maximum number of waiting requests. It is bounded because each keeps the items that it is to answer.
 MAX_WAITING = 16
 MINUTE = 60 * SAMPLE_RATE_HZ
 # The reason that the client gets for a response that is cancelled because its session ends.
 SESSION_ENDED = "session_ended"
+# The request for the response to the results of calls.
+AFTER_CALLS = CreateResponse(when_busy="wait")
 
 
 class WaitingRequests:
@@ -86,9 +98,10 @@ class WaitingRequests:
 class ResponseQueue:
     """Begins each response of one conversation when nothing delays it any more, and runs it in a task.
 
-    It owns three parts. `responder` has the responses under way. `native` has the turns of a native model, which also
+    It owns four parts. `responder` has the responses under way. `native` has the turns of a native model, which also
     speaks the requested responses; it is None for any other model. `item_media` reads the images and audio of items.
-    Call `open` first, `end` when no more audio arrives, and `close` last.
+    `calls` has the calls that tool servers carry out. Call `open` first, `end` when no more audio arrives, and `close`
+    last.
 
     - `floor`: decides when a response to the user's turns is due.
     - `heard`: reports how much audio is still to be played.
@@ -114,6 +127,7 @@ class ResponseQueue:
         self.item_media = ItemMediaResolver(
             history, context.image_reader, context.transcriber, emit, accepts_media=model.profile.accepts_media
         )
+        self.calls = ServerCalls(context.tool_servers, history, emit)
         self._new_id = context.new_id
         self._history = history
         self._floor = floor
@@ -136,6 +150,7 @@ class ResponseQueue:
         """
         await self.responder.open(group)
         self._group = group
+        await self.calls.open()
         if self.native:
             await self.native.open(self.responder.config)
             group.start_soon(self.native.run)
@@ -146,6 +161,7 @@ class ResponseQueue:
         if self.native:
             self.native.close()
         self.stop_idle()
+        self.calls.cancel()
         self.responder.cancel_all(SESSION_ENDED)
 
     async def close(self) -> None:
@@ -154,8 +170,8 @@ class ResponseQueue:
 
     @property
     def owed(self) -> list[CreateResponse]:
-        """The responses of the conversation that are under way, due to the user's turns, or waiting, in order. Empty
-        for a native model.
+        """The responses of the conversation that are under way, due to the user's turns, waiting, or due to the
+        results of calls, in order. Empty for a native model.
         """
         if self.native:
             return []
@@ -164,7 +180,8 @@ class ResponseQueue:
         is_under_way = active and active.response.status == "in_progress"
         is_again = self._floor.response_due and active and active.cancelled
         under_way = [active.response.request] if active and is_under_way and not is_again else []
-        return [*under_way, *([CreateResponse()] if self._floor.response_due else []), *self._waiting.stored]
+        is_due = self._floor.response_due or self.calls.is_due or self.calls.is_running
+        return [*under_way, *([CreateResponse()] if is_due else []), *self._waiting.stored]
 
     @property
     def closing(self) -> list[CreateResponse]:
@@ -261,6 +278,9 @@ class ResponseQueue:
                 self.native.withdraw()
             elif withdrawn and self.responder.active:
                 self.responder.cancel(None)
+        if self.calls.is_due and self._floor.phase is Phase.SILENT and not self._has_to_wait(AFTER_CALLS):
+            # A model that calls functions again and again would never speak.
+            self._begin(replace(AFTER_CALLS, tool_choice=None if self.calls.may_call else "none"), unasked=True)
 
     async def respond_if_due(self, *, interrupts: bool = True) -> None:
         """Begin the response that is due to the user's turns, if the floor allows it now."""
@@ -316,6 +336,8 @@ class ResponseQueue:
     def _begin(self, command: CreateResponse, *, unasked: bool = False) -> None:
         task = self.responder.begin(command, unasked=unasked)
         if task:
+            if command.stored and command.items is None:
+                self.calls.response_began(after_calls=self.calls.is_due)
             assert self._group
             self._group.start_soon(self._run, task)
 
@@ -330,6 +352,12 @@ class ResponseQueue:
         await self.responder.run(task)
         if task.response.stored:
             self._begin_idle()
+            assert self._group
+            self._group.start_soon(self._carry_out, task.response)
+        await self.go_on()
+
+    async def _carry_out(self, response: Response) -> None:
+        await self.calls.carry_out(response)
         await self.go_on()
 
     # --- silence of the user ------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from antiphon.sessions.conversation.responses.generation import (
 from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.kept import KeptResponse
 from antiphon.sessions.conversation.responses.response import ResponseTask
+from antiphon.sessions.conversation.responses.server_calls import offered
 from antiphon.turns.floor import Floor, Phase
 
 log = logging.getLogger(__name__)
@@ -360,6 +361,8 @@ class Responder:
         the model's stream produces one response at a time.
         """
         profile, voice, most = self._context.model.profile, response.voice, response.max_tokens
+        if response.stored:
+            config = self._with_server_tools(config)
         request = request_for(config, self._history, profile, command, voice, most, items)
         assert self._group
         assert self._stream
@@ -381,8 +384,13 @@ class Responder:
     def _request_for(
         self, command: CreateResponse, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
     ) -> ResponseRequest:
-        profile = self._context.model.profile
-        return request_for(self.config, self._history, profile, command, voice, max_tokens, items)
+        config, profile = self._with_server_tools(self.config), self._context.model.profile
+        return request_for(config, self._history, profile, command, voice, max_tokens, items)
+
+    def _with_server_tools(self, config: ConversationConfig) -> ConversationConfig:
+        """Return the configuration with the functions of the tool servers, which responses out of band do not have."""
+        servers = self._context.tool_servers
+        return replace(config, tools=offered(config.tools, servers)) if servers else config
 
     # --- before a request ---------------------------------------------------------------------------------------------
 
@@ -453,7 +461,7 @@ class Responder:
         assert self._stream
         messages = self._history.messages(self.config.instructions, [*self._history.items, *more])
         try:
-            await self._stream.prefill(messages, self.config.tools)
+            await self._stream.prefill(messages, self._with_server_tools(self.config).tools)
         except FAILURES as error:
             # If the failure persists, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)

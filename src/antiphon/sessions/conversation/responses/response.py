@@ -132,6 +132,8 @@ class ResponseTask:
         self._previous: str | None = None
         # The events that close the open item, as far as they are not emitted yet.
         self._closing_events: list[ConversationEvent] = []
+        # The label of the server that carries out a function, by the function's name; "" for the client.
+        self._servers: Mapping[str, str] = {}
         self._has_audio = False
         self._asked_s = 0.0
         self.continues = self.unsaid = ""
@@ -224,6 +226,8 @@ class ResponseTask:
     async def _read_source(self) -> None:
         assert self._make
         source: ResponseSource = self._guess or await self._make(self.response)
+        if isinstance(source, ResponseGeneration):
+            self._servers = {tool.name: tool.server for tool in source.request[1].tools}
         try:
             async for chunk in source.stream():
                 await self._apply(chunk)
@@ -256,20 +260,13 @@ class ResponseTask:
                 await emit(ResponseAudioDelta(self._place(), pcm, rate_hz, words))
             case ToolCallStarted(call_id, name):
                 await self._close()
-                await self._open(
-                    Item(
-                        self._context.new_id("item_"),
-                        "function_call",
-                        "assistant",
-                        "in_progress",
-                        call_id=call_id,
-                        name=name,
-                    )
-                )
+                call = Item(self._context.new_id("item_"), "function_call", "assistant", "in_progress", call_id=call_id)
+                call.name, call.server = name, self._servers.get(name, "")
+                await self._open(call)
             case ToolCallDelta(arguments):
                 assert self._item
                 self._item.arguments += arguments
-                await emit(ArgumentsDelta(self._place(), self._item.call_id, arguments))
+                await emit(ArgumentsDelta(self._place(), self._item.call_id, arguments, self._item.server))
             case ReplyDone(reason):
                 response.usage = Usage(chunk.prompt_tokens, chunk.cached_tokens, chunk.completion_tokens)
                 if reason == "length":
@@ -312,12 +309,15 @@ class ResponseTask:
         item = self._item
         if item and not self._closing_events:
             place = self._place()
-            item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
+            is_whole = self.response.status in ("in_progress", "completed")
+            # The call of a tool server is in progress until its result is known.
+            item.status = "incomplete" if not is_whole else "in_progress" if item.server else "completed"
             shown = item.snapshot(produced=True)
             part_done = ContentPartDone(place, shown.parts[0]) if item.kind == "message" else None
-            done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments)
+            done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments, item.server)
             # The history's item reflects a truncation, if there was one.
-            kept = [ItemDone(item.snapshot(), self._previous)] if self.response.stored else []
+            is_done = self.response.stored and item.status != "in_progress"
+            kept = [ItemDone(item.snapshot(), self._previous)] if is_done else []
             self._closing_events = [
                 done,
                 *kept,

@@ -1,0 +1,130 @@
+"""Function calls that tool servers carry out, while the conversation goes on."""
+
+from __future__ import annotations
+
+import anyio
+
+from antiphon.contracts.tools import ToolServers
+from antiphon.events.conversation import Item, ItemDone, Response
+from antiphon.events.tools import Tool, ToolCallBegan, ToolCallEnded, ToolResult
+from antiphon.sessions.conversation.context import EmitConversation
+from antiphon.sessions.conversation.history import ConversationHistory
+
+# Maximum number of responses in a row that call tools, without a turn of the user. The next one may not call any.
+MAX_ROUNDS = 8
+HOST_LOST = ToolResult("The server that made this call has ended, so its result is not known.", "protocol_error")
+
+
+def offered(own: tuple[Tool, ...], servers: ToolServers | None) -> tuple[Tool, ...]:
+    """Return the functions that a model may call: the client's `own`, and those of the tool servers.
+
+    A server's function whose name is taken by the client gets its server's label and `__` before its name.
+    """
+    if servers is None:
+        return own
+    taken = {tool.name for tool in own}
+    return own + tuple(
+        Tool(f"{tool.server}__{tool.name}", tool.description, tool.parameters, tool.server)
+        if tool.name in taken
+        else tool
+        for tool in servers.tools
+    )
+
+
+class ServerCalls:
+    """The calls of one conversation that tool servers carry out. Call `open` first.
+
+    When all calls of a response have ended, a response that has their results in its messages is due. `is_due` says so
+    until `response_began` is called: any response that begins has them.
+
+    - `servers`: carry out the calls. Without them, there are no calls.
+    - `history`: has the items of the calls.
+    - `emit`: awaited with the events of the calls.
+    """
+
+    def __init__(self, servers: ToolServers | None, history: ConversationHistory, emit: EmitConversation) -> None:
+        self._servers = servers
+        self._history = history
+        self._emit = emit
+        self._scopes: set[anyio.CancelScope] = set()
+        self._num_running = 0
+        # Responses with calls since the user's last turn.
+        self._num_rounds = 0
+        self.is_due = False
+
+    async def open(self) -> None:
+        """Fail the calls that an earlier host of the session has left without a result."""
+        for item in list(self._history.items):
+            if item.server and item.status == "in_progress":
+                await self._end(item, 0, HOST_LOST)
+
+    def cancel(self) -> None:
+        """Cancel all calls, at the end of the session. Returns at once."""
+        for scope in self._scopes:
+            scope.cancel()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call has no result yet."""
+        return self._num_running > 0
+
+    @property
+    def may_call(self) -> bool:
+        """Whether a further response may call functions. False after MAX_ROUNDS responses in a row that did."""
+        return self._num_rounds < MAX_ROUNDS
+
+    def response_began(self, *, after_calls: bool) -> None:
+        """Record that a response of the conversation began, which has all results so far in its messages.
+
+        `after_calls`: it began because of the results of calls, not because of the user or the client.
+        """
+        self.is_due = False
+        if not after_calls:
+            self._num_rounds = 0
+
+    async def carry_out(self, response: Response) -> None:
+        """Carry out the calls of a response that has ended, at the same time, and wait for all results.
+
+        Then a response is due. Calls of a response that was cut off are not carried out.
+        """
+        calls = [(at, item) for at, item in enumerate(response.output) if item.server and item.status == "in_progress"]
+        if response.status != "completed":
+            for _, item in calls:
+                item.status = "incomplete"
+                await self._emit(ItemDone(item.snapshot(), self._before(item)))
+            return
+        if not calls:
+            return
+        self._num_rounds += 1
+        self._num_running += len(calls)
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                async with anyio.create_task_group() as group:
+                    for at, item in calls:
+                        group.start_soon(self._carry_out, item, at)
+            finally:
+                self._scopes.discard(scope)
+        self.is_due = not scope.cancelled_caught
+
+    async def _carry_out(self, item: Item, output_index: int) -> None:
+        assert self._servers
+        try:
+            await self._emit(ToolCallBegan(item.id, output_index))
+            result = await self._servers.call(item.server, item.name, item.arguments)
+        finally:
+            self._num_running -= 1
+        if any(other is item for other in self._history.items):
+            await self._end(item, output_index, result)
+
+    async def _end(self, item: Item, output_index: int, result: ToolResult) -> None:
+        at = next(at for at, other in enumerate(self._history.items) if other is item)
+        later = self._history.items[at + 1 :]
+        if any(not other.server for other in later):
+            item.result_after = later[-1].id
+        item.status, item.output, item.failure = "completed", result.text, result.failure
+        await self._emit(ToolCallEnded(item.id, output_index, result.failure))
+        await self._emit(ItemDone(item.snapshot(), self._before(item)))
+
+    def _before(self, item: Item) -> str | None:
+        return self._history.before(item.id) if any(other is item for other in self._history.items) else None
