@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from antiphon.settings.home import WyomingSettings
 from antiphon.settings.option import HOST, KEY, ORIGIN, option
+from antiphon.settings.protocols import TelephoneSettings, WyomingSettings
 from antiphon.settings.remote import RemoteSettings
 
 
@@ -486,3 +486,5 @@ class Settings:
     video: VideoSettings = field(default_factory=VideoSettings)
     # The Wyoming protocol, for Home Assistant.
     wyoming: WyomingSettings = field(default_factory=WyomingSettings)
+    # Telephone calls of carriers.
+    telephone: TelephoneSettings = field(default_factory=TelephoneSettings)
