@@ -16,7 +16,7 @@ from antiphon.protocols.telephony.carriers import CarrierStream, stream_of
 from antiphon.protocols.telephony.functions import described, digits_in, session_of
 from antiphon.protocols.telephony.stream import (
     Call,
-    Heard,
+    CallerAudio,
     MarkReturned,
     MediaStream,
     Pressed,
@@ -120,7 +120,7 @@ def test_the_events_of_a_carrier_are_read() -> None:
     (heard,) = stream.read(
         json.dumps({"event": "media", "media": {"track": "inbound", "chunk": "2", "payload": payload}})
     )
-    assert isinstance(heard, Heard)
+    assert isinstance(heard, CallerAudio)
     assert heard.number is None
     assert np.abs(heard.pcm - FLOATS).max() < 0.01
     assert stream.read('{"event": "dtmf", "dtmf": {"track": "inbound_track", "digit": "1"}}') == [Pressed("1")]
@@ -132,7 +132,7 @@ def test_the_events_of_a_carrier_are_read() -> None:
 def test_audio_whose_order_is_not_certain_has_its_number_and_the_other_side_is_not_heard() -> None:
     stream, _ = begun(TELNYX)
     (heard,) = stream.read('{"event": "media", "media": {"track": "inbound", "chunk": "12", "payload": "1dXV"}}')
-    assert isinstance(heard, Heard)
+    assert isinstance(heard, CallerAudio)
     assert (heard.number, len(heard.pcm)) == (12, 3)
     assert stream.read('{"event": "media", "media": {"track": "outbound", "chunk": "12", "payload": "1dXV"}}') == []
 
@@ -199,7 +199,7 @@ def test_vonage_gets_and_sends_binary_frames_of_20_ms() -> None:
     sent = stream.audio(np.arange(640, dtype=np.int16))
     assert [len(frame) for frame in sent] == [640, 640]
     (heard,) = stream.read(sent[0])
-    assert isinstance(heard, Heard)
+    assert isinstance(heard, CallerAudio)
     assert (heard.pcm * 32768).astype(int).tolist() == list(range(320))
     assert stream.read('{"event": "websocket:dtmf", "digit": "5", "duration": 260}') == [Pressed("5")]
     assert stream.read('{"event": "websocket:notify", "payload": {"mark": "m1"}}') == [MarkReturned("m1")]
@@ -281,7 +281,7 @@ def test_frames_of_half_a_sample_are_dropped_and_other_sizes_are_heard() -> None
     vonage, _ = begun(VONAGE)
     assert refusal(vonage, b"\0" * 641) == "bad_audio"
     (heard,) = vonage.read(b"\0" * 2)
-    assert isinstance(heard, Heard)
+    assert isinstance(heard, CallerAudio)
     exotel, _ = begun(EXOTEL)
     assert refusal(exotel, '{"event": "media", "media": {"payload": "AAAA"}}') == "bad_audio"
 

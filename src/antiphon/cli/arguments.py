@@ -28,6 +28,7 @@ HEADINGS = {
     "speech": "speech (synthesizer, voices and speech streams)",
     "video": "video (video streams)",
     "wyoming": "wyoming (the port for Home Assistant)",
+    "telephone": "telephone (calls that carriers bring)",
 }
 BENCHMARKS = (
     "asr",
@@ -292,7 +293,10 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command(
         "start the server",
         "",
-        ("server", "resume", "cluster", "memory", "audio", "models", "engine", "remote", "speech", "video", "wyoming"),
+        (
+            *("server", "resume", "cluster", "memory", "audio", "models", "engine", "remote", "speech", "video"),
+            *("wyoming", "telephone"),
+        ),
         _add_serve,
     ),
     "pull": Command(

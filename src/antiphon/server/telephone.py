@@ -79,9 +79,8 @@ def public_url(connection: HTTPConnection, settings: TelephoneSettings, scheme: 
     """Return the URL of a request as the carrier knows it, or that of another path of this server."""
     base = urlsplit(settings.telephone_url or f"https://{connection.headers.get('host', '')}")
     query = connection.scope.get("query_string", b"").decode("latin-1") if path is None else ""
-    return urlunsplit(
-        (scheme, base.netloc, base.path + (raw_path(connection.scope) if path is None else path), query, "")
-    )
+    path = raw_path(connection.scope) if path is None else path
+    return urlunsplit((scheme, base.netloc, base.path + path, str(query), ""))
 
 
 def _spellings(url: str) -> list[str]:

@@ -31,7 +31,15 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.transcription import AppendAudio, TranscriptionEvent
 from antiphon.protocols.telephony.functions import HANG_UP, SEND_DIGITS, digits_in
-from antiphon.protocols.telephony.stream import Arrived, Heard, MarkReturned, MediaStream, Pressed, Started, Stopped
+from antiphon.protocols.telephony.stream import (
+    Arrived,
+    CallerAudio,
+    MarkReturned,
+    MediaStream,
+    Pressed,
+    Started,
+    Stopped,
+)
 from antiphon.protocols.wire import message
 from antiphon.signals import Signal
 from antiphon.transports.player import ResponsePlayer, padded
@@ -306,7 +314,7 @@ class CallerLeg:
 
     def _take(self, item: Arrived) -> None:
         match item:
-            case Heard(pcm, number):
+            case CallerAudio(pcm, number):
                 for packet in [pcm] if number is None else self._jitter.put(number, pcm):
                     if len(heard := self._resampler.feed(packet)):
                         self._to_session(AppendAudio(heard))

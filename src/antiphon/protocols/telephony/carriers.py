@@ -15,8 +15,8 @@ from antiphon.protocols.fields import any_value, decode
 from antiphon.protocols.telephony.stream import (
     Arrived,
     Call,
+    CallerAudio,
     Codec,
-    Heard,
     MarkReturned,
     MediaStream,
     Pressed,
@@ -180,7 +180,7 @@ class CarrierStream:
                 return (
                     []
                     if track.startswith("outbound")
-                    else [Heard(self._codec.decode_base64(payload), self._place(chunk))]
+                    else [CallerAudio(self._codec.decode_base64(payload), self._place(chunk))]
                 )
             case CarrierMessage(event="dtmf", dtmf=_Dtmf(digit)):
                 return [Pressed(str(digit))]

@@ -61,7 +61,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class CallerAudio:
     """Audio of the caller: float32 at the stream's rate. `number`: its place in a stream whose order is not certain."""
 
     pcm: Pcm
@@ -87,7 +87,7 @@ class Stopped:
     """The call has ended at the carrier's side."""
 
 
-Arrived = Started | Heard | Pressed | MarkReturned | Stopped
+Arrived = Started | CallerAudio | Pressed | MarkReturned | Stopped
 
 
 class MediaStream(Protocol):

@@ -12,8 +12,8 @@ from antiphon.protocols.fields import any_value
 from antiphon.protocols.telephony.stream import (
     Arrived,
     Call,
+    CallerAudio,
     Codec,
-    Heard,
     MarkReturned,
     Pressed,
     Started,
@@ -45,7 +45,7 @@ class VonageStream:
         if isinstance(data, bytes):
             if self._codec is None:
                 raise RemoteProtocolError("bad_event", f"Audio came before '{CONNECTED}'.")
-            return [Heard(self._codec.decode(data))]
+            return [CallerAudio(self._codec.decode(data))]
         given = any_value(data)
         known = facts(given)
         match known.get("event"):

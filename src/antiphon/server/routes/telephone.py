@@ -80,7 +80,7 @@ async def twilio(request: Request) -> Response:
 
 
 def _twiml(verb: str) -> Response:
-    return Response(f'<?xml version="1.0" encoding="UTF-8"?><Response>{verb}</Response>', media_type="text/xml")
+    return Response(f'<?xml version="1.0" encoding="UTF-8"?><Response>{verb}</Response>', 200, None, "text/xml")
 
 
 def _check_models(state: ServerState) -> None:
