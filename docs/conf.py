@@ -51,6 +51,7 @@ MENUS = {
             "use",
             "client",
             "browser",
+            "telephone",
             "coming-from",
             "models",
             "turn-models",

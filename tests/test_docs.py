@@ -40,12 +40,14 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/rest/chat.py": ("chat-completions",),
     "protocols/rest/transcriptions.py": ("transcriptions",),
     "protocols/wyoming": ("wyoming",),
+    "protocols/telephony": ("telephone",),
     "server/wyoming": ("wyoming",),
     "server/routes/calls.py": ("webrtc",),
     "server/routes/chat.py": ("chat-completions",),
     "server/routes/client_secrets.py": ("client-secrets",),
     "server/routes/health.py": ("bridges", "index"),
     "server/routes/speech.py": ("speech",),
+    "server/routes/telephone.py": ("telephone",),
     "server/routes/voices.py": ("speech",),
     "server/routes/transcriptions.py": ("transcriptions",),
 }
@@ -61,6 +63,8 @@ INTERNAL = {
     *("max_tokens", "medium", "g711", "replace"),
     # The reason why a bridge interrupts, which is not sent.
     "client_force_listen",
+    # Encodings of a telephone's audio.
+    *("ulaw", "alaw", "pcm16"),
     # Fields of stored sessions, which are not sent.
     *("waiting", "items"),
     # Internal choices for a request during a response, which are not sent.

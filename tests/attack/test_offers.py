@@ -12,7 +12,8 @@ from aiortc import RTCConfiguration, RTCPeerConnection
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.server.state import ServerState
-from antiphon.transports.webrtc import OutputTrack, WebRtcCall
+from antiphon.transports.player import ResponsePlayer
+from antiphon.transports.webrtc import RTC_HZ, OutputTrack, WebRtcCall
 from tests.server.scripted import serving
 
 LIMIT_S = 30
@@ -29,7 +30,7 @@ def server() -> Iterator[tuple[str, ServerState]]:
 def offer() -> str:
     async def make() -> str:
         peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-        peer.addTrack(OutputTrack())
+        peer.addTrack(OutputTrack(ResponsePlayer(RTC_HZ)))
         peer.createDataChannel("oai-events")
         await peer.setLocalDescription(await peer.createOffer())
         sdp = str(peer.localDescription.sdp)

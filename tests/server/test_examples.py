@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.audio.pcm import to_pcm16
+from antiphon.audio.pcm import Resampler, to_pcm16
 from antiphon.audio.wav import wav_header
 from tests.adapters import tiny_minicpmo
 from tests.conftest import Process, Recording, Serve
@@ -71,6 +71,27 @@ def test_a_cascade_answers_in_full_duplex(partner: Process, question: Path, tmp_
     done = run("duplex_demo", question, *given)
     assert done.returncode == 0, done.stderr
     assert "surpassed" in done.stdout
+    assert seconds(out) > 0.3
+
+
+def test_a_caller_is_answered_and_an_application_follows(
+    partner: Process, recordings: dict[str, Recording], tmp_path: Path
+) -> None:
+    path, out = tmp_path / "question.wav", tmp_path / "heard.wav"
+    data = to_pcm16(Resampler(SAMPLE_RATE_HZ, 8000).feed(recordings["lj-LJ001-0008"].pcm))
+    path.write_bytes(wav_header(8000, len(data)) + data)
+    command = [sys.executable, "-u", str(EXAMPLES / "telephone" / "application.py"), "--once", "--url", partner.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as application:
+        try:
+            done = run("telephone/caller", path, "--out", out, "--url", f"{partner.ws}/v1/telephone/media")
+            said, errors = application.communicate(timeout=LIMIT_S)
+        finally:
+            application.kill()
+    assert done.returncode == 0, done.stderr
+    assert application.returncode == 0, errors
+    assert "caller: Has never been surpassed." in said
+    assert "model: " in said
+    assert said.splitlines()[-1].endswith("caller_hung_up")
     assert seconds(out) > 0.3
 
 

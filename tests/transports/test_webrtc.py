@@ -13,9 +13,8 @@ from aiortc import MediaStreamTrack
 from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame
 
-from antiphon.events.conversation import ContentPosition, ResponseAudioDelta
 from antiphon.events.transcription import AppendAudio
-from antiphon.transports.webrtc import MAX_ARRIVED_ITEMS, OutputTrack, WebRtcCall
+from antiphon.transports.webrtc import MAX_ARRIVED_ITEMS, WebRtcCall
 
 
 class Channel:
@@ -112,22 +111,3 @@ def test_when_the_microphone_cannot_be_read_then_that_is_logged_and_the_call_end
     assert isinstance(audio, AppendAudio)
     assert end is None
     assert len(caplog.records) == 1
-
-
-def test_when_playing_is_held_then_it_goes_on_from_the_very_sample() -> None:
-    track, at = OutputTrack(), ContentPosition("response", "item", 0, 0)
-    ramp = np.linspace(-0.5, 0.5, 48_000, dtype=np.float32)
-    track.send(ResponseAudioDelta(at, ramp, 48_000, ()))
-    before = [track.next_frame() for _ in range(3)]
-    track.hold(True)
-    assert not any(track.next_frame().any() for _ in range(5))
-    track.hold(False)
-    after = [track.next_frame() for _ in range(3)]
-    whole = np.concatenate(before + after)
-    expected = (ramp[: len(whole)] * 32767).astype(np.int16)
-    assert np.abs(whole.astype(int) - expected).max() <= 2
-    # The response was cut while it was held. Only what was played counts as heard, and new audio plays at once.
-    track.hold(True)
-    assert track.silence() == [(at, 120)]
-    track.send(ResponseAudioDelta(ContentPosition("response", "next", 0, 0), ramp, 48_000, ()))
-    assert track.next_frame().any()

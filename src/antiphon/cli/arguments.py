@@ -29,6 +29,7 @@ HEADINGS = {
     "video": "video (video streams)",
     "wyoming": "wyoming (the port for Home Assistant)",
     "tools": "tools (functions that the server carries out)",
+    "telephone": "telephone (calls that carriers bring)",
 }
 BENCHMARKS = (
     "asr",
@@ -294,18 +295,8 @@ COMMANDS: Mapping[str, Command] = {
         "start the server",
         "",
         (
-            "server",
-            "resume",
-            "cluster",
-            "memory",
-            "audio",
-            "models",
-            "engine",
-            "remote",
-            "speech",
-            "video",
-            "wyoming",
-            "tools",
+            *("server", "resume", "cluster", "memory", "audio", "models", "engine", "remote", "speech", "video"),
+            *("wyoming", "telephone", "tools"),
         ),
         _add_serve,
     ),

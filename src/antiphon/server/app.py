@@ -19,6 +19,7 @@ from antiphon.server.http.body import CloseUnread, HeldBody
 from antiphon.server.http.errors import HANDLERS, error_response, response_to
 from antiphon.server.http.origin import OriginCheck, cors
 from antiphon.server.routes.table import ROUTES
+from antiphon.server.routes.telephone import TWILIO
 from antiphon.server.state import ServerState
 from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients
 
@@ -95,5 +96,5 @@ class _Keys:
 
 
 def _is_open(path: str) -> bool:
-    # Operators have their own key, which the routes under /internal/ check.
-    return path in OPEN_PATHS or path.startswith(("/web/", "/internal/"))
+    # Operators have their own key, and Twilio signs its requests. The routes check both.
+    return path in OPEN_PATHS or path == TWILIO or path.startswith(("/web/", "/internal/"))

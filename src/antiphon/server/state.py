@@ -27,6 +27,7 @@ from antiphon.server.mcp import open_mcp
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics, TurnReports
 from antiphon.server.registry import SessionRegistry, host_name
+from antiphon.server.telephone import ExpectedCalls
 from antiphon.settings import Settings
 from antiphon.store.voices import VoiceStore
 
@@ -57,6 +58,8 @@ class ServerState:
     group: anyio.abc.TaskGroup | None = None
     # The vectors of uploaded voices, with which sessions recognize their users.
     enrolled_voices: EnrolledVoices = field(default_factory=EnrolledVoices)
+    # Telephone calls whose media stream is about to open.
+    expected_calls: ExpectedCalls = field(default_factory=ExpectedCalls)
     # The memory that the server holds for its clients, by key.
     memory: MemoryLedger = field(init=False)
     # The sessions, calls and requests under way.

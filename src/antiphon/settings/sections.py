@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from antiphon.settings.home import WyomingSettings
 from antiphon.settings.option import HOST, KEY, ORIGIN, option
+from antiphon.settings.protocols import TelephoneSettings, WyomingSettings
 from antiphon.settings.remote import RemoteSettings, ToolSettings
 
 
@@ -488,3 +488,5 @@ class Settings:
     wyoming: WyomingSettings = field(default_factory=WyomingSettings)
     # Functions that the server itself carries out.
     tools: ToolSettings = field(default_factory=ToolSettings)
+    # Telephone calls of carriers.
+    telephone: TelephoneSettings = field(default_factory=TelephoneSettings)

@@ -8,14 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from aiortc import MediaStreamTrack, RTCConfiguration, RTCDataChannel, RTCIceServer, RTCPeerConnection
 from aiortc import RTCSessionDescription as Description
 from aiortc.exceptions import InvalidStateError
@@ -26,15 +22,9 @@ from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.channels import ChannelMixer, channels_of
 from antiphon.audio.pcm import Resampler
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import (
-    ContentPartDone,
-    ContentPosition,
-    ConversationEvent,
-    ResponseAudioDelta,
-)
-from antiphon.events.playback import PlaybackStarted, PlaybackStopped
-from antiphon.events.transcription import AppendAudio, TranscriptionEvent
-from antiphon.transports.transport import ReportPlayback, TransportClosed
+from antiphon.events.transcription import AppendAudio
+from antiphon.transports.player import ResponsePlayer, padded
+from antiphon.transports.transport import TransportClosed
 
 log = logging.getLogger(__name__)
 # Opus in WebRTC always has this clock rate (RFC 7587, section 4.1).
@@ -49,81 +39,20 @@ MAX_ARRIVED_ITEMS = 1000
 CLOSE_POLLS, CLOSE_POLL_S = 50, 0.02
 
 
-@dataclass(slots=True)
-class _AudioChunk:
-    """Audio of one item, as int16 at 48 kHz. `last`: it is the last audio of the item."""
-
-    at: ContentPosition
-    pcm: npt.NDArray[np.int16]
-    last: bool = False
-
-
 class OutputTrack(MediaStreamTrack):
-    """The track that plays the audio of responses in steps of 20 ms. It plays silence when there is no audio.
+    """The track that plays the audio of responses in steps of 20 ms. It plays silence when `player` has no audio.
 
-    It is the call's `AudioPlayer`. For each item, it counts the samples that were passed to the network, so that an
-    interrupted item can be truncated to the part that was heard. `clock` is monotonic, in seconds.
+    `clock` is monotonic, in seconds.
     """
 
     kind = "audio"
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, player: ResponsePlayer, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        self._player = player
         self._clock = clock
-        # It holds at most the audio of one response, because the next response begins after this response is cut off or
-        # done. The tokens of a response are limited.
-        self._queue: deque[_AudioChunk] = deque()
-        self._resamplers: dict[str, Resampler] = {}
-        # Items that were not played to their end, with the number of samples that were played.
-        self._unfinished: dict[str, ContentPosition] = {}
-        self._played_samples: dict[str, int] = {}
-        # Items whose further audio is dropped.
-        self._discarded: set[str] = set()
-        self._playing_response: str | None = None
-        self._report: ReportPlayback = lambda _: None
         self._began_s: float | None = None
         self._num_samples = 0
-        self._is_held = False
-
-    def attach(self, report: ReportPlayback) -> None:
-        """Set the callback `report`. It is called when the first sample of a response is played, and after the last
-        sample of each item."""
-        self._report = report
-
-    def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the event's audio, resampled to 48 kHz. Ignores events without audio. Does not wait."""
-        match event:
-            case ResponseAudioDelta(at, pcm, rate_hz) if at.item_id not in self._discarded:
-                if at.item_id not in self._resamplers:
-                    self._resamplers[at.item_id] = Resampler(rate_hz, RTC_HZ)
-                    self._unfinished[at.item_id] = at
-                self._queue.append(_AudioChunk(at, _int16(self._resamplers[at.item_id].feed(pcm))))
-            case ContentPartDone(at, part) if part.kind == "output_audio":
-                self._discarded.discard(at.item_id)
-                if resampler := self._resamplers.pop(at.item_id, None):
-                    self._queue.append(_AudioChunk(at, _int16(resampler.flush()), last=True))
-            case _:
-                return
-
-    def silence(self) -> list[tuple[ContentPosition, int]]:
-        """Drop the queued audio, and the further audio of its items.
-
-        Returns the items that were not played to their end, each with its played duration in milliseconds.
-        """
-        cut = [(at, self._played_samples.get(item_id, 0) * 1000 // RTC_HZ) for item_id, at in self._unfinished.items()]
-        # An item that is still being generated has a resampler.
-        self._discarded |= self._resamplers.keys()
-        self._queue.clear()
-        self._resamplers.clear()
-        self._unfinished.clear()
-        self._played_samples.clear()
-        self._playing_response = None
-        self._is_held = False
-        return cut
-
-    def hold(self, held: bool) -> None:
-        """If `held`, play silence from the next 20 ms on. Otherwise continue at the sample where the silence began."""
-        self._is_held = held
 
     async def recv(self) -> AudioFrame:
         """Wait until the next 20 ms are due, and return them. aiortc's sender calls it, never concurrently.
@@ -137,48 +66,10 @@ class OutputTrack(MediaStreamTrack):
             self._began_s = now_s
         await asyncio.sleep(max(0.0, self._began_s + self._num_samples / RTC_HZ - now_s))
         frame = AudioFrame(format="s16", layout="mono", samples=FRAME_SAMPLES)
-        frame.planes[0].update(self.next_frame().tobytes())
+        frame.planes[0].update(padded(self._player.take(), FRAME_SAMPLES).tobytes())
         frame.pts, frame.sample_rate, frame.time_base = self._num_samples, RTC_HZ, Fraction(1, RTC_HZ)
         self._num_samples += FRAME_SAMPLES
         return frame
-
-    def next_frame(self) -> npt.NDArray[np.int16]:
-        """Take the next 20 ms from the queue, as int16 [960].
-
-        Missing samples are zeros. During a hold, all samples are zeros. Reports responses that begin or end in these 20
-        ms.
-        """
-        out, filled = np.zeros(FRAME_SAMPLES, np.int16), 0
-        while self._queue and filled < FRAME_SAMPLES and not self._is_held:
-            chunk = self._queue[0]
-            count = min(len(chunk.pcm), FRAME_SAMPLES - filled)
-            if count:
-                self._count_played(chunk.at, count)
-                out[filled : filled + count] = chunk.pcm[:count]
-                filled += count
-                chunk.pcm = chunk.pcm[count:]
-            if not len(chunk.pcm):
-                self._queue.popleft()
-                if chunk.last:
-                    self._finish(chunk.at)
-        return out
-
-    def _count_played(self, at: ContentPosition, num_samples: int) -> None:
-        if self._playing_response != at.response_id:
-            self._playing_response = at.response_id
-            self._report(PlaybackStarted(at.response_id))
-        self._played_samples[at.item_id] = self._played_samples.get(at.item_id, 0) + num_samples
-
-    def _finish(self, at: ContentPosition) -> None:
-        self._unfinished.pop(at.item_id, None)
-        self._played_samples.pop(at.item_id, None)
-        if self._playing_response == at.response_id:
-            self._playing_response = None
-            self._report(PlaybackStopped(at.response_id))
-
-
-def _int16(pcm: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
-    return (np.clip(pcm, -1.0, 1.0) * 32767).astype(np.int16)
 
 
 class WebRtcCall:
@@ -190,7 +81,7 @@ class WebRtcCall:
 
     def __init__(self, ice_servers: tuple[str, ...]) -> None:
         self.peer = RTCPeerConnection(RTCConfiguration(iceServers=[RTCIceServer(urls=u) for u in ice_servers]))
-        self.playback = OutputTrack()
+        self.playback = ResponsePlayer(RTC_HZ)
         self.opened = asyncio.Event()
         self._channel: RTCDataChannel | None = None
         self._arrived: asyncio.Queue[str | bytes | AppendAudio | None] = asyncio.Queue(MAX_ARRIVED_ITEMS)
@@ -215,7 +106,7 @@ class WebRtcCall:
                 # aiortc would decode any further track, although its media are not used.
                 num_audio, num_video = kinds.count("audio"), kinds.count("video")
                 raise ValueError(f"it has {num_audio} audio and {num_video} video sections; one of audio is taken")
-            self.peer.addTrack(self.playback)
+            self.peer.addTrack(OutputTrack(self.playback))
             await self.peer.setLocalDescription(await self.peer.createAnswer())
         except Exception as error:
             # The parser handles untrusted input, so any exception means that the offer is invalid.

@@ -18,14 +18,6 @@ from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame
 
 from antiphon.audio import Pcm
-from antiphon.events.conversation import (
-    ContentPart,
-    ContentPartDone,
-    ContentPosition,
-    ResponseAudioDelta,
-)
-from antiphon.events.playback import PlaybackStarted, PlaybackStopped
-from antiphon.transports.webrtc import FRAME_SAMPLES, RTC_HZ, OutputTrack
 from tests.conftest import Process, Recording
 from tests.server.clients import until_idle
 from tests.server.conversations import EVENT, LIMIT_S, talk
@@ -248,48 +240,3 @@ def test_when_a_websocket_clears_the_output_then_it_is_an_error(partner: Process
             return str((await wire.until("error"))["error"]["code"])
 
     assert asyncio.run(main()) == "invalid_value"
-
-
-# --- the output track -------------------------------------------------------------------------------------------------
-
-
-def at(item: str, response: str = "resp_1") -> ContentPosition:
-    return ContentPosition(response, item, 0)
-
-
-def tone(seconds: float) -> Pcm:
-    return np.full(int(24_000 * seconds), 0.5, np.float32)
-
-
-def test_when_playback_is_silenced_then_what_was_played_is_known_to_the_frame() -> None:
-    reported: list[Any] = []
-    track = OutputTrack()
-    track.attach(reported.append)
-    assert not track.next_frame().any()
-    track.send(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
-    for _ in range(25):
-        assert len(track.next_frame()) == FRAME_SAMPLES
-    assert reported == [PlaybackStarted("resp_1")]
-    assert track.silence() == [(at("a"), 500)]
-    # Further audio of this item is not played, but the next answer is.
-    track.send(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
-    assert not track.next_frame().any()
-    track.send(ContentPartDone(at("a"), ContentPart("output_audio")))
-    track.send(ResponseAudioDelta(at("b", "resp_2"), tone(0.5), 24_000))
-    track.send(ContentPartDone(at("b", "resp_2"), ContentPart("output_audio")))
-    count = 0
-    while track.next_frame().any():
-        count += 1
-    assert count * FRAME_SAMPLES / RTC_HZ == pytest.approx(0.5, abs=0.03)
-    assert reported[1:] == [PlaybackStarted("resp_2"), PlaybackStopped("resp_2")]
-    assert track.silence() == []
-
-
-def test_when_an_unfinished_item_was_played_then_it_is_cut_where_it_is() -> None:
-    track = OutputTrack()
-    track.send(ResponseAudioDelta(at("a"), tone(0.2), 24_000))
-    for _ in range(40):
-        track.next_frame()
-    ((place, heard_ms),) = track.silence()
-    assert place == at("a")
-    assert heard_ms == pytest.approx(200, abs=40)

@@ -14,6 +14,7 @@ _NAMES = (
     "speech",
     "video",
     "bridges",
+    "telephone",
     "rest",
 )
 ALL = tuple(import_module(f"tests.traces.scenarios.{name}") for name in _NAMES)

@@ -33,19 +33,23 @@ def bearer(headers: Headers) -> str | None:
     return None
 
 
-def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
-    """Return the caller of a request or upgrade, by its key.
+def identify(connection: HTTPConnection, *, short: bool = False, key: str | None = None) -> Caller:
+    """Return the caller of a request or upgrade, by its key, or by `key` if the request has none.
 
     After this call, jobs that this task and its subtasks submit to a lane count for the caller. With `short`, a
     short-lived key is accepted too; the route has to check that the key opens the requested session. Raises
     Unauthorized for a key that is missing, unknown or expired.
     """
     credentials: Credentials = connection.app.state.antiphon.credentials
-    key = bearer(connection.headers)
+    key = bearer(connection.headers) or key
     caller = credentials.caller(key, short=short)
     if caller is None:
         raise Unauthorized(WRONG_KEY if key else NO_KEY)
-    caller = replace(caller, address=connection.client.host if connection.client else "")
+    return act_for(replace(caller, address=connection.client.host if connection.client else ""))
+
+
+def act_for(caller: Caller) -> Caller:
+    """Count the jobs that this task and its subtasks submit for a caller, and log the request as the caller's."""
     current_request().key = caller.label
     current_owner.set(caller.key)
     return caller

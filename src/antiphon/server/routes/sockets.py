@@ -28,6 +28,7 @@ from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.speech import LiveSpeech
 from antiphon.server.live.video import LiveVideo
+from antiphon.server.routes.telephone import control
 from antiphon.server.state import ServerState
 from antiphon.transports.journal import ResumeToken
 from antiphon.transports.websocket import WebSocketTransport
@@ -38,12 +39,19 @@ PATHS = tuple(path for dialect in DIALECTS for path in dialect.paths)
 async def realtime(websocket: WebSocket) -> None:
     """Serve one WebSocket of a realtime session, in the dialect that its URL selects, until it is closed.
 
+    With `call_id`, it controls a telephone call of the same key.
+
     A client secret for another kind of session is refused over HTTP too.
     """
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket, short=True)
     state.admission.refuse_if_draining()
     state.loaded()
+    call_id = websocket.query_params.get("call_id", "")
+    leg = state.sessions.legs.get(call_id)
+    if leg and caller.granted is None and state.sessions.calls[call_id].caller.key == caller.key:
+        await control(websocket, leg)
+        return
     check_query(websocket.query_params)
     opening = _opening(caller, websocket)
     dialect = dialect_of(opening)

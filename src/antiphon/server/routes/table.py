@@ -13,6 +13,8 @@ from antiphon.server.routes.models import model, models, speech_models
 from antiphon.server.routes.page import asset, client_module, root
 from antiphon.server.routes.sockets import PATHS, realtime, speech_stream, video_stream
 from antiphon.server.routes.speech import batch, speech
+from antiphon.server.routes.telephone import MEDIA, TWILIO, media, twilio
+from antiphon.server.routes.telephone import calls as telephone_calls
 from antiphon.server.routes.transcriptions import transcriptions, translations
 from antiphon.server.routes.voices import voice, voices
 
@@ -44,5 +46,9 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/v1/realtime/calls/{id}/hangup", hang_up, methods=["POST"]),
     Route("/v1/realtime/client_secrets", client_secrets, methods=["POST"]),
     Route("/v1/realtime/sessions", sessions, methods=["POST"]),
+    Route("/v1/telephone/calls", telephone_calls),
+    Route(TWILIO, twilio, methods=["POST"]),
+    WebSocketRoute(MEDIA, media),
+    WebSocketRoute(f"{MEDIA}/{{key}}", media),
     *(WebSocketRoute(path, realtime) for path in PATHS),
 )

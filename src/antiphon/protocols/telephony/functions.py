@@ -1,0 +1,62 @@
+"""The functions that a model may call on the telephone, and how a call is described to the model."""
+
+from __future__ import annotations
+
+import msgspec
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.fields import any_value, decode
+from antiphon.protocols.telephony.stream import Call
+
+HANG_UP, SEND_DIGITS = "hang_up", "send_digits"
+# Most keys that one call of `send_digits` may send.
+MAX_DIGITS = 64
+
+
+class _Digits(msgspec.Struct):
+    digits: str
+
+
+# The functions, as tools of a session.
+TOOLS = msgspec.Raw(
+    b'[{"type": "function", "name": "hang_up", "description": "End the telephone call. Say goodbye first.", '
+    b'"parameters": {"type": "object", "properties": {}, "required": []}}, '
+    b'{"type": "function", "name": "send_digits", '
+    b'"description": "Press keys of the telephone, for a menu of the other side.", '
+    b'"parameters": {"type": "object", "properties": {"digits": {"type": "string"}}, '
+    b'"required": ["digits"]}}]'
+)
+
+
+def digits_in(arguments: str) -> str:
+    """Return the keys in the arguments of `send_digits`. Raises RemoteProtocolError for other arguments."""
+    digits = decode(arguments, _Digits).digits.upper().replace(" ", "").replace("-", "")
+    if not 0 < len(digits) <= MAX_DIGITS or set(digits) - set("0123456789ABCD*#"):
+        raise RemoteProtocolError("invalid_value", f"'digits' are 1 to {MAX_DIGITS} of 0-9, A-D, * and #.", "digits")
+    return digits
+
+
+def session_of(configured: msgspec.Raw, call: Call, instructions: str) -> msgspec.Raw:
+    """Return the session of a call, with the fields of a `session.update`: the configured one, with the functions.
+
+    `configured`: the session of a client secret; null if there is none. `instructions`: those of a session that has
+    none. The instructions then say who calls. A tool with the name of a function replaces its description.
+    Raises RemoteProtocolError if it is not JSON.
+    """
+    session = any_value(configured) or {}
+    own = session.get("tools") or []
+    names = {tool.get("name") for tool in own if isinstance(tool, dict)}
+    tools = [*own, *(tool for tool in any_value(TOOLS) if tool["name"] not in names)]
+    text = " ".join(filter(None, (session.get("instructions") or instructions, described(call))))
+    update = {"type": "realtime", **session, "instructions": text, "tools": tools}
+    return msgspec.Raw(msgspec.json.encode(update))
+
+
+def described(call: Call) -> str:
+    """Return what the instructions say about a call: the numbers and the parameters; "" if none is known.
+
+    It is JSON, so that no text of a caller reads like an instruction.
+    """
+    known = {"from": call.caller, "to": call.called, **call.parameters}
+    known = {name: value for name, value in known.items() if value}
+    return f"Facts about this call: {msgspec.json.encode(known).decode()}" if known else ""

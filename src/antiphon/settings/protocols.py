@@ -1,0 +1,85 @@
+"""The settings of other programs' protocols: Wyoming of Home Assistant, and the media streams of telephone carriers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from antiphon.settings.option import KEY, Form, option
+
+ADDRESS = Form(
+    r"(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]/:\s]*):\d{1,5}",
+    "expected HOST:PORT, as in 127.0.0.1:10300 or [::1]:10300",
+)
+SERVICE = Form(r"[^.\x00-\x1f]{1,60}", "expected 1 to 60 characters without a dot")
+PUBLIC_URL = Form(
+    r"https?://[^/\s?#]+(/[^\s?#]*[^\s?#/])?",
+    "expected the base URL that carriers use, https://HOST or https://HOST/PATH, without a slash at its end",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WyomingSettings:
+    """The section `[wyoming]`: the port for Home Assistant and other clients of the Wyoming protocol."""
+
+    wyoming: str = option(
+        "",
+        "Address of the Wyoming protocol, `HOST:PORT`; off by default. The protocol has neither keys nor encryption.",
+        form=ADDRESS,
+    )
+    wyoming_allow: str = option(
+        "",
+        "Addresses and networks whose clients may use `--wyoming`, comma separated, as in `192.168.1.0/24`. Loopback "
+        "may always use it. Required for an address that others can reach, unless `--allow-anonymous` is given.",
+    )
+    wyoming_zeroconf: str = option(
+        "",
+        "Name under which the Wyoming port is announced to the local network, so that Home Assistant finds it; not "
+        "announced by default. Needs the extra `[wyoming]`.",
+        form=SERVICE,
+    )
+    wyoming_endpointing: str = option(
+        "server",
+        "Who finds the end of a command that is transcribed over Wyoming: this server, with its turn detector, or the "
+        "`client`, with its own pause and its `audio-stop`. Home Assistant before 2026.5 always does it itself.",
+        choices=("server", "client"),
+    )
+    wyoming_instructions: str = option(
+        "You are the voice assistant of a home. Answer in one or two short sentences of plain text.",
+        "Instructions for the language model when it answers as a conversation agent over Wyoming.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TelephoneSettings:
+    """The section `[telephone]`: calls of Twilio, Telnyx, Plivo, Exotel and Vonage."""
+
+    telephone_url: str = option(
+        "",
+        "Base URL at which carriers reach this server, as in `https://voice.example.com`; by default `https://` and "
+        "the Host header of their request. Set it if a proxy in front of the server changes the host or the path.",
+        form=PUBLIC_URL,
+    )
+    twilio_auth_token: str = option(
+        "",
+        "Auth token of the Twilio account. With it, `/v1/telephone/twilio` accepts only requests that Twilio has "
+        "signed for this account, instead of requests with an API key. The calls belong to the first API key.",
+        secret=True,
+        form=KEY,
+    )
+    telephone_instructions: str = option(
+        "You are on the telephone. Answer in one or two short sentences of plain text. When the caller has said "
+        "goodbye, say goodbye and hang up.",
+        "Instructions for the conversation model in a call whose client secret has none. The numbers and the "
+        "parameters of the call follow them.",
+    )
+    telephone_greeting: str = option(
+        "",
+        "What the model says when a call begins, as in `Hello, this is the surgery.`; by default the caller speaks "
+        "first. The model gets it as an instruction, so that it may change the words.",
+    )
+    telephone_call_s: float = option(
+        1800.0, "Longest call, in seconds; 0: as long as a session (`--session-s`).", low=0
+    )
+    telephone_start_s: float = option(
+        10.0, "Seconds in which a carrier's media stream has to say which call it carries.", low=0.1
+    )
