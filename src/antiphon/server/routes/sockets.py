@@ -45,13 +45,13 @@ async def realtime(websocket: WebSocket) -> None:
     """
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket, short=True)
-    state.admission.refuse_if_draining()
-    state.loaded()
     call_id = websocket.query_params.get("call_id", "")
     leg = state.sessions.legs.get(call_id)
     if leg and caller.granted is None and state.sessions.calls[call_id].caller.key == caller.key:
         await control(websocket, leg)
         return
+    state.admission.refuse_if_draining()
+    state.loaded()
     check_query(websocket.query_params)
     opening = _opening(caller, websocket)
     dialect = dialect_of(opening)

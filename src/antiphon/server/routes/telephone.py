@@ -84,7 +84,7 @@ def _twiml(verb: str) -> Response:
 
 
 def _check_models(state: ServerState) -> None:
-    """Raise Refused while models load and while the server drains, and RemoteProtocolError if no model can hold a call."""
+    """Raise Refused while models load and while the server drains, and RemoteProtocolError if none can hold a call."""
     state.admission.refuse_if_draining()
     model = state.loaded().for_conversations
     if model is None or not model.profile.voices:
