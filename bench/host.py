@@ -14,7 +14,8 @@ The other models are tiny, with paged KV and padded steps as on a GPU. The measu
 speaking and a listening unit of MiniCPM-o and a partial of Qwen3-ASR, each of all sessions at once. The benchmark
 counts the operators that the host dispatches in the models' threads, except views. It counts operators in passes that a
 GPU replays as one graph (decode steps, the code predictor, calls of the vocoder, passes of audio encoders) separately
-from the others, which the host launches one by one. `adds` is the number of operators that each further session adds.
+from the others, which the host launches one by one. `adds` is the number of operators that each further session adds,
+and `adds_sound` the part of MiniCPM-o's thread for sound, whose operators are `sound`.
 `reads` is the number of times that the host waits for a number. `passes` is the number of decode passes. `cpu_ms` is
 the CPU time of the process. The frame of Qwen3-TTS is also counted at the depth of the released 0.6B model, which takes
 4 GB of memory.
@@ -43,8 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.adapters.minicpmo.audio_batch import AudioPages, AudioPass
-from antiphon.adapters.minicpmo.token2wav.flow import FlowCall
-from antiphon.adapters.minicpmo.token2wav.vocoder import HiftCall
+from antiphon.adapters.minicpmo.token2wav.calls import WindowPass as SoundPass
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, Unit, Urgency, VoiceOptions, Window
 from antiphon.engine.api import EngineSettings, Sampling
@@ -134,8 +134,7 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
         (VocoderCall, "compute"),
         (AudioPass, "compute"),
         (WindowPass, "compute"),
-        (FlowCall, "compute"),
-        (HiftCall, "compute"),
+        (SoundPass, "compute"),
     ]
     before = [getattr(owner, name) for owner, name in captured]
     for owner, name in captured:
@@ -150,7 +149,10 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
 async def operators(
     threads: Sequence[ModelThread], run: Callable[[int], Awaitable[None]], steps: int
 ) -> dict[str, float]:
-    """Return the cost of one step: the cost of 2 * `steps` steps minus that of `steps` steps, divided by `steps`."""
+    """Return the cost of one step: the cost of 2 * `steps` steps minus that of `steps` steps, divided by `steps`.
+
+    `sound`: the operators of a third thread that are outside of captured passes.
+    """
     found = []
     for count in (steps, 2 * steps):
         modes = {await thread.call(threading.get_ident): Counting() for thread in threads}
@@ -163,7 +165,8 @@ async def operators(
                 await thread.call(partial(mode.__exit__, None, None, None))
         sums = {name: sum(getattr(m.counts, name) for m in modes.values()) for name in COUNTED}
         began_ms = (time.process_time() - began) * 1000
-        found.append(sums | {"cpu_ms": began_ms})
+        sound = {"sound": [*modes.values()][-1].counts.outside} if len(modes) > 2 else {}
+        found.append(sums | sound | {"cpu_ms": began_ms})
     return {name: (found[1][name] - found[0][name]) / steps for name in found[0]}
 
 
@@ -236,7 +239,7 @@ async def tts_frame_ms(count: int) -> list[float]:
 async def minicpmo(count: int, *, speaks: bool = True) -> dict[str, float]:
     """Count the operators of a unit in which MiniCPM-o speaks, or only listens."""
     with closing(models.native_model("tiny", AS_ON_A_GPU, speakers=count)) as model:
-        model.vocoder.together = True
+        model.vocoder.windows.together = True
         model.hearing.pages = AudioPages(model.parts.audio_encoder, count, captures=False)
         listen, sampling = 0 if speaks else 1000, [NativeSampling(seed=n) for n in range(count)]
         opened = [
@@ -290,6 +293,9 @@ def counted(name: str, counts: Sequence[int]) -> dict[str, dict[str, float]]:
     if last > first:
         few, many = (found[str(n)]["outside"] for n in (first, last))
         found[str(last)]["adds"] = (many - few) / (last - first)
+        if "sound" in found[str(last)]:
+            few, many = (found[str(n)]["sound"] for n in (first, last))
+            found[str(last)]["adds_sound"] = (many - few) / (last - first)
     show(f"{name}: a step of all sessions", {f"{n} sessions": row for n, row in found.items()})
     return found
 

@@ -43,6 +43,7 @@ from transformers import (
 from antiphon.adapters.minicpmo.checkpoint import DEFAULT_VISION, OTHER_PARTS, MiniCpmOConfig
 from antiphon.adapters.minicpmo.checkpoint import build as build_minicpmo
 from antiphon.adapters.minicpmo.model import MiniCpmO
+from antiphon.adapters.minicpmo.token2wav.calls import WindowCalls
 from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
 from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
 from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, load_hift
@@ -240,14 +241,10 @@ def token2wav(size: str, device: torch.device, num_slots: int) -> Token2Wav:
             filled(module, device, torch.float32)
         hift = load_hift(empty.state_dict(), {}, device, causal=True)
     voice = PromptVoice(torch.arange(VOICE_CODES), torch.ones(192), torch.zeros(2 * VOICE_CODES, 80))
-    made = Token2Wav(
-        FlowSlots(flow, num_slots, max_prompt=VOICE_CODES),
-        HiftSlots(hift, num_slots),
-        lambda _: voice,
-        np.zeros(1, np.float32),
-    )
+    windows = WindowCalls(FlowSlots(flow, num_slots, max_prompt=VOICE_CODES), HiftSlots(hift, num_slots))
+    made = Token2Wav(windows, lambda _: voice, np.zeros(1, np.float32))
     if device.type == "cuda":
-        made.warm()
+        windows.warm()
     return made
 
 

@@ -31,7 +31,7 @@ from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.contracts import AudioPart, Message, ReplyOptions, Urgency, VoiceOptions, Window
+from antiphon.contracts import AudioPart, Message, ReplyOptions, SoundTrack, Urgency, VoiceOptions, Window
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import selected_models
 from antiphon.settings import EngineOptions, Settings
@@ -139,12 +139,11 @@ async def _turns(model: Qwen3Omni, seconds: int) -> dict[str, float]:
     reply, window = ReplyOptions(max_tokens=1, temperature=0.0), model.profile.audio_window_ms * SAMPLE_RATE_HZ // 1000
 
     async def first_text_s(*, grows: bool) -> float:
-        pcm, turn = sound(seconds), object()
+        pcm, turn = sound(seconds), SoundTrack()
         stream = await model.open()
-        # Prefills as a session does: after a window has ended and a little more audio has arrived.
-        for end in range(window + SAMPLE_RATE_HZ // 10, len(pcm) if grows else 0, window):
+        # Prefills as a session does: after a window and a little more audio, and every second from then on.
+        for end in range(window + SAMPLE_RATE_HZ // 10, len(pcm) if grows else 0, SAMPLE_RATE_HZ):
             await stream.prefill([Message("user", "", parts=(AudioPart(pcm[:end], turn, grows=True),))])
-            await stream.chat._session.settle(include_newest=True)
         began = time.perf_counter()
         asked = [Message("user", "", parts=(AudioPart(pcm, turn),))]
         async with aclosing(stream.respond(asked, reply, None)) as parts:

@@ -84,7 +84,7 @@ def test_token2wav_has_the_bytes_of_its_released_sizes() -> None:
     with init_empty_weights():
         flow = Flow(msgspec.convert(SHAPES["MiniCPM-o-4.5-flow"], FlowConfig)).requires_grad_(False)
     hift = load_hift(CausalHift(HiftConfig()).state_dict(), {}, torch.device("cpu"), causal=True)
-    slots, vocoder = FlowSlots(flow, 1, captures=False, kv_dtype=torch.float16), HiftSlots(hift, 1, captures=False)
+    slots, vocoder = FlowSlots(flow, 1, kv_dtype=torch.float16), HiftSlots(hift, 1)
     model = next(m.memory for m in gpu_memory.MODELS if m.name == "MiniCPM-o 4.5")
     assert model.session.slot_bytes == slots.slot_bytes + vocoder.table[0].nbytes + vocoder.exact[0].nbytes
     assert model.float32_parameters == sum(p.numel() for part in (flow, hift) for p in part.parameters())

@@ -27,13 +27,14 @@ from antiphon.contracts import (
     NativeOptions,
     ReplyOptions,
     ResponseAudio,
+    SoundTrack,
     TextDelta,
     Unit,
     VideoFrame,
     VoiceOptions,
 )
 from antiphon.events.duplex import NativeSampling
-from antiphon.sessions.conversation.turn_audio import TAIL_MS
+from antiphon.sessions.conversation.turn_audio import GROWTH_MS, TAIL_MS
 from antiphon.vision.images import EncodedImage
 
 # Number of units of each session, and the number of first units that are not counted.
@@ -119,12 +120,20 @@ def omni(plan: Plan, recorder: Recorder) -> None:
 
 
 async def _measure_omni(plan: Plan, recorder: Recorder, model: Qwen3Omni, name: str) -> None:
-    await answer(model, 1)
-    for heard_s, count in plan.pick([(2, 1), (30, 1)], [(2, 1), (30, 1), (2, 8), (30, 8)]):
-        found = await together(count, lambda _, heard_s=heard_s: answer(model, heard_s))
+    for heard_s in (1, 9):
+        await answer(model, heard_s)
+    first_s: dict[tuple[int, int], float] = {}
+    for heard_s, count in [(2, 1), (30, 1), (2, 8), (30, 8)]:
+        found = list[Answer]()
+        for _ in range(plan.pick(5, 1) if count > 1 else 5):
+            found += await together(count, lambda _, heard_s=heard_s: answer(model, heard_s))
         load = f"{heard_s} s heard, {counted(count, 'talk')}"
         recorder.figure(name, "first text p50", load, percentile([f.text_s for f in found], 50) * 1000, "ms")
-        recorder.figure(name, "first sound p50", load, percentile([f.sound_s for f in found], 50) * 1000, "ms")
+        first_s[heard_s, count] = percentile([f.sound_s for f in found], 50)
+        recorder.figure(name, "first sound p50", load, first_s[heard_s, count] * 1000, "ms")
+        if heard_s == 30:
+            ratio = first_s[30, count] / first_s[2, count]
+            recorder.figure(name, "first sound, 30 s to 2 s", counted(count, "talk"), ratio, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +152,11 @@ async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
     The times begin at the end of the speech. What a session prefills before that is computed by then. Raises
     RuntimeError if the answer has no text or no audio.
     """
-    talk, pcm, turn = await model.open(), models.sound(heard_s), object()
+    talk, pcm, turn = await model.open(), models.sound(heard_s), SoundTrack()
     window, tail = (ms * SAMPLE_RATE_HZ // 1000 for ms in (model.profile.audio_window_ms, TAIL_MS))
-    for end in range(window + tail, len(pcm) + 1, window):
+    for end in range(window + tail, len(pcm) + 1, SAMPLE_RATE_HZ * GROWTH_MS // 1000):
         part = AudioPart(pcm[:end], turn, grows=True)
         await talk.prefill([Message("user", "", parts=(part,))])
-        await talk.chat.session.settle(include_newest=True)
     asked, began = [Message("user", "", parts=(AudioPart(pcm, turn),))], time.perf_counter()
     options, voice = ReplyOptions(max_tokens=ANSWER_TOKENS, temperature=0.0), VoiceOptions(models.OMNI_VOICE, seed=1)
     text_s, last_s, sound_s, count = 0.0, 0.0, 0.0, 0

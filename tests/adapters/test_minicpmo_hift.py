@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, WindowHift, load_hift, noise_table
-from antiphon.adapters.minicpmo.token2wav.vocoder import WINDOW_FRAMES, HiftCall, HiftSlots
+from antiphon.adapters.minicpmo.token2wav.vocoder import WINDOW_FRAMES, HiftSlots
 from antiphon.errors import ModelError
 from tests.adapters import tiny_hift as tiny
-from tests.engine.local.operators import Operators
 
 KINDS = ("causal", "overlapping")
 
@@ -194,72 +193,6 @@ def test_loud_audio_is_limited_as_published(golden: dict[str, Any], kind: str) -
         streams.run([tiny.LOUD_STREAM])
     compare(streams.made[tiny.LOUD_STREAM], golden, f"{kind}_loud", 1e-6)
     assert 0.99 <= torch.cat(streams.made[tiny.LOUD_STREAM]).abs().max() <= 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_usual_call_has_the_same_operators_for_any_number_and_age(golden: dict[str, Any], kind: str) -> None:
-    slots = HiftSlots(loaded(golden, kind), 8)
-    mel = torch.from_numpy(np.random.RandomState(0).standard_normal((5, 80, 60)))
-    for slot in range(5):
-        slots.begin(slot)
-        slots.run([slot], mel[slot : slot + 1, :, : 9 + slot % 2], False)
-    slots.warm()
-    found = []
-    for members in ([0], [1, 2, 3, 4], [0, 1, 2]):
-        with Operators() as operators:
-            slots.run(members, mel[members, :, :WINDOW_FRAMES], False)
-        found.append(operators.names)
-    alone, many, padded = found
-    assert alone == many == padded
-    # A graph cannot replay what depends on values that the host has read.
-    assert not [name for name in alone if any(part in name for part in ("local_scalar", "nonzero", "masked_select"))]
-
-
-class Replayed(HiftCall):
-    """A call whose audio is in the same tensor each time, as that of a graph."""
-
-    audio: torch.Tensor | None = None
-
-    def compute(self) -> torch.Tensor:
-        made = super().compute()
-        self.audio = made.clone() if self.audio is None else self.audio
-        return self.audio.copy_(made)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_replays_leave_earlier_audio_alone(golden: dict[str, Any], kind: str) -> None:
-    slots = HiftSlots(loaded(golden, kind), 1)
-    slots.calls[1] = Replayed(slots, 1)
-    streams = Streams(slots)
-    streams.begin(4, 0)
-    for _ in tiny.STREAMS[4]:
-        streams.run([4])
-    check(streams, golden, kind, 1e-8)
-    with pytest.raises(KeyError):
-        slots.run([0], tiny.mel(4)[None], False)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_call_can_be_captured(golden: dict[str, Any], kind: str) -> None:
-    slots = HiftSlots(loaded(golden, kind), 2)
-    table, exact = slots.table, slots.exact
-    call = HiftCall(slots, 2)
-    # The self-check of a capture computes a call without streams again and again.
-    with torch.inference_mode():
-        first = call.compute()
-        assert torch.equal(call.compute(), first)
-    mel = torch.from_numpy(np.random.RandomState(0).standard_normal((2, 80, WINDOW_FRAMES)))
-    for slot in range(2):
-        slots.begin(slot)
-    slots.calls[2] = call
-    for members in ([0, 1], [1, 0], [0, 1]):
-        slots.run(members, mel, False)
-    # A graph reads and writes the tensors that it was captured with.
-    assert slots.calls[2] is call
-    assert slots.table is table
-    assert slots.exact is exact
-    assert table.isfinite().all()
-    assert table[:2].std() > 0
 
 
 def test_noise_is_reproducible(golden: dict[str, Any]) -> None:

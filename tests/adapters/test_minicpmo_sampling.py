@@ -131,7 +131,10 @@ def test_each_token_takes_two_random_numbers_and_each_code_one() -> None:
     logits = torch.zeros(1, 20)
     unit, random = UnitChooser(IDS, UnitSampling(listen_first=0, seed=1), (), lambda _: ""), numbers(1)
     UnitChooser.choose([unit], logits)
-    CodeChooser.choose([CodeChooser(1.0, 1.0, 0, random)], logits)
+    code = CodeChooser(1.0, 1.0, 0, random)
+    # A choice that is not accepted takes none.
+    code.choose([code], logits)
+    next_token(code, logits[0])
     expected = numbers(1).take(3)
     assert unit.random.take(1) == expected[2:]
     assert random.take(1) == expected[1:2]

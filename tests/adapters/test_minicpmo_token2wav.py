@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.adapters.minicpmo.speech_decoder import CodeBuffer
+from antiphon.adapters.minicpmo.token2wav.calls import WindowCalls
 from antiphon.adapters.minicpmo.token2wav.flow import FlowSlots
 from antiphon.adapters.minicpmo.token2wav.token2wav import WEIGHTS, Token2Wav, load, read_flow, read_hift
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
@@ -59,12 +60,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_token2wav.write(tmp_path_factory.mktemp("token2wav"))
 
 
-@pytest.fixture
-def vocoder(folder: Path) -> Iterator[Token2Wav]:
-    flow = FlowSlots(read_flow(folder, CPU).double(), 3, num_steps=2, max_prompt=30, captures=False)
-    made = Token2Wav(flow, HiftSlots(read_hift(folder, CPU).double(), 3, captures=False), Read(), reference(0))
+def windows(folder: Path) -> WindowCalls:
+    flow = FlowSlots(read_flow(folder, CPU).double(), 3, num_steps=2, max_prompt=30)
+    made = WindowCalls(flow, HiftSlots(read_hift(folder, CPU).double(), 3))
     # As on a GPU.
     made.together = True
+    return made
+
+
+@pytest.fixture
+def vocoder(folder: Path) -> Iterator[Token2Wav]:
+    made = Token2Wav(windows(folder), Read(), reference(0))
     yield made
     made.close()
 
@@ -92,13 +98,13 @@ async def spoken(stream: Any, windows: list[tuple[list[int], bool]]) -> Any:
 
 
 def test_windows_that_wait_together_have_the_audio_that_they_have_alone(vocoder: Token2Wav) -> None:
-    calls, run = list[int](), vocoder.flow.run
+    calls, run = list[int](), vocoder.windows.run
 
-    def counted(slots: Any, codes: Any, *, last: bool) -> Any:
+    def counted(slots: Any, given: Any) -> Any:
         calls.append(len(slots))
-        return run(slots, codes, last=last)
+        return run(slots, given)
 
-    vocoder.flow.run = counted  # type: ignore[method-assign]
+    vocoder.windows.run = counted  # type: ignore[method-assign]
 
     async def main() -> None:
         alone = []
@@ -188,19 +194,19 @@ def test_when_a_stream_fails_then_the_others_get_their_audio_and_it_can_speak_ag
 
 
 def test_when_a_call_fails_then_the_next_window_begins_with_the_prompt(vocoder: Token2Wav) -> None:
-    run = vocoder.vocoder.run
+    run = vocoder.windows.vocoder.vocode
 
-    def failing(*_: Any) -> Any:
+    def failing(*_: Any, **__: Any) -> Any:
         raise RuntimeError("out of memory")
 
     async def main() -> None:
         stream = await vocoder.open(None)
         whole = await spoken(stream, turn(0))
         await stream.decode(turn(1)[0][0], last=False)
-        vocoder.vocoder.run = failing  # type: ignore[method-assign]
+        vocoder.windows.vocoder.vocode = failing  # type: ignore[method-assign]
         with pytest.raises(ModelError, match="RuntimeError: out of memory"):
             await stream.decode(turn(1)[1][0], last=False)
-        vocoder.vocoder.run = run  # type: ignore[method-assign]
+        vocoder.windows.vocoder.vocode = run  # type: ignore[method-assign]
         np.testing.assert_array_equal(await spoken(stream, turn(0)), whole)
 
     asyncio.run(main())
@@ -298,3 +304,44 @@ def test_a_conversation_of_the_released_folder_has_sound(tmp_path: Path) -> None
     model.vocoder.free.clear()  # type: ignore[union-attr]
     assert model.load().room == 0
     model.close()
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_minicpmo.write(tmp_path_factory.mktemp("minicpmo"), voice=True)
+
+
+def told(folder: Path, numbers: Sequence[int], *, gather_s: float, step_ahead: bool) -> dict[int, list[Any]]:
+    """Return the steps of four units of conversations that are held at once, by their numbers."""
+    steps = EngineSettings(kv_bytes=64 << 20, step_ahead=step_ahead)
+    options = EngineModelOptions(steps, weights="fp32", threads=1, flow_steps=1, gather_s=gather_s)
+    model = MiniCpmO(folder, "tiny", options, window=tiny_minicpmo.WINDOW)
+
+    async def hold(number: int) -> list[Any]:
+        sampling = NativeSampling(seed=number)
+        stream = await model.open(NativeOptions(tiny_minicpmo.PROMPT, sampling=sampling, listen_only_units=0))
+        found = []
+        for unit in range(4):
+            await stream.append(Unit(tiny_minicpmo.sound(unit + number)))
+            found.append(await stream.step(must_speak=unit != 2))
+        stream.close()
+        return found
+
+    async def main() -> dict[int, list[Any]]:
+        return dict(zip(numbers, await asyncio.gather(*map(hold, numbers)), strict=True))
+
+    made = asyncio.run(main())
+    model.close()
+    return made
+
+
+def test_conversations_that_meet_and_go_ahead_say_and_sound_what_they_do_alone(released: Path) -> None:
+    together = told(released, range(2), gather_s=0.01, step_ahead=True)
+    for number, steps in together.items():
+        (alone,) = told(released, [number], gather_s=0.0, step_ahead=False).values()
+        assert [type(step) for step in steps] == [type(step) for step in alone]
+        spoken = [(step, own) for step, own in zip(steps, alone, strict=True) if isinstance(own, SpeakStep)]
+        assert len(spoken) >= 3
+        for step, own in spoken:
+            assert (step.text, step.end_of_turn) == (own.text, own.end_of_turn)
+            np.testing.assert_allclose(step.pcm, own.pcm, atol=1e-3)

@@ -14,7 +14,7 @@ import torch
 
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.contracts import AudioPart, Message
+from antiphon.contracts import AudioPart, Message, SoundTrack
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import LocalEngine, LocalSession
 from antiphon.modeling.media_rows import AudioWindow
@@ -54,7 +54,7 @@ def said(part: AudioPart) -> list[Message]:
     return [SYSTEM, Message("user", "", parts=(part,))]
 
 
-async def grow(stream: OmniStream, pcm: np.ndarray, turn: object, ends: Sequence[int]) -> None:
+async def grow(stream: OmniStream, pcm: np.ndarray, turn: SoundTrack, ends: Sequence[int]) -> None:
     for end in ends:
         await stream.prefill(said(AudioPart(pcm[:end], turn, grows=True)))
         await settled(stream)
@@ -96,7 +96,7 @@ def num_media_rows(stream: OmniStream) -> int:
 def test_when_a_turn_is_taken_in_while_it_goes_on_then_kv_and_text_are_those_of_the_whole(
     model: Qwen3Omni, seconds: float
 ) -> None:
-    pcm, turn = clip(seconds, 3).pcm, object()
+    pcm, turn = clip(seconds, 3).pcm, SoundTrack()
     ends = list(range(WINDOW + 1_600, len(pcm), WINDOW))
 
     async def run() -> None:
@@ -121,21 +121,71 @@ def test_when_a_turn_is_taken_in_while_it_goes_on_then_kv_and_text_are_those_of_
 
 @pytest.mark.slow
 def test_when_a_turn_grew_then_text_and_audio_are_those_of_the_published_model(model: Qwen3Omni, whole: Whole) -> None:
-    part, turn = clip(16.3, 2), object()
+    part, turn = clip(16.3, 2), SoundTrack()
     stop = whole.stop(said(part))
 
     async def run() -> None:
         stream = await model.open()
+        assert model.talker
+        stats = model.talker.engine.runner.stats
+        begun = stats.rows
         await grow(stream, part.pcm, turn, [WINDOW + 1_600])
+        # The talker has the window's rows too, after the four tokens that begin the turn and its sound.
+        assert stats.rows - begun == 104 + 4
         made = await answer(model, stream, said(AudioPart(part.pcm, turn)), stop)
         stream.close()
         assert_equal(made, whole.generate(said(part), stop))
+        # It computed only the rows after them: 108 of sound and a few tokens, then a row for each frame.
+        assert stats.rows - begun - 108 < 108 + 24 + 2 * len(made.frames)
 
     asyncio.run(run())
 
 
+@pytest.mark.slow
+def test_when_the_instructions_change_after_a_prefill_then_the_audio_is_that_of_the_new_ones(
+    model: Qwen3Omni, whole: Whole
+) -> None:
+    part, turn = clip(9.3, 4), SoundTrack()
+    changed = [Message("system", "Answer at length, please."), Message("user", "", parts=(part,))]
+    stop = whole.stop(changed)
+
+    async def run() -> None:
+        stream = await model.open()
+        await grow(stream, part.pcm, turn, [WINDOW + 1_600])
+        given = Message("user", "", parts=(AudioPart(part.pcm, turn),))
+        made = await answer(model, stream, [changed[0], given], stop)
+        stream.close()
+        assert_equal(made, whole.generate(changed, stop))
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_when_a_response_begins_during_a_prefill_then_its_audio_is_that_of_the_whole_turn(
+    model: Qwen3Omni, whole: Whole
+) -> None:
+    part, turn = clip(16.3, 2), SoundTrack()
+    messages = said(part)
+    stop = whole.stop(messages)
+    expected = whole.generate(messages, stop)
+
+    async def run(steps: int) -> None:
+        stream = await model.open()
+        grown = said(AudioPart(part.pcm[: WINDOW + 1_600], turn, grows=True))
+        ahead = asyncio.create_task(stream.prefill(grown))
+        for _ in range(steps):
+            await asyncio.sleep(0.002)
+        made = await answer(model, stream, said(AudioPart(part.pcm, turn)), stop)
+        await ahead
+        stream.close()
+        assert_equal(made, expected)
+
+    for steps in (0, 4, 16):
+        asyncio.run(run(steps))
+
+
 def test_when_later_audio_is_louder_then_the_windows_that_it_changes_are_computed_again(model: Qwen3Omni) -> None:
-    pcm, turn = clip(18.0, 5).pcm.copy(), object()
+    pcm, turn = clip(18.0, 5).pcm.copy(), SoundTrack()
     # This audio is so quiet that later loud audio raises its floor.
     pcm[: WINDOW // 2] *= 1e-5
     pcm[: 2 * WINDOW] *= 0.01
@@ -164,7 +214,7 @@ def test_when_a_turn_is_dropped_then_its_audio_leaves_the_kv(model: Qwen3Omni) -
         stream = await model.open()
         await stream.prefill(earlier)
         before, kv = list(stream.chat.rows), await kv_of(model, stream)
-        part = AudioPart(pcm, object(), grows=True)
+        part = AudioPart(pcm, SoundTrack(), grows=True)
         await stream.prefill([*earlier, Message("user", "", parts=(part,))])
         assert num_media_rows(stream) == 208
         await stream.prefill(earlier)
@@ -180,7 +230,7 @@ def test_when_a_turn_is_dropped_then_its_audio_leaves_the_kv(model: Qwen3Omni) -
 def test_when_the_turn_ends_while_a_window_is_encoded_then_the_window_is_encoded_once(
     model: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pcm, turn = clip(9.0, 7).pcm, object()
+    pcm, turn = clip(9.0, 7).pcm, SoundTrack()
 
     async def run() -> None:
         model.thinker.stop_tokens = frozenset()

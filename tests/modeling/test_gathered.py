@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from antiphon.modeling.gathered import Tick
+from antiphon.modeling.gathered import Moment, Tick
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -23,7 +23,7 @@ class Clock(asyncio.SelectorEventLoop):
         for _ in range(5):
             self.run_until_complete(asyncio.sleep(0))
 
-    def begin(self, waits: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def begin(self, waits: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.create_task(waits)
         self.goes_on(0)
         return task
@@ -94,3 +94,44 @@ def test_a_loop_that_was_closed_before_its_moment_holds_up_no_other() -> None:
             task.cancel()
         loop.goes_on(0)
         loop.close()
+
+
+def test_sessions_of_a_moment_meet_after_their_work() -> None:
+    loop, tick = Clock(), Tick(0.04)
+    first, *others = (loop.begin(tick.wait(session)) for session in ("one", "two", "three", "four", "one"))
+    loop.goes_on(0.04)
+    moments = [task.result() for task in others]
+    # The first request was alone.
+    assert first.result() is not moments[0]
+    assert all(moment is moments[0] for moment in moments)
+    (moment, *_) = moments
+    two, one = loop.begin(moment.meet("two", 1)), loop.begin(moment.meet("one", 1))
+    moment.leave("three")
+    moment.leave("three")
+    loop.goes_on(0.1)
+    assert not two.done()
+    four = loop.begin(moment.meet("four", 1))
+    assert all(task.done() for task in (one, two, four))
+    loop.close()
+
+
+def test_a_meeting_does_not_wait_for_long_and_not_for_a_request_that_was_cancelled() -> None:
+    loop, tick = Clock(), Tick(0.04)
+    loop.begin(tick.wait("zero"))
+    one, two, three = (loop.begin(tick.wait(session)) for session in ("one", "two", "three"))
+    three.cancel()
+    loop.goes_on(0.04)
+    meets = loop.begin(one.result().meet("one", 0.5))
+    loop.goes_on(0.4)
+    assert not meets.done()
+    loop.goes_on(0.2)
+    assert meets.done()
+    assert loop.begin(two.result().meet("two", 0.5)).done()
+    loop.close()
+
+
+def test_a_session_that_was_alone_meets_nobody() -> None:
+    loop = Clock()
+    moment: Moment = loop.begin(Tick(0.04).wait("one")).result()
+    assert loop.begin(moment.meet("one", 1)).done()
+    loop.close()

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.contracts import Message, ReplyDone, ReplyOptions, ResponseAudio, TextDelta, VoiceOptions
+from antiphon.contracts import (
+    AudioPart,
+    Message,
+    ReplyDone,
+    ReplyOptions,
+    ResponseAudio,
+    SoundTrack,
+    TextDelta,
+    VoiceOptions,
+)
 from antiphon.engine.api import EngineSettings
 from antiphon.errors import EngineError
 from antiphon.modeling.media_rows import MediaRows, Run
@@ -80,6 +89,32 @@ def test_rows_of_media_are_made_with_their_place() -> None:
     media: Any = {clip: MediaRows(torch.zeros(3, 1))}
     held_after(session, [5, (clip, 0), (clip, 1)], [5, (clip, 0), (clip, 1), (clip, 2), 6], media=media)
     assert session.rows == [5, 1100, 1101, 3102, 6]
+
+
+def test_when_the_thinker_computes_media_again_then_their_rows_are_made_again() -> None:
+    session: Any = Session()
+    one, other = "one", "other"
+    media: Any = {clip: MediaRows(torch.zeros(1, 1)) for clip in (one, other)}
+    for clip in media.values():
+        clip.sink(0)(0, torch.ones(1, 1))
+    wanted: Any = [5, (one, 0), 6, (other, 0), 7]
+    rows = held_after(session, wanted, media=media)
+    media[other].sink(0)(0, torch.ones(1, 1))
+    asyncio.run(rows.hold([*wanted, 8], media, made))
+    asyncio.run(rows.hold(wanted, media, made))
+    assert session.rows == [5, 1100, 6, 3100, 7]
+    assert session.rollbacks == [0, 3, 5]
+
+
+def test_a_step_that_is_under_way_does_not_write_into_the_states_of_rows_that_are_computed_again() -> None:
+    media = MediaRows(torch.zeros(2, 1))
+    late = media.sink(0)
+    now, rest = media.sink(0), media.sink(1)
+    late(0, torch.full((2, 3), 9.0))
+    now(0, torch.ones(1, 3))
+    rest(0, torch.full((1, 3), 2.0))
+    assert media.hidden is not None
+    assert media.hidden.tolist() == [[1.0] * 3, [2.0] * 3]
 
 
 def test_when_held_rows_left_the_context_then_all_are_computed_again() -> None:
@@ -159,6 +194,13 @@ class Chat:
         self.rows: list[int] = [7]
         self.on_token: Any = None
         self.kept: list[bool] = []
+        self.session = self
+
+    async def prefill(self, messages: Sequence[Message], tools: Any) -> None:
+        pass
+
+    async def settle(self, *, include_newest: bool) -> None:
+        assert include_newest
 
     async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Any, None]:
         for token, text in ((20, "Hello "), (21, "there.")):
@@ -178,6 +220,13 @@ class Talker:
     def __init__(self) -> None:
         self.opened = self.closed = 0
         self.spoke: list[tuple[list[int], str, int | None]] = []
+        self.prefilled: list[Any] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def prefill(self, prompt: Any, hidden: Any, media: Any) -> None:
+        await self.go.wait()
+        self.prefilled.append(prompt)
 
     async def open(self) -> Talker:
         self.opened += 1
@@ -241,6 +290,53 @@ def test_where_nothing_is_to_be_spoken_there_is_text_alone(talker: Talker | None
     assert [type(c) for c in chunks] == [TextDelta, TextDelta, ReplyDone]
     assert not talker or not talker.opened
     stream.close()
+
+
+GROWING = [Message("user", "", parts=(AudioPart(np.zeros(9, np.float32), SoundTrack(), grows=True),))]
+
+
+def test_the_talker_takes_in_audio_that_grows_unless_responses_are_text_alone() -> None:
+    talker = Talker()
+    stream = stream_of(talker)
+
+    async def run() -> None:
+        await stream.prefill(MESSAGES)
+        assert not talker.opened
+        await stream.prefill(GROWING)
+        assert (talker.opened, talker.prefilled) == (1, [[7]])
+        await respond(stream, ReplyOptions(), None)
+        await stream.prefill(GROWING)
+        assert len(talker.prefilled) == 1
+        stream.chat.rows[1:] = []
+        await respond(stream, ReplyOptions(), VOICE)
+        await stream.prefill(GROWING)
+        assert (talker.opened, len(talker.prefilled)) == (1, 2)
+
+    asyncio.run(run())
+
+
+def test_the_newest_request_has_the_talker() -> None:
+    talker = Talker()
+    stream = stream_of(talker)
+
+    async def run() -> None:
+        talker.go.clear()
+        first, second = (asyncio.create_task(stream.prefill(GROWING)) for _ in range(2))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        response = asyncio.create_task(respond(stream, ReplyOptions(), VOICE))
+        third = asyncio.create_task(stream.prefill(GROWING))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        # It speaks after the prefill that had begun.
+        assert not talker.spoke
+        talker.go.set()
+        await asyncio.gather(first, second, third)
+        await response
+        assert talker.spoke
+
+    asyncio.run(run())
+    assert talker.opened == 1
 
 
 def test_kv_is_kept_where_another_conversation_can_have_it() -> None:

@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import WhisperFeatureExtractor
 
+from antiphon.contracts import AudioPart, SoundTrack
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
+from antiphon.modeling.media_rows import AudioWindow
+from antiphon.modeling.omni.sound import SoundFeatures
 from antiphon.modeling.omni.sound_encoder import MAX_WAITING_GPU, SoundEncoder, SoundFrames
 from antiphon.shares.places import current_owner
 from tests.adapters import published_qwen2_5_omni, published_qwen3_omni, tiny_qwen2_5_omni, tiny_qwen3_omni
@@ -132,3 +136,41 @@ def test_a_batch_has_a_limit_and_keys_take_turns_for_its_places(thinker: Any, mo
     assert max(batches) == batches[0] == MAX_WAITING_GPU
     # The second owner had to wait for the batch that was full, and no longer.
     assert order[0] == 2 < order[1]
+
+
+def extracted(folder: Path, pcm: np.ndarray, *, zero_padded: bool) -> np.ndarray:
+    """Return the frames of a whole clip by the published extractor, as its processor calls it."""
+    extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
+    size = max(len(pcm), 1_600)
+    given = np.pad(pcm, (0, size - len(pcm) + (400 if zero_padded else 0)))
+    made = extract(given, sampling_rate=16_000, truncation=False, padding=True, return_tensors="np")
+    found: np.ndarray = made["input_features"][0][:, : -(-size // 160) if zero_padded else size // 160]
+    return found
+
+
+@pytest.mark.parametrize("zero_padded", [False, True])
+def test_the_frames_of_a_clip_that_grows_are_those_of_the_whole(tmp_path: Path, zero_padded: bool) -> None:
+    tiny_qwen3_omni.write(tmp_path)
+    sound = SoundFeatures(tmp_path, zero_padded=zero_padded, chunk_frames=20, window_frames=60)
+    drawn = np.random.default_rng(3)
+    # Sound that becomes louder twice, after silence.
+    pcm = (drawn.standard_normal(64_000) * np.repeat([0.0, 1e-3, 1e-3, 0.1], 16_000)).astype(np.float32)
+    turn, windows = SoundTrack(), list[list[AudioWindow]]()
+    for end, grows in ((700, True), (12_345, True), (30_000, True), (40_000, True), (39_001, True), (64_000, False)):
+        clip = sound.clip(AudioPart(pcm[:end], turn, grows))
+        expected, own = extracted(tmp_path, pcm[:end], zero_padded=zero_padded), len(clip.windows)
+        # The last window of a clip that grows is not finished.
+        assert own == (max(0, expected.shape[1] - 2) // 60 if grows else -(-expected.shape[1] // 60))
+        for number in range(own):
+            frames = expected[:, 60 * number : 60 * (number + 1)]
+            np.testing.assert_allclose(clip.frames(number), frames, rtol=0, atol=2e-6)
+        windows.append(list(clip.windows))
+    assert windows[3][:3] == windows[2][:3]
+    assert windows[4] == windows[3][: len(windows[4])]
+    # Louder sound changes the windows of silence, and no others.
+    assert windows[5][0] != windows[4][0]
+    assert windows[5][2:4] == windows[4][2:4]
+    # An independent clip with the same frames has other windows, because its rows belong to it.
+    alone = sound.clip(AudioPart(pcm))
+    assert [window.number for window in alone.windows] == list(range(len(windows[5])))
+    assert not set(alone.windows) & set(windows[5])

@@ -59,8 +59,8 @@ class ConversationStream(Protocol):
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Prepare a response to messages that may still continue, so that the response begins sooner.
 
-        Returns without waiting for the computation. A model may treat it as a no-op. KV that an earlier call prefilled
-        is freed if `messages` do not contain its text.
+        Returns without waiting for the computation, except that of audio that grows. A model may treat it as a no-op.
+        KV that an earlier call prefilled is freed if `messages` do not contain its text.
 
         Args:
             messages: The conversation so far.

@@ -15,17 +15,23 @@ from antiphon.vision.images import EncodedImage
 MessageRole = Literal["system", "user", "assistant", "tool"]
 
 
+class SoundTrack:
+    """Identifies the sound of one turn or video in all its parts. Tracks are equal only if they are the same object."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioPart:
     """Audio in a message: float32 [num_samples], mono, 16 kHz. Two parts are equal only if they are the same object.
 
-    - `turn`: identifies the turn whose audio this is, from the turn's beginning. Of two parts with an equal `turn`, the
-      shorter is a prefix of the longer, unless the beginning of the turn was lost. None: an independent clip.
+    - `turn`: the turn whose audio this is, from the turn's beginning. Of two parts with an equal `turn`, the shorter is
+      a prefix of the longer, unless the beginning of the turn was lost. None: an independent clip.
     - `grows`: the turn is still open. Such a part may be prefilled as part of the last message, and is not answered.
     """
 
     pcm: Pcm
-    turn: object | None = None
+    turn: SoundTrack | None = None
     grows: bool = False
 
 
@@ -38,12 +44,6 @@ class ImagePart:
 
     image: EncodedImage
     in_video: bool = False
-
-
-class SoundTrack:
-    """Identifies the sound of one video in all its windows. Tracks are equal only if they are the same object."""
-
-    __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

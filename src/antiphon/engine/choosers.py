@@ -6,7 +6,7 @@ Like `api.py`, this module uses no tensor library: logits, hidden states and row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 # Chosen instead of a token if the logits are NaN or every token is masked. The row fails when it is read.
 NO_TOKEN = -1
@@ -35,6 +35,27 @@ class Chooser(Protocol):
 
     def accept(self, chosen: int) -> int:
         """Return the token that `chosen` stands for, and remember it. Called after `chosen` is read from the device."""
+        ...
+
+
+@runtime_checkable
+class ChooserAhead(Chooser, Protocol):
+    """A Chooser that can choose a token before the host has read the token before it: for `step_ahead`.
+
+    A choice that comes too late, because the generation has ended, is never accepted. So `choose` and `choose_ahead`
+    must not change the state of a session; only `accept` does.
+    """
+
+    @staticmethod
+    def choose_ahead(choosers: Sequence[Any], logits: Any, unread: Any, late: Sequence[bool]) -> Any:
+        """Choose for each session as `choose` does.
+
+        Args:
+            choosers: As in `choose`.
+            logits: As in `choose`.
+            unread: int64 [n], on the device: what was chosen last for the sessions in `late`, and not accepted yet.
+            late: For each session whether it has such a token.
+        """
         ...
 
 

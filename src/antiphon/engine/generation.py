@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from antiphon.engine.api import Finish, Sampling, Session, Token
+from antiphon.engine.choosers import ChooserAhead
 from antiphon.errors import EngineError, Refused
 
 # Receives the next tokens of a generation. The last call also has the reason or the error that ended it.
@@ -84,11 +85,12 @@ class Generation:
     def goes_ahead(self) -> bool:
         """Whether a row may be computed for the next token before the host knows it.
 
-        False if that token may be the last by its number, or if the host decides what follows it: grammars, choosers,
-        programs, and penalties that count tokens.
+        False if that token may be the last by its number, or if the host decides what follows it: grammars, most
+        choosers, programs, and penalties that count tokens.
         """
         p = self.params
-        on_host = any(each is not None for each in (self.constraint, p.chooser, p.program))
+        on_host = self.constraint is not None or p.program is not None
+        on_host = on_host or (p.chooser is not None and not isinstance(p.chooser, ChooserAhead))
         counts = p.presence_penalty or p.frequency_penalty
         return not (on_host or counts) and self.produced + 1 < p.max_tokens
 

@@ -430,7 +430,7 @@ class ChatStream:
                 self._session.append(run.ids, run.positions)
             else:
                 media = self.media_rows[run.part]
-                sink: Sink | None = partial(media.sink, start=run.start) if encoder and encoder.has_tap else None
+                sink: Sink | None = media.sink(run.start) if encoder and encoder.has_tap else None
                 if hidden:
                     sink = hidden.expect(run.stop - run.start)
                 self._session.append_embeddings(media.rows[run.start : run.stop], run.positions, sink)

@@ -83,6 +83,32 @@ class GatheredCalls(Generic[Request, Result]):
                 self._thread.yield_to(loop)
 
 
+class Moment:
+    """A common moment of several sessions, which may meet again after work of different length."""
+
+    def __init__(self) -> None:
+        self.come = asyncio.Event()
+        self._working: set[Hashable] = set()
+        self._met = asyncio.Event()
+
+    def join(self, session: Hashable) -> None:
+        """Add a session, which calls `meet` or `leave` later."""
+        self._working.add(session)
+
+    def leave(self, session: Hashable) -> None:
+        """The others no longer wait for the session. A second call does nothing."""
+        self._working.discard(session)
+        if not self._working:
+            self._met.set()
+
+    async def meet(self, session: Hashable, most_s: float) -> None:
+        """Wait until each session has met or left, but not for more than `most_s` seconds."""
+        self.leave(session)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._met.wait()
+
+
 class Tick:
     """Lets requests of many sessions wait for a common moment, so that they share the passes of a model.
 
@@ -96,24 +122,33 @@ class Tick:
         self.interval_s = interval_s
         # The last two sessions that asked, the newest first, and when they did.
         self._asked: list[tuple[Hashable, float]] = []
-        self._next: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._next: tuple[asyncio.AbstractEventLoop, Moment] | None = None
 
-    async def wait(self, session: Hashable) -> None:
-        """Wait for the next moment. Returns at once if no other session is active."""
+    async def wait(self, session: Hashable) -> Moment:
+        """Wait for the next moment, and return it; the session has joined it.
+
+        Returns at once if no other session is active, with a moment of its own.
+        """
         loop = asyncio.get_running_loop()
         now, others = loop.time(), [(s, at) for s, at in self._asked if s != session]
         self._asked = [(session, now), *others[:1]]
-        if not self.interval_s or not others or now - others[0][1] > self.ACTIVE_S:
-            return
-        if self._next is None or self._next[0] is not loop:
-            moment = asyncio.Event()
-            self._next = loop, moment
-            loop.call_at((now // self.interval_s + 1) * self.interval_s, self._come, moment)
-        await self._next[1].wait()
+        moment = Moment()
+        if self.interval_s and others and now - others[0][1] <= self.ACTIVE_S:
+            if self._next is None or self._next[0] is not loop:
+                self._next = loop, moment
+                loop.call_at((now // self.interval_s + 1) * self.interval_s, self._come, moment)
+            moment = self._next[1]
+            moment.join(session)
+            try:
+                await moment.come.wait()
+            except BaseException:
+                moment.leave(session)
+                raise
+        return moment
 
-    def _come(self, moment: asyncio.Event) -> None:
+    def _come(self, moment: Moment) -> None:
         self._next = None
-        moment.set()
+        moment.come.set()
 
 
 class ImageBatch(Generic[Image, ImageRows]):

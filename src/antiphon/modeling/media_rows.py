@@ -17,6 +17,7 @@ import torch
 from antiphon.contracts import AudioPart, ImagePart, MediaPart, Message, VideoPart
 from antiphon.engine.api import Position
 from antiphon.errors import EngineError, MediaError, Refused, RemoteProtocolError
+from antiphon.modeling.omni.hidden_rows import RowStates
 from antiphon.shares.places import current_owner
 
 # Seconds after which a refused client may retry. Other conversations may then hold fewer rows.
@@ -52,20 +53,24 @@ class MediaRows:
 
     `positions`: one for each row, relative to the first free position; None if they are consecutive. `hidden`: the
     output of the decoder's tapped layer for the rows, float [n, width of the layer]; None until the first rows are
-    computed.
+    computed. If the rows are computed again, it is another tensor.
     """
 
     def __init__(self, rows: Any, positions: Sequence[Position] | None = None) -> None:
         self.rows, self.positions = rows, positions
-        self.hidden: Any = None
+        self._states = RowStates(len(rows))
 
-    def sink(self, offset: int, hidden: Any, start: int = 0) -> None:
-        """Store the tapped layer's output of rows from `start` + `offset` on. A Sink: called in the engine's thread."""
-        offset += start
-        if self.hidden is None:
-            # Rows that leave the context before they are computed stay zero.
-            self.hidden = hidden.new_zeros(len(self.rows), hidden.shape[1])
-        self.hidden[offset : offset + len(hidden)] = hidden
+    @property
+    def hidden(self) -> torch.Tensor | None:
+        """See above."""
+        return self._states.states
+
+    def sink(self, start: int) -> Callable[[int, Any], None]:
+        """Return the Sink of the rows from `start` on, which are about to be computed. With 0, `hidden` begins anew."""
+        if not start:
+            self._states = RowStates(len(self.rows))
+        states = self._states
+        return lambda offset, hidden: states.sink(start + offset, hidden)
 
     @property
     def num_bytes(self) -> int:

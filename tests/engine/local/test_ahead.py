@@ -14,8 +14,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from antiphon.adapters.minicpmo.sampling import CodeChooser
 from antiphon.engine.api import EngineSettings, Finish, Sampling, Token
 from antiphon.engine.generation import Generation
+from antiphon.engine.local.device_sampling import RandomNumbers
 from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.runner import Runner
@@ -78,6 +80,9 @@ WAYS: dict[str, Callable[[int], dict[str, Any]]] = {
     "repetition": lambda seed: {"temperature": 0.8, "seed": seed, "repetition_penalty": 1.5, "repetition_window": 6},
     "presence": lambda seed: {"presence_penalty": 2.0, "frequency_penalty": 0.5},
     "chooser": lambda seed: {"chooser": Counting()},
+    "codes": lambda seed: {
+        "chooser": CodeChooser(0.9, 1.3, seed % 4, RandomNumbers(Sampling(temperature=1.0, seed=seed)), window=3)
+    },
     "grammar": lambda seed: {},
 }
 

@@ -137,3 +137,16 @@ def test_when_there_are_too_many_images_then_the_oldest_are_dropped() -> None:
     gone = len(items) - KEPT_IMAGES
     assert [i.parts[0].text for i in items] == [IMAGE_GONE] * gone + [""] * KEPT_IMAGES
     assert all((i.parts[0].media is None) == (n < gone) for n, i in enumerate(items))
+
+
+def test_after_its_first_window_a_turn_that_continues_is_given_every_second() -> None:
+    async def main() -> list[float]:
+        audio, found = TurnAudio(window_ms=2500), list[float]()
+        for _ in range(85):
+            await audio.append_audio(np.zeros(1_600, np.float32))
+            if part := audio.growing_turn(detected=False):
+                found.append(len(part.pcm) / 16_000)
+        return found
+
+    # Windows are complete at 2.5, 5 and 7.5 s.
+    assert asyncio.run(main()) == [2.6, 3.6, 4.6, 5.1, 6.1, 7.1, 7.6]

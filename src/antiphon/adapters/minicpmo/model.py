@@ -30,7 +30,7 @@ from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.kv.cache import pages_of
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.chat_template import plain_tokenizer, token_ids
-from antiphon.modeling.gathered import GatheredCalls, ImageBatch
+from antiphon.modeling.gathered import GatheredCalls, ImageBatch, Moment
 from antiphon.modeling.tokens import Detokenizer
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import MAX_FRAME_PIXELS, decode
@@ -38,6 +38,9 @@ from antiphon.vision.images import MAX_FRAME_PIXELS, decode
 UNIT_S = 1.0
 # On a GPU, the units of several conversations wait for a common moment, this number of seconds apart.
 UNIT_TICK_S = 0.05
+# After their words, they meet again, so that their codes and their audio share passes. A conversation waits for this
+# number of seconds at most, and not in the first unit of a turn.
+MEET_S = 0.3
 MAX_FRAMES = 4
 # Limit of an image's longer side in pixels. Larger images are scaled down before they are encoded.
 MAX_SIDE = 2048
@@ -196,6 +199,8 @@ class MiniCpmOStream:
             parts.ids, params, parts.forbidden, lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=True)
         )
         self._heard: AudioStream = model.hearing.open()
+        # The common moment at which the unit began.
+        self._moment = Moment()
         self._detokenizer = Detokenizer(parts.tokenizer)
         # The number of rows of each unit in the context, oldest first.
         self._unit_rows: deque[int] = deque()
@@ -236,7 +241,8 @@ class MiniCpmOStream:
         frames = unit.frames[-self._model.profile.max_frames :]
         images = [await in_thread(self._patches, f, unit.max_slices, places=IMAGE_THREADS) for f in frames]
         ids, session = self._model.parts.ids, self._session
-        await self._model.units.wait(self)
+        self._moment.leave(self)
+        self._moment = await self._model.units.wait(self)
         embeddings = iter(await self._model.images.rows(list(chain.from_iterable(images))))
         audio = await self._model.hearing.feed(self._heard, unit.pcm)
         self._unit_start = session.length
@@ -264,6 +270,12 @@ class MiniCpmOStream:
         says at least one word if `must_speak`. Waits for both engines and the vocoder, which together must take less
         than `unit_s`. Raises ModelError and EngineError.
         """
+        try:
+            return await self._step(must_speak=must_speak)
+        finally:
+            self._moment.leave(self)
+
+    async def _step(self, *, must_speak: bool) -> NativeStep:
         ids, session, chooser = self._model.parts.ids, self._session, self.chooser
         interrupted, self._interrupted = self._interrupted, False
         if chooser.begin(listen=interrupted, speak=must_speak):
@@ -272,9 +284,14 @@ class MiniCpmOStream:
             self._speech.end_turn()
             self._detokenizer = Detokenizer(self._model.parts.tokenizer)
         sampling = Sampling(max_tokens=MAX_UNIT_TOKENS, stop=ids.terminators, chooser=chooser, hidden=True)
+        was_in_turn = chooser.in_turn
         tokens = await session.collect(sampling)
         session.append([ids.unit_end])
         await self._evict_old_units()
+        if was_in_turn and tokens[-1].id != ids.listen:
+            await self._moment.meet(self, MEET_S)
+        else:
+            self._moment.leave(self)
         return await self._outcome(tokens)
 
     async def _outcome(self, tokens: Sequence[Token]) -> NativeStep:
@@ -330,6 +347,7 @@ class MiniCpmOStream:
 
     def close(self) -> None:
         """Close the sessions in both engines and free their KV. A step in progress fails. The model stays open."""
+        self._moment.leave(self)
         self._model.hearing.close(self._heard)
         self._session.close()
         self._speech.close()

@@ -256,7 +256,10 @@ def _shaped(choosers: Sequence[UnitChooser], logits: torch.Tensor) -> tuple[torc
 
 @dataclass(slots=True)
 class CodeChooser:
-    """Chooses the codes of a unit's audio: a Chooser for `Sampling.chooser`. The vocabulary's last code ends a turn."""
+    """Chooses the codes of a unit's audio: a ChooserAhead for `Sampling.chooser`.
+
+    The vocabulary's last code ends a turn.
+    """
 
     # Divides the logits.
     temperature: float
@@ -276,23 +279,42 @@ class CodeChooser:
     @staticmethod
     def choose(choosers: Sequence[CodeChooser], logits: torch.Tensor) -> torch.Tensor:
         """Return the next code of each conversation, or NO_TOKEN."""
-        device, size = logits.device, logits.shape[1]
-        times = [Counter(c.codes[-c.window :]) for c in choosers]
-        ends = flat_places([(size - 1,) if len(c.codes) < c.min_codes else () for c in choosers], size)
-        repeated, too_early = copied_to(device, np.int64, flat_places(times, size), ends)
+        return CodeChooser.choose_ahead(choosers, logits, None, [False] * len(choosers))
+
+    @staticmethod
+    def choose_ahead(
+        choosers: Sequence[CodeChooser], logits: torch.Tensor, unread: torch.Tensor | None, late: Sequence[bool]
+    ) -> torch.Tensor:
+        """Return the next code of each conversation, or NO_TOKEN. See `ChooserAhead`."""
+        device, size, each = logits.device, logits.shape[1], list(zip(choosers, late, strict=True))
+        # The newest code is lowered by itself, whether it has been read or not, so that the numbers are the same.
+        older = [(c.codes if waits else c.codes[:-1])[1 - c.window :] for c, waits in each]
+        times = [Counter(codes) for codes in older]
+        ends = [(size - 1,) if len(c.codes) + waits < c.min_codes else () for c, waits in each]
+        newest = [c.codes[-1] if c.codes else 0 for c in choosers]
+        repeated, too_early, last, waiting = copied_to(
+            device, np.int64, flat_places(times, size), flat_places(ends, size), newest, late
+        )
         penalties = [c.repetition_penalty**n for c, found in zip(choosers, times, strict=True) for n in found.values()]
-        by, temperature = copied_to(device, np.float32, penalties, [c.temperature for c in choosers])
+        last_penalties = [c.repetition_penalty if c.codes or waits else 1.0 for c, waits in each]
+        by, last_by, temperature = copied_to(
+            device, np.float32, penalties, last_penalties, [c.temperature for c in choosers]
+        )
+        if unread is not None:
+            last = torch.where(waiting > 0, unread.clamp(min=0), last)
         shaped = logits / temperature[:, None]
         flat = shaped.view(-1)
-        old = flat[repeated]
-        flat[repeated] = torch.where(old < 0, old * by, old / by)
+        for where, penalty in ((repeated, by), (last + size * torch.arange(len(choosers), device=device), last_by)):
+            old = flat[where]
+            flat[where] = torch.where(old < 0, old * penalty, old / penalty)
         flat.index_fill_(0, too_early, -torch.inf)
-        uniforms = torch.tensor([c.random.take(1)[0] for c in choosers], dtype=torch.float64)
+        uniforms = torch.tensor([c.random.peek(int(waits), 1)[0] for c, waits in each], dtype=torch.float64)
         choices = RowChoices.of([Sampling(temperature=0.0 if c.greedy else 1.0) for c in choosers], device)
         return draw_tokens(shaped, choices, uniforms.to(device, non_blocking=True))
 
     def accept(self, chosen: int) -> int:
         """Record a chosen code. Raises ModelError if the logits were NaN."""
+        self.random.take(1)
         if chosen == NO_TOKEN:
             raise ModelError("the model's output is not a number")
         self.codes.append(chosen)

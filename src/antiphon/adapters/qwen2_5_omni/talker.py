@@ -27,7 +27,7 @@ from antiphon.engine.local.device_sampling import random_generator
 from antiphon.engine.local.sampling import RowSampler, sample_rows
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
-from antiphon.modeling.media_rows import MediaPiece, MediaRows, Run
+from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run
 from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
 from antiphon.modeling.omni.hidden_rows import HiddenRow, states
 from antiphon.pipelines.merge import Put, side_by_side
@@ -138,6 +138,21 @@ class TalkerStream:
         self._talker, self._session = talker, session
         self._rows = TalkerRows(session, talker.thread, talker.joined)
 
+    async def prefill(
+        self, prompt: Sequence[ChatRow], hidden: Sequence[HiddenRow], media: Mapping[MediaPiece, MediaRows]
+    ) -> None:
+        """See TalkerSide."""
+        try:
+            await self._hold(prompt, hidden, media)
+            await self._session.settle(include_newest=True)
+        except EngineError as error:
+            raise ModelError(f"the engine failed: {error}") from error
+
+    async def _hold(
+        self, prompt: Sequence[ChatRow], hidden: Sequence[HiddenRow], media: Mapping[MediaPiece, MediaRows]
+    ) -> None:
+        await self._rows.hold(prompt, media, partial(self._prompt_rows, hidden))
+
     async def speak(
         self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
     ) -> AsyncGenerator[Pcm, None]:
@@ -186,7 +201,7 @@ class TalkerStream:
         one_code = Sampling(max_tokens=1, chooser=chooser)
         tail = iter((parts.text_eos,))
         try:
-            await self._rows.hold(prompt, media, partial(self._prompt_rows, spoken.prompt_states))
+            await self._hold(prompt, spoken.prompt_states, media)
             opening = await talker.thread.call_model(lambda: talker.opening_rows(first, speaker))
             session.append_embeddings(opening)
             for _ in range(params.max_tokens):

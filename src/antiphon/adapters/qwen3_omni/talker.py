@@ -24,6 +24,7 @@ from antiphon.modeling.codec_talker import CodecSampling
 from antiphon.modeling.codec_vocoder import VocoderState
 from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run
 from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
+from antiphon.modeling.omni.hidden_rows import HiddenRow
 from antiphon.modeling.vocoder_batch import VocoderBatch
 
 # The sampling of the released code (the defaults of its generate()).
@@ -120,6 +121,21 @@ class OmniTalkerStream:
         self._talker, self._session = talker, session
         self._rows = TalkerRows(session, talker.thread)
 
+    async def prefill(
+        self, prompt: Sequence[ChatRow], hidden: Sequence[HiddenRow], media: Mapping[MediaPiece, MediaRows]
+    ) -> None:
+        """See TalkerSide."""
+        try:
+            await self._hold(prompt, media)
+            await self._session.settle(include_newest=True)
+        except EngineError as error:
+            raise ModelError(f"the engine failed: {error}") from error
+
+    async def _hold(self, prompt: Sequence[ChatRow], media: Mapping[MediaPiece, MediaRows]) -> None:
+        talker = self._talker
+        wanted = _user_rows(prompt, talker.parts.turn_start, talker.parts.user)
+        await self._rows.hold(wanted, media, lambda run, _: talker.prompt_rows(run, media))
+
     async def speak(
         self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
     ) -> AsyncGenerator[Pcm, None]:
@@ -133,8 +149,7 @@ class OmniTalkerStream:
         if first is None:
             return
         try:
-            wanted = _user_rows(prompt, talker.parts.turn_start, talker.parts.user)
-            await self._rows.hold(wanted, media, lambda run, _: talker.prompt_rows(run, media))
+            await self._hold(prompt, media)
             last_turn = prompt[_last_turn(prompt, talker.parts.turn_start) :]
             opening = [row for row in last_turn if isinstance(row, int)]
             ids = [*opening[:REPLY_OPENING_TOKENS], first]

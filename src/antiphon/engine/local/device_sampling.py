@@ -69,12 +69,17 @@ class RandomNumbers:
 
     def take(self, count: int) -> list[float]:
         """Return the next `count` random numbers of the generation."""
+        taken = self.peek(0, count)
+        del self._ahead[:count]
+        return taken
+
+    def peek(self, skipped: int, count: int) -> list[float]:
+        """Return `count` of the next random numbers, after the first `skipped`. Later calls return them again."""
         if self._greedy:
             return [0.0] * count
-        while len(self._ahead) < count:
+        while len(self._ahead) < skipped + count:
             self._ahead += torch.rand(DRAWN_AHEAD, generator=self._generator, dtype=torch.float64).tolist()
-        taken, self._ahead = self._ahead[:count], self._ahead[count:]
-        return taken
+        return self._ahead[skipped : skipped + count]
 
 
 # "greedy" rows take the likeliest token. "whole" rows draw among all tokens, in the order of the vocabulary. The other

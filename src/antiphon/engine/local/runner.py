@@ -67,7 +67,11 @@ class RunnerStep:
             return [result for part in self.parts for result in part.read()]
         started = time.perf_counter()
         if self.drawn:
-            for (chunk, generation), choice, state in zip(self.sampled, self.drawn.read(), self.hidden, strict=True):
+            # Those that the scheduler will discard.
+            late = [i for i, (chunk, _) in enumerate(self.sampled) if chunk.session.rows.epoch != chunk.epoch]
+            for (chunk, generation), choice, state in zip(
+                self.sampled, self.drawn.read(late), self.hidden, strict=True
+            ):
                 if isinstance(choice, Exception):
                     self.results[id(chunk)] = _wrapped(choice)
                 else:
@@ -320,7 +324,11 @@ class Runner:
         kept: Sequence[torch.Tensor | None] = [None] * len(sampled)
         if hidden is not None and any(g.params.hidden for _, g in sampled):
             kept = hidden.clone().unbind()
-        unread_rows = [i for i, (c, g) in enumerate(sampled) if c.follows and g.params.repetition_penalty != 1.0]
+        unread_rows = [
+            i
+            for i, (c, g) in enumerate(sampled)
+            if c.follows and (g.params.repetition_penalty != 1.0 or g.params.chooser)
+        ]
         unread = None
         if unread_rows:
             unread = self._on_device([0] * len(sampled))

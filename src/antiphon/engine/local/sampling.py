@@ -147,8 +147,10 @@ class DrawnTokens:
         if self.numbers is not None:
             self._copied = HostCopy(self.numbers if self._with_logprobs is None else self._with_logprobs)
 
-    def read(self) -> list[Choice | Exception]:
+    def read(self, late: Collection[int] = ()) -> list[Choice | Exception]:
         """Read all tokens from the device at once, and advance each generation past its token. Called once.
+
+        `late`: the rows whose generations do not advance, because they have ended.
 
         Never raises: a row that fails gets an error, and the others get their tokens.
         """
@@ -157,7 +159,8 @@ class DrawnTokens:
             numbers, logprobs = self._read()
             for k, (i, at) in enumerate(self.places()):
                 own = numbers[at : at + self._sizes[k][1]]
-                found[i] = _accepted(Choice(own[0], logprobs[k], own), rows[i][0], self._logits[i])
+                choice = Choice(own[0], logprobs[k], own)
+                found[i] = choice if i in late else _accepted(choice, rows[i][0], self._logits[i])
         return [found[i] for i in range(len(rows))]
 
     def _read(self) -> tuple[list[int], Sequence[float | None]]:
@@ -210,7 +213,8 @@ def launch_choice(
             groups.setdefault(None if chooser is None else type(chooser), []).append(i)
     drawn: list[tuple[list[int], torch.Tensor]] = []
     for kind, members in groups.items():
-        drawn += _drawn(logits, hidden, unread, [rows[i][0] for i in members], members, kind, edits, found)
+        newest = None if unread is None else (unread, unread_rows)
+        drawn += _drawn(logits, hidden, newest, [rows[i][0] for i in members], members, kind, edits, found)
     return DrawnTokens(logits, rows, drawn, found)
 
 
@@ -287,7 +291,7 @@ def _sampler(generation: Generation, vocabulary_size: int) -> RowSampler:
 def _drawn(
     logits: torch.Tensor,
     hidden: torch.Tensor | None,
-    unread: torch.Tensor | None,
+    unread: tuple[torch.Tensor, Collection[int]] | None,
     generations: Sequence[Generation],
     members: list[int],
     kind: type | None,
@@ -297,17 +301,22 @@ def _drawn(
     """Choose the numbers of the rows `members`: int64 [n], or [n, k] by programs.
 
     All rows are chosen in one way: by `Sampling` (`kind` None), or by choosers or programs of the class `kind`. If that
-    fails, each row is tried by itself, so that only the row at fault fails.
+    fails, each row is tried by itself, so that only the row at fault fails. `unread`: `unread` and `unread_rows` of
+    `launch_choice`, if there are any.
     """
     try:
         given = _picked(logits, members)
+        late = [unread is not None and i in unread[1] for i in members]
+        newest = _picked(unread[0], members) if unread and any(late) else None
         if kind is None:
             own = [edits[i] for i in members]
-            newest = _picked(unread, members) if unread is not None and any(e.unread for e in own) else None
             return [(members, sample_rows(given, [g.sampler for g in generations], own, newest))]
         chooser: Any = kind
         if generations[0].params.program is None:
-            return [(members, chooser.choose([g.params.chooser for g in generations], given))]
+            choosers = [g.params.chooser for g in generations]
+            if newest is None:
+                return [(members, chooser.choose(choosers, given))]
+            return [(members, chooser.choose_ahead(choosers, given, newest, late))]
         if hidden is None:
             raise ModelError("the decoder has no hidden states")
         return [(members, chooser.run([g.params.program for g in generations], given, _picked(hidden, members)))]

@@ -38,7 +38,16 @@ from antiphon.errors import EngineError
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat import ChatModel, ChatStream
 from antiphon.modeling.chat_template import ChatTemplate
-from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run, common_prefix, runs
+from antiphon.modeling.media_rows import (
+    ChatRow,
+    MediaPiece,
+    MediaRows,
+    Run,
+    common_prefix,
+    grows,
+    media_of,
+    runs,
+)
 from antiphon.modeling.omni.hidden_rows import HiddenRow, states
 from antiphon.modeling.omni.media_encoder import OmniMediaEncoder
 from antiphon.modeling.text_decoder import TextDecoder
@@ -173,6 +182,16 @@ class SpokenTokens:
 class TalkerSide(Protocol):
     """A talker's side of one conversation. It owns a session of the talker's engine. One reply is spoken at a time."""
 
+    async def prefill(
+        self, prompt: Sequence[ChatRow], hidden: Sequence[HiddenRow], media: Mapping[MediaPiece, MediaRows]
+    ) -> None:
+        """Compute the rows of a prompt that continues, and wait for their KV. No reply is being spoken.
+
+        The thinker has computed the rows of `prompt`. `hidden`: its states of these rows, if the chat keeps them.
+        `media`: see `speak`. Raises ModelError and Refused.
+        """
+        ...
+
     def speak(
         self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
     ) -> AsyncGenerator[Pcm, None]:
@@ -217,6 +236,9 @@ class TalkerRows:
     def __init__(self, session: Session, thread: ModelThread, joined: Collection[tuple[int, int]] = ()) -> None:
         self._session, self._thread, self._joined = session, thread, joined
         self._rows: list[ChatRow] = []
+        # The number of the first row of each run of media rows, its piece, and the `MediaRows.hidden` that it was made
+        # from.
+        self._media: list[tuple[int, MediaPiece, Any]] = []
 
     async def hold(
         self,
@@ -226,10 +248,13 @@ class TalkerRows:
     ) -> None:
         """Make the session hold exactly the rows `wanted`. Rows that it already holds at the start stay.
 
+        Rows of media are made again if the thinker has computed them again. Calls must not overlap.
+
         `make`: a function that returns a run of rows as the talker's input rows, [n, width]. It is called in the
         model's thread with the run and the number of rows before it.
         """
-        held = common_prefix(self._rows, wanted)
+        changed = (at for at, piece, hidden in self._media if piece not in media or media[piece].hidden is not hidden)
+        held = min(common_prefix(self._rows, wanted), next(changed, len(wanted)))
         try:
             self._session.rollback(held)
         except EngineError:
@@ -237,9 +262,12 @@ class TalkerRows:
             self._session.rollback(0)
             held = 0
         self._rows = list(wanted[:held])
+        self._media = [each for each in self._media if each[0] < held]
         for run in runs(wanted, held, media, self._joined):
             made = await self._thread.call_model(partial(make, run, held))
             self._session.append_embeddings(made, run.positions)
+            if run.part is not None:
+                self._media.append((held, run.part, media[run.part].hidden))
             held += len(made)
             self._rows = list(wanted[:held])
 
@@ -330,13 +358,28 @@ class OmniStream:
         self.chat = chat
         self.talker: TalkerSide | None = None
         self._model = model
+        # Whether the talker gets audio that grows: unless the last response was text only.
+        self._aloud = True
+        # The number of the newest request. A prefill of the talker does nothing more after another request has begun.
+        self._request = 0
+        self._prefilling = anyio.Lock()
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Let the thinker compute these messages in advance. The talker's rows are computed with the response.
+        """Let the thinker compute these messages in advance, and the talker if audio among them still grows.
 
-        Waits for the encoders of new audio and images, not for the rows. Raises RemoteProtocolError, ModelError.
+        Waits for the encoders of new audio and images. With audio that grows, also waits until the thinker has
+        computed the rows, which the talker reads. Raises RemoteProtocolError, ModelError.
         """
+        self._request = request = self._request + 1
         await self.chat.prefill(messages, tools)
+        if not (self._aloud and self._model.talker and any(map(grows, media_of(messages)))):
+            return
+        rows, hidden = list(self.chat.rows), self.chat.hidden.snapshot() if self.chat.hidden else []
+        await self.chat.session.settle(include_newest=True)
+        async with self._prefilling:
+            if self._request == request:
+                self.talker = self.talker or await self._model.talker.open()
+                await self.talker.prefill(rows, hidden, self.chat.media_rows)
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
@@ -348,11 +391,13 @@ class OmniStream:
         ModelError and RemoteProtocolError.
         """
         chunks: AsyncGenerator[ResponseChunk, None]
+        self._request, self._aloud = self._request + 1, voice is not None
         if voice is None or self._model.talker is None:
             chunks = self.chat.reply(messages, options)
         else:
             if self.talker is None:
-                self.talker = await self._model.talker.open()
+                async with self._prefilling:
+                    self.talker = self.talker or await self._model.talker.open()
             chunks = self._respond_aloud(self.talker, messages, options, voice)
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -378,6 +423,9 @@ class OmniStream:
 
         async def speak(put: PutChunk) -> None:
             seed = options.seed if voice.seed is None else voice.seed
+            async with self._prefilling:
+                # A prefill that has begun ends first. Later ones do nothing.
+                pass
             async with aclosing(talker.speak(spoken, self.chat.media_rows, voice.voice, seed)) as audio:
                 async for pcm in audio:
                     await put(ResponseAudio(pcm, pacer.advance(len(pcm) / RATE_HZ)))

@@ -15,8 +15,11 @@ import torch
 from antiphon.engine.local.streams import used_here
 
 
-class _Block:
-    """Adjacent rows that were appended together. `sink` is a Sink, called in the model's thread."""
+class RowStates:
+    """The states of adjacent rows that were appended together. `sink` is a Sink, called in the model's thread.
+
+    `states`: float [count, width]; None until the first rows are computed.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -29,7 +32,7 @@ class _Block:
         self.states[offset : offset + len(states)] = states
 
 
-HiddenRow = tuple[_Block, int]
+HiddenRow = tuple[RowStates, int]
 
 
 class HiddenRows:
@@ -61,13 +64,13 @@ class HiddenRows:
 
     def expect(self, count: int) -> Callable[[int, Any], None]:
         """Return the Sink of the next `count` rows after the known ones."""
-        block = _Block(count)
+        block = RowStates(count)
         self._rows += [(block, i) for i in range(count)]
         return block.sink
 
     def add(self, state: torch.Tensor) -> None:
         """Store the state, [width], of the sampled row that follows the known rows."""
-        block = _Block(1)
+        block = RowStates(1)
         block.sink(0, state[None])
         self._rows.append((block, 0))
 

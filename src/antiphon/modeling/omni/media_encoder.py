@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from antiphon.audio import Pcm
 from antiphon.contracts import AudioPart, ImagePart, MediaPart, SoundWindow, VideoPart
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import MediaError, ModelError
@@ -72,9 +69,6 @@ class VideoLayout:
 
 # Limit of an image's longer side in pixels. Larger images are scaled down first; the encoder uses no higher resolution.
 MAX_SIDE = 2048
-# The number of mel frames (of 10 ms) at the end that change when more audio arrives, because their window extends
-# beyond the audio so far.
-EDGE_FRAMES = 2
 
 
 class OmniMediaEncoder:
@@ -82,7 +76,7 @@ class OmniMediaEncoder:
 
     `thinker`: a model of `transformers` whose encoders are used. `words`: its tokenizer. `thread`: the thread that
     steps it. `window_s`: length in seconds of the encoder's attention window for a video's sound. `has_tap`: see
-    MediaEncoder. `sound_encoder`: encodes windows of sound. No state is kept between calls.
+    MediaEncoder. `sound_encoder`: encodes windows of sound.
     """
 
     def __init__(self, folder: Path, thinker: Any, words: Any, thread: ModelThread, *, has_tap: bool = False) -> None:
@@ -110,7 +104,10 @@ class OmniMediaEncoder:
         self.has_tap = has_tap
         self._vision_encoder = vision = QwenVisionEncoder(folder, thinker, config.vision_config)
         self._images = ImageBatch(thread, vision.look, vision.num_patches, thinker.device.type)
-        self._sound = SoundFeatures(folder, zero_padded=old)
+        chunk_frames = self.sound_encoder.chunk_frames
+        self._sound = SoundFeatures(
+            folder, zero_padded=old, chunk_frames=chunk_frames, window_frames=self.window_frames
+        )
 
     async def encode(self, part: MediaPart) -> MediaRows:
         """Return the rows of one audio clip or image; those of an image have positions.
@@ -118,6 +115,8 @@ class OmniMediaEncoder:
         Waits for a thread and for the engine. Raises MediaError if the data is not an image, ModelError if a processor
         or an encoder fails, and Refused after the thread is closed.
         """
+        if isinstance(part, AudioPart):
+            return MediaRows(torch.cat([made.rows for _, made in await self.encode_windows(part, {})]))
         try:
             places = IMAGE_THREADS if isinstance(part, ImagePart) else THREADS
             prepared = await in_thread(self._prepared, part, places=places)
@@ -129,11 +128,8 @@ class OmniMediaEncoder:
         if isinstance(part, ImagePart):
             (seen,) = await self._images.rows([prepared])
             return MediaRows(seen.rows, seen.positions)
-        if isinstance(part, SoundWindow):
-            (rows,) = await self.sound_encoder.encode([SoundFrames(prepared, padded=part.num_before > 0)])
-            return MediaRows(rows)
-        windows = await self._windows(part, prepared, {})
-        return MediaRows(torch.cat([made.rows for _, made in windows]))
+        (rows,) = await self.sound_encoder.encode([SoundFrames(prepared, padded=part.num_before > 0)])
+        return MediaRows(rows)
 
     async def encode_windows(
         self, part: AudioPart, held: Mapping[MediaPiece, MediaRows]
@@ -145,29 +141,18 @@ class OmniMediaEncoder:
         encoded again. Raises ModelError if the extractor or the encoder fails, and Refused after the thread is closed.
         """
         try:
-            features = await in_thread(self._sound.clip, part.pcm)
+            sound = await in_thread(self._sound.clip, part)
         except Exception as error:
             # Any exception, as in `encode`.
             raise ModelError(f"{type(error).__name__}: {error}") from error
-        return await self._windows(part, features, held)
-
-    async def _windows(
-        self, part: AudioPart, features: Pcm, held: Mapping[MediaPiece, MediaRows]
-    ) -> list[tuple[AudioWindow, MediaRows]]:
-        count = features.shape[1]
-        source = part if part.turn is None else part.turn
-        windows, new = list[AudioWindow](), dict[AudioWindow, SoundFrames]()
-        for start in range(0, count, self.window_frames):
-            end = start + self.window_frames
-            if part.grows and end + EDGE_FRAMES > count:
-                break
-            given = np.ascontiguousarray(features[:, start:end])
-            window = AudioWindow(source, start // self.window_frames, blake2b(given.data, digest_size=16).digest())
-            windows.append(window)
-            if window not in held:
-                # The chunks of a clip are padded to the length of its longest chunk. In all windows except the first,
-                # that is a whole chunk.
-                new[window] = SoundFrames(given, padded=start > 0)
+        # The chunks of a clip are padded to the length of its longest chunk. In all windows except the first, that is a
+        # whole chunk.
+        new = {
+            window: SoundFrames(sound.frames(window.number), padded=window.number > 0)
+            for window in sound.windows
+            if window not in held
+        }
+        windows = sound.windows
         made = dict(zip(new, map(MediaRows, await self.sound_encoder.encode(list(new.values()))), strict=True))
         return [(window, made[window] if window in made else held[window]) for window in windows]
 
@@ -175,10 +160,8 @@ class OmniMediaEncoder:
         """Return the rows of a video in order. `sizes`: the number of rows of each frame and window of sound."""
         return self._layout.rows(video, sizes)
 
-    def _prepared(self, part: MediaPart) -> Any:
+    def _prepared(self, part: ImagePart | SoundWindow) -> Any:
         """The input of the part's encoder. Must not run torch's matrix products, which belong in the model's thread."""
         if isinstance(part, ImagePart):
             return self._vision_encoder.prepare(part.image.pixels(MAX_SIDE), in_video=part.in_video)
-        if isinstance(part, SoundWindow):
-            return self._sound.window(part)
-        return self._sound.clip(part.pcm)
+        return self._sound.window(part)

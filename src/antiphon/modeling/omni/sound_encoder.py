@@ -32,7 +32,7 @@ class SoundFrames(NamedTuple):
 class SoundEncoder:
     """Encodes windows between two steps. On a GPU, those that wait form one pass; API keys take turns for its places.
 
-    `window_frames`: the number of frames in a window.
+    `chunk_frames`, `window_frames`: the number of frames in a chunk and in a window.
     """
 
     def __init__(self, thinker: Any, thread: ModelThread, *, together: bool | None = None) -> None:
@@ -42,10 +42,10 @@ class SoundEncoder:
         """
         config, tower = thinker.config.audio_config, thinker.model.audio_tower
         self._model = thinker
-        self._chunk_frames = 2 * int(config.n_window)
+        self.chunk_frames = 2 * int(config.n_window)
         # Qwen2.5-Omni's windows are single chunks. Its encoder has other layers.
         self.windows: WindowEncoder | None = None
-        self.window_frames = self._chunk_frames
+        self.window_frames = self.chunk_frames
         if hasattr(config, "n_window_infer"):
             self.windows = WindowEncoder(
                 tower, nn.Sequential(tower.proj1, tower.act, tower.proj2), most=MAX_WAITING_GPU
@@ -83,7 +83,7 @@ class SoundEncoder:
 
     def _encode_windows(self, requests: Sequence[SoundFrames]) -> list[torch.Tensor]:
         assert self.windows
-        return self.windows.encode([_window(request, self._chunk_frames) for request in requests])
+        return self.windows.encode([_window(request, self.chunk_frames) for request in requests])
 
     @torch.inference_mode()
     def _encode_chunks(self, requests: Sequence[SoundFrames]) -> list[torch.Tensor]:

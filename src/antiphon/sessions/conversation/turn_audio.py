@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import AudioPart, ImagePart
+from antiphon.contracts import AudioPart, ImagePart, SoundTrack
 from antiphon.events.conversation import Item
 from antiphon.events.transcription import (
     SpeechStarted,
@@ -23,6 +23,8 @@ from antiphon.sessions.conversation.history import IMAGE_GONE, ConversationHisto
 
 # The last MAX_TURN_S seconds of a turn are kept, and TAIL_MS milliseconds after its last speech.
 MAX_TURN_S, TAIL_MS = 120, 100
+# A turn that continues is prefilled again after this time: louder speech changes the results of earlier windows.
+GROWTH_MS = 1000
 # Limits of a conversation's audio, in seconds, and of its images. If there is more than the first number, the oldest
 # are dropped until the second number is left. Their text stays.
 MAX_AUDIO_S, KEPT_AUDIO_S = 600, 300
@@ -32,15 +34,15 @@ MAX_IMAGES, KEPT_IMAGES = 64, 32
 @dataclass(slots=True)
 class _Turn:
     """One turn of the user. `began_ms` is the onset of its speech. `part` is its audio up to the pause that began at
-    `speech_end_ms`. `source` is the `AudioPart.turn` of its parts. `num_windows` counts the windows that `growing_turn`
-    has returned.
+    `speech_end_ms`. `source` is the `AudioPart.turn` of its parts. `growing_ms` is the length of the last part that
+    `growing_turn` has returned.
     """
 
     began_ms: int
     speech_end_ms: int = -1
     part: AudioPart | None = None
-    source: object = field(default_factory=object)
-    num_windows: int = 0
+    source: SoundTrack = field(default_factory=SoundTrack)
+    growing_ms: int = 0
 
 
 class TurnAudio:
@@ -104,7 +106,8 @@ class TurnAudio:
 
     def growing_turn(self, *, detected: bool) -> AudioPart | None:
         """Return the audio of the current turn so far, as a part that grows, if another window of `window_ms` is
-        complete. Otherwise returns None, also for a turn of more than 120 s, whose beginning is no longer kept.
+        complete, or if GROWTH_MS have passed since the last part. Otherwise returns None, also before the first window,
+        and for a turn of more than 120 s, whose beginning is no longer kept.
 
         `detected`: whether turns begin where the server found speech, and not where the previous turn ended.
         """
@@ -112,11 +115,13 @@ class TurnAudio:
         if turn is None or not self._window_ms:
             return None
         now_ms = self._num_received * 1000 // SAMPLE_RATE_HZ
-        # If TAIL_MS of audio follow a window, its result does not depend on later audio.
-        num_windows = (now_ms - turn.began_ms - TAIL_MS) // self._window_ms
-        if num_windows <= turn.num_windows or now_ms - turn.began_ms > MAX_TURN_S * 1000:
+        # If TAIL_MS of audio follow a window, its result does not depend on later audio, unless that is louder.
+        length_ms = now_ms - turn.began_ms - TAIL_MS
+        complete_ms = length_ms - length_ms % self._window_ms
+        is_due = turn.growing_ms < complete_ms or turn.growing_ms + GROWTH_MS <= length_ms
+        if length_ms < self._window_ms or not is_due or now_ms - turn.began_ms > MAX_TURN_S * 1000:
             return None
-        turn.num_windows = num_windows
+        turn.growing_ms = length_ms
         return AudioPart(self._cut(turn.began_ms, now_ms), turn.source, grows=True)
 
     def paused_turn(self, turn: int, speech_end_ms: int) -> AudioPart:

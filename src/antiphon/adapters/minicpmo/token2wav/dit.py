@@ -29,6 +29,19 @@ class DitTables(NamedTuple):
     convolutions: torch.Tensor
 
 
+class _Shared(NamedTuple):
+    """What all layers share in one call: see FramePlaces and its methods."""
+
+    places: FramePlaces
+    mask: torch.Tensor
+    ends: torch.Tensor
+
+    @classmethod
+    def of(cls, places: FramePlaces, dtype: torch.dtype) -> _Shared:
+        """`dtype`: the type of attention scores."""
+        return cls(places, places.mask(dtype), places.ends(KEPT_FRAMES))
+
+
 class _Attention(nn.Module):
     def __init__(self, config: DitConfig) -> None:
         super().__init__()
@@ -37,14 +50,14 @@ class _Attention(nn.Module):
         self.q_norm, self.k_norm = nn.LayerNorm(config.head_dim), nn.LayerNorm(config.head_dim)
         self.proj = nn.Linear(inner, config.hidden_size)
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor, places: FramePlaces, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, table: torch.Tensor, shared: _Shared) -> torch.Tensor:
         count, frames, _ = x.shape
         heads = (count, -1, self._heads, self._width)
         query, key = self.q_norm(self.to_q(x).view(heads)), self.k_norm(self.to_k(x).view(heads))
-        held = extended(table, places, torch.cat([key.flatten(2), self.to_v(x)], 2).to(table.dtype))
+        held = extended(table, shared.places, torch.cat([key.flatten(2), self.to_v(x)], 2).to(table.dtype))
         keys, values = held.view(count, -1, 2, self._heads, self._width).permute(2, 0, 3, 1, 4)
         queries = query.transpose(1, 2).to(table.dtype)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).to(x.dtype)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=shared.mask).to(x.dtype)
         return self.proj(mixed.transpose(1, 2).reshape(count, frames, -1))  # type: ignore[no-any-return]
 
 
@@ -65,11 +78,11 @@ class _Convolutions(nn.Module):
             {"1": nn.Conv1d(width, width, kernel), "3": nn.LayerNorm(width), "6": nn.Conv1d(width, width, kernel)}
         )
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        first, second = table.chunk(2, 1)
-        made = self.block["1"](continued(first, slots, x.transpose(1, 2)))
+    def forward(self, x: torch.Tensor, table: torch.Tensor, shared: _Shared) -> torch.Tensor:
+        slots, (first, second) = shared.places.slots, table.chunk(2, 1)
+        made = self.block["1"](continued(first, slots, shared.ends, x.transpose(1, 2)))
         made = F.mish(self.block["3"](made.transpose(1, 2))).transpose(1, 2)
-        return self.block["6"](continued(second, slots, made)).transpose(1, 2)  # type: ignore[no-any-return]
+        return self.block["6"](continued(second, slots, shared.ends, made)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 class _Block(nn.Module):
@@ -88,13 +101,12 @@ class _Block(nn.Module):
         vectors: torch.Tensor,
         attention: torch.Tensor,
         convolutions: torch.Tensor,
-        places: FramePlaces,
-        mask: torch.Tensor,
+        shared: _Shared,
     ) -> torch.Tensor:
         """`vectors`, [9, width]: the shift, scale and weight of attention, MLP and convolutions."""
-        mixed = self.attn(_modulated(x, vectors[0], vectors[1]), attention, places, mask)
+        mixed = self.attn(_modulated(x, vectors[0], vectors[1]), attention, shared)
         x = torch.addcmul(x, vectors[2], mixed)
-        x = torch.addcmul(x, vectors[8], self.conv(_modulated(x, vectors[6], vectors[7]), convolutions, places.slots))
+        x = torch.addcmul(x, vectors[8], self.conv(_modulated(x, vectors[6], vectors[7]), convolutions, shared))
         return torch.addcmul(x, vectors[5], self.mlp(_modulated(x, vectors[3], vectors[4])))
 
 
@@ -194,8 +206,7 @@ class MelDecoder(nn.Module):
         `noise`, `conditions`: the noise to begin with and the encoder's conditions, both of that shape. `speakers`:
         the voices, [streams, bands]. `given`: the frames themselves, in the prompt of a voice; None: no frames.
         """
-        frames, guided = noise.shape[1], places.guided()
-        mask = guided.mask(tables.attention.dtype)
+        frames, shared = noise.shape[1], _Shared.of(places.guided(), tables.attention.dtype)
         conditions = torch.cat([conditions, speakers[:, None].expand(-1, frames, -1)], 2)
         if given is not None:
             conditions = torch.cat([conditions, given], 2)
@@ -205,7 +216,7 @@ class MelDecoder(nn.Module):
         fixed = torch.stack([with_them, bias.expand_as(with_them)], 1)
         x = noise
         for step, size in enumerate(self._sizes):
-            made = self._velocity(x, of_noise, fixed, step, tables, guided, mask)
+            made = self._velocity(x, of_noise, fixed, step, tables, shared)
             velocity = torch.lerp(made[:, 1], made[:, 0], 1 + self._guidance)
             x = torch.add(x, velocity, alpha=size)
         return x
@@ -217,15 +228,14 @@ class MelDecoder(nn.Module):
         fixed: torch.Tensor,
         step: int,
         tables: DitTables,
-        guided: FramePlaces,
-        mask: torch.Tensor,
+        shared: _Shared,
     ) -> torch.Tensor:
         """Return the velocities with the conditions and without them, [streams, 2, frames, bands]."""
         vectors, estimator = self._vectors[step], self.estimator
         hidden = (F.linear(x, of_noise)[:, None] + fixed).flatten(0, 1)
         kept = zip(vectors, tables.attention[step], tables.convolutions[step], strict=False)
         for block, (own, attention, convolutions) in zip(estimator.blocks, kept, strict=False):
-            hidden = block(hidden, own, attention, convolutions, guided, mask)
+            hidden = block(hidden, own, attention, convolutions, shared)
         made: torch.Tensor = estimator.final_layer(hidden, vectors[-1])
         return made.view(len(x), 2, *made.shape[1:])
 

@@ -52,9 +52,9 @@ class _Lookahead(nn.Module):
         self.conv1 = nn.Conv1d(width, width, lookahead + 1)
         self.conv2 = nn.Conv1d(width, width, 3)
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, table: torch.Tensor, places: FramePlaces) -> torch.Tensor:
         ahead = F.leaky_relu(self.conv1(x.transpose(1, 2)))
-        mixed: torch.Tensor = self.conv2(continued(table, slots, ahead))
+        mixed: torch.Tensor = self.conv2(continued(table, places.slots, places.ends(table.shape[2]), ahead))
         return mixed.transpose(1, 2) + x[:, : mixed.shape[2]]
 
 
@@ -63,9 +63,9 @@ class _Upsampling(nn.Module):
         super().__init__()
         self.conv = nn.Conv1d(width, width, 2 * FRAMES_A_CODE + 1)
 
-    def forward(self, x: torch.Tensor, table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, table: torch.Tensor, places: FramePlaces) -> torch.Tensor:
         frames = x.transpose(1, 2).repeat_interleave(FRAMES_A_CODE, 2)
-        made: torch.Tensor = self.conv(continued(table, slots, frames))
+        made: torch.Tensor = self.conv(continued(table, places.slots, places.ends(table.shape[2]), frames))
         return made.transpose(1, 2)
 
 
@@ -146,7 +146,7 @@ class _Layer(nn.Module):
 class CodeEncoder(nn.Module):
     """Turns windows of codes into conditions. Parameters have their names in the checkpoint.
 
-    `lookahead`: the number of codes at the end of a window that yield no frames, unless the window is the last one.
+    `lookahead`: the number of codes that follow those that yield frames. The last window of a stream has none.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -185,22 +185,22 @@ class CodeEncoder(nn.Module):
         codes: FramePlaces,
         frames: FramePlaces,
         held: torch.Tensor,
-        *,
-        last: bool,
+        given: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the conditions of the windows `x`, [streams, codes, input width], as [streams, frames, width].
+        """Return the conditions of the windows `x`, [streams, codes + lookahead, input width].
 
-        `held`, int64 [streams]: the number of codes that each stream holds. `last`: each window ends
-        its stream, so its last codes yield frames, too.
+        They are [streams, frames, width]. Each window has as many codes as `codes` has new places.
+
+        `held`, int64 [streams]: the number of codes that each stream holds. `given`, int64 [streams]: the number of
+        codes in each window of `x`. What follows them is read as nothing, as the end of a stream is.
         """
-        x = self.embed(x)
-        if last:
-            x = F.pad(x, (0, 0, 0, self.lookahead))
-        x = self.pre_lookahead_layer(x, tables.ahead, codes.slots)
+        is_given = torch.arange(x.shape[1], device=x.device) < given[:, None]
+        x = self.embed(x).masked_fill(~is_given[..., None], 0.0)
+        x = self.pre_lookahead_layer(x, tables.ahead, codes)
         scores = _Scores.of(codes, held, x.dtype)
         for layer, table in zip(self.encoders, tables.codes, strict=True):
             x = layer(x, table, scores)
-        x = self.up_embed(self.up_layer(x, tables.up, frames.slots))
+        x = self.up_embed(self.up_layer(x, tables.up, frames))
         scores = _Scores.of(frames, FRAMES_A_CODE * held, x.dtype)
         for layer, table in zip(self.up_encoders, tables.frames, strict=True):
             x = layer(x, table, scores)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +20,12 @@ from antiphon.adapters.minicpmo.token2wav.encoder import FRAMES_A_CODE, CodeEnco
 from antiphon.adapters.minicpmo.token2wav.files import FlowConfig
 from antiphon.adapters.minicpmo.token2wav.history import FramePlaces, Held, Positions
 from antiphon.adapters.minicpmo.token2wav.voice import MAX_REFERENCE_S, PromptVoice
-from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
 
 # The number of Euler steps of the makers.
 NUM_STEPS = 10
 # Frames that a stream keeps besides as many frames as its voice's prompt has.
 KEPT_FRAMES = 100
-# Codes of a window that a graph is captured for, with its lookahead; and the limit of a window.
+# The limit of a window, in codes, with its lookahead.
 WINDOW_CODES = 28
 # The limit of a prompt, in codes of 40 ms.
 MAX_PROMPT_CODES = int(25 * MAX_REFERENCE_S)
@@ -52,6 +52,16 @@ class Flow(nn.Module):
         self.decoder = MelDecoder(config.decoder)
 
 
+class Window(NamedTuple):
+    """Codes of a stream that become audio together. `last`: they end the stream, so all of them yield frames.
+
+    Otherwise those of the lookahead do not, and must be given again in the next window.
+    """
+
+    codes: Sequence[int]
+    last: bool
+
+
 class _Slot:
     """What the host knows of a slot. `prompt_codes`: the length of the voice's prompt."""
 
@@ -61,16 +71,17 @@ class _Slot:
         # What the decoder holds, the newest window first.
         self.decoded = Held(slots.frame_positions)
 
-    def plan(self, count: int) -> list[Positions]:
+    def plan(self, count: int, room: int) -> list[Positions]:
         """Return the positions of a window of `count` codes that yield frames. The slot then holds them.
 
-        For codes, frames and decoded frames: the positions of the new ones; then the numbers at all positions
-        (Held.numbers).
+        For codes, frames and decoded frames: the positions of `room` new codes, of which the first `count` are held;
+        then the numbers at all positions (Held.numbers).
         """
-        frames = FRAMES_A_CODE * count
-        new = [self.codes.free(count), self.frames.free(frames), self.decoded.free(frames)]
-        numbers = [held.numbers(own) for held, own in zip((self.codes, self.frames, self.decoded), new, strict=True)]
-        self._forget(*new)
+        held, sizes = (self.codes, self.frames, self.decoded), (1, FRAMES_A_CODE, FRAMES_A_CODE)
+        new = [each.free(size * room) for each, size in zip(held, sizes, strict=True)]
+        own = [positions[: size * count] for positions, size in zip(new, sizes, strict=True)]
+        numbers = [each.numbers(positions) for each, positions in zip(held, own, strict=True)]
+        self._forget(*own)
         return [*new, *numbers]
 
     def _forget(self, codes: Positions, frames: Positions, decoded: Positions) -> None:
@@ -90,61 +101,12 @@ def _ends(positions: Positions, first: int, last: int) -> Positions:
     return np.concatenate([positions[:first], positions[len(positions) - last :]])
 
 
-class FlowCall(CapturedPass[torch.Tensor]):
-    """A call for `count` streams with `codes` codes each: its tensors and, if captured, its graph.
-
-    `numbers`, int64 [count, width]: for each stream its slot, the number of codes that it holds, the codes of the
-    window, and the positions of _Slot.plan. `last`: the windows end their streams. `given`: the frames of a
-    voice's prompt, [1, frames, bands]; None in all other windows.
-    """
-
-    def __init__(
-        self, slots: FlowSlots, count: int, codes: int, *, last: bool = False, given: torch.Tensor | None = None
-    ) -> None:
-        self._slots, self._last, self._given = slots, last, given
-        made = codes if last else codes - slots.flow.encoder.lookahead
-        each = (made, 2 * made, 2 * made, slots.code_positions, slots.frame_positions, slots.frame_positions)
-        self._sizes = [1, 1, codes, *each]
-        self.numbers = torch.zeros(count, sum(self._sizes), dtype=torch.long, device=slots.device)
-        # A stream that fills up the call holds nothing but its new frames, in the spare row.
-        self._fill = np.concatenate([[slots.spare, 0], np.zeros(codes, np.int64), *_Slot(slots, 0).plan(made)])
-        self.numbers.copy_(torch.from_numpy(np.tile(self._fill, (count, 1))))
-
-    def run(self, numbers: Sequence[Positions]) -> torch.Tensor:
-        """Return the mel frames [n, bands, frames] of n streams, in a tensor that is valid until the next run."""
-        rows = np.stack([*numbers, *[self._fill] * (len(self.numbers) - len(numbers))])
-        self.numbers.copy_(torch.from_numpy(rows), non_blocking=True)
-        return self.result()[: len(numbers)]
-
-    def compute(self) -> torch.Tensor:
-        """Compute the windows in `numbers`, and return float32 [count, bands, frames]."""
-        flow, slots = self._slots.flow, self._slots
-        slot, held, codes, new_codes, new_frames, new_decoded, at_codes, at_frames, at_decoded = torch.split(
-            self.numbers, self._sizes, 1
-        )
-        rows = slot[:, 0]
-        encoded = flow.encoder(
-            flow.input_embedding(codes),
-            slots.encoded,
-            FramePlaces(rows, new_codes, at_codes),
-            FramePlaces(rows, new_frames, at_frames),
-            held[:, 0],
-            last=self._last,
-        )
-        # The stream holds as many decoded frames as frames.
-        noise = slots.noise[FRAMES_A_CODE * held + torch.arange(new_decoded.shape[1], device=slots.device)]
-        conditions, speakers = flow.encoder_proj(encoded), slots.speakers.index_select(0, rows)
-        places = FramePlaces(rows, new_decoded, at_decoded)
-        mel: torch.Tensor = flow.decoder(noise, conditions, speakers, self._given, slots.decoded, places)
-        return mel.transpose(1, 2)
-
-
 class FlowSlots:
     """The flow's streams, each with a slot. Used only in the thread of token2wav.
 
     Each slot holds a prompt of at most `max_prompt` codes. The row `spare`, the last one, fills up a call with too few
-    streams. `captures`: calls with windows of WINDOW_CODES codes are captured on a GPU. `noise`: [frames, bands], from
-    NOISE_SEED. `slot_bytes`: the memory of a slot.
+    streams. `most`: the limit of the codes of a window that yield frames. `noise`: [frames, bands], from NOISE_SEED.
+    `slot_bytes`: the memory of a slot.
     """
 
     def __init__(
@@ -154,12 +116,12 @@ class FlowSlots:
         *,
         num_steps: int = NUM_STEPS,
         max_prompt: int = MAX_PROMPT_CODES,
-        captures: bool = True,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         """`kv_dtype`: the type of the decoder's keys and values. None: float16 on a GPU, as the makers offer."""
         self.flow, self.spare, self.max_prompt = flow, num_slots, max_prompt
         self.device = flow.encoder_proj.weight.device
+        self.most = WINDOW_CODES - flow.encoder.lookahead
         self.code_positions, self.frame_positions = positions(max_prompt)
         with torch.inference_mode():
             flow.encoder.prepare(self.code_positions, self.frame_positions)
@@ -173,19 +135,11 @@ class FlowSlots:
             self.noise = torch.randn(self.frame_positions, flow.decoder.bands, generator=drawn).to(like)
         self._slots: dict[int, _Slot] = {}
         self._prompts: OrderedDict[int, tuple[PromptVoice, list[torch.Tensor]]] = OrderedDict()
-        self._calls: dict[int, FlowCall] = {}
-        self._graphs = Graphs("calls of the flow", enabled=captures and self.device.type == "cuda")
 
     @property
     def slot_bytes(self) -> int:
         """The bytes of one row of all tables."""
         return sum(row.nbytes for row in self.rows(self.spare))
-
-    @torch.inference_mode()
-    def warm(self) -> None:
-        """Capture the calls of up to WARMED_SESSIONS streams. Takes seconds."""
-        for count in warmed_sizes(self.spare):
-            self._call(count)
 
     @torch.inference_mode()
     def begin(self, slot: int, voice: PromptVoice) -> None:
@@ -209,61 +163,91 @@ class FlowSlots:
             self._read_prompt(slot, own, voice, codes)
             return
         self._prompts.move_to_end(id(voice))
-        own.plan(len(codes))
+        own.plan(len(codes), len(codes))
         for row, kept in zip(self._kept_rows(slot, len(codes)), known[1], strict=True):
             row.copy_(kept)
 
     def _read_prompt(self, slot: int, own: _Slot, voice: PromptVoice, codes: Positions) -> None:
-        frames = 2 * len(codes)
+        frames = FRAMES_A_CODE * len(codes)
         given = torch.as_tensor(voice.mel)[:frames].to(self.noise)[None]
         # The makers repeat the first codes as the lookahead of the prompt.
         ahead = codes[np.arange(self.flow.encoder.lookahead) % len(codes)]
-        window = np.concatenate([codes, ahead])
-        call = FlowCall(self, 1, len(window), given=given)
-        call.run([self._numbers(slot, own, window, len(codes))])
+        numbers = self._numbers(slot, own, np.concatenate([codes, ahead]), len(codes), len(codes))
+        self.compute(torch.from_numpy(numbers[None]).to(self.device), len(codes), given)
         kept = [row.clone() for row in self._kept_rows(slot, len(codes))]
         self._prompts[id(voice)] = (voice, kept)
         if len(self._prompts) > MAX_PROMPTS:
             self._prompts.popitem(last=False)
 
-    def check(self, codes: Sequence[int], *, last: bool) -> int:
-        """Return the number of codes of a window that yield frames. Unless `last`, those of the lookahead do not.
+    def check(self, window: Window) -> int:
+        """Return the number of codes of a window that yield frames.
 
-        Raises ValueError if there are none, more than WINDOW_CODES codes, or codes that have no embedding.
+        Raises ValueError if there are none, more than `most`, or codes that have no embedding.
         """
+        codes, last = window
         made = len(codes) - (0 if last else self.flow.encoder.lookahead)
-        if not 0 < made <= len(codes) <= WINDOW_CODES:
+        if not 0 < made <= self.most:
             raise ValueError(f"a window has {len(codes)} codes")
         if min(codes) < 0 or max(codes) >= self.flow.num_codes:
             raise ValueError(f"a code is not in 0 to {self.flow.num_codes - 1}: {min(codes)} to {max(codes)}")
         return made
 
-    @torch.inference_mode()
-    def run(self, slots: Sequence[int], codes: Sequence[Sequence[int]], *, last: bool) -> torch.Tensor:
-        """Return the mel frames of a window of codes of each stream, float32 [streams, bands, frames].
+    def plan(self, slot: int, window: Window, room: int) -> Positions:
+        """Return what `compute` needs of a stream's next window, int64 [width(room)]. The stream then holds it.
 
-        All windows have the same length, and pass `check`. Unless `last`, the codes of the lookahead must be given
-        again. The result is valid until the next call.
+        `window`: passes `check`. `room`: at least its number of codes that yield frames. The window is filled up to it.
         """
-        made = self.check(codes[0], last=last)
-        numbers = [
-            self._numbers(slot, self._slots[slot], np.asarray(window, np.int64), made)
-            for slot, window in zip(slots, codes, strict=True)
-        ]
-        if last or len(codes[0]) != WINDOW_CODES:
-            return FlowCall(self, len(slots), len(codes[0]), last=last).run(numbers)
-        return self._call(power_of_two(len(slots))).run(numbers)
+        return self._numbers(slot, self._slots[slot], np.asarray(window.codes, np.int64), self.check(window), room)
 
-    def _numbers(self, slot: int, own: _Slot, window: Positions, made: int) -> Positions:
-        held = len(own.codes)
-        return np.concatenate([[slot, held], window, *own.plan(made)])
+    def no_plan(self, room: int) -> Positions:
+        """Return what `compute` needs to fill up a call: a window of the spare row, whose frames see only each other.
 
-    def _call(self, count: int) -> FlowCall:
-        call = self._calls.get(count)
-        if call is None:
-            call = self._calls[count] = FlowCall(self, count, WINDOW_CODES)
-            call.capture(self._graphs, self.device)
-        return call
+        Convolutions keep nothing of it, so that it computes the same each time.
+        """
+        codes = np.zeros(room + self.flow.encoder.lookahead, np.int64)
+        return np.concatenate([[self.spare, 0, 0, len(codes)], codes, *_Slot(self, 0).plan(room, room)])
+
+    def width(self, room: int) -> int:
+        """Return the number of numbers in a plan."""
+        return sum(self._sizes(room))
+
+    def _sizes(self, room: int) -> list[int]:
+        frames = FRAMES_A_CODE * room
+        positions = (self.code_positions, self.frame_positions, self.frame_positions)
+        return [1, 1, 1, 1, room + self.flow.encoder.lookahead, room, frames, frames, *positions]
+
+    def _numbers(self, slot: int, own: _Slot, codes: Positions, made: int, room: int) -> Positions:
+        filled = np.pad(codes, (0, room + self.flow.encoder.lookahead - len(codes)))
+        return np.concatenate([[slot, len(own.codes), made, len(codes)], filled, *own.plan(made, room)])
+
+    @torch.inference_mode()
+    def compute(self, plans: torch.Tensor, room: int, given: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the mel frames of windows, float32 [streams, bands, frames]. Does not wait for the device.
+
+        What follows a window's own frames is meaningless.
+
+        `plans`, int64 [streams, width(room)]: see `plan`. `given`: the frames of a voice's prompt, [1, frames, bands];
+        None in all other windows.
+        """
+        flow = self.flow
+        slot, held, made, num_codes, codes, new_codes, new_frames, new_decoded, at_codes, at_frames, at_decoded = (
+            torch.split(plans, self._sizes(room), 1)
+        )
+        rows, counts, frame_counts = slot[:, 0], made[:, 0], FRAMES_A_CODE * made[:, 0]
+        encoded = flow.encoder(
+            flow.input_embedding(codes),
+            self.encoded,
+            FramePlaces(rows, new_codes, at_codes, counts),
+            FramePlaces(rows, new_frames, at_frames, frame_counts),
+            held[:, 0],
+            num_codes[:, 0],
+        )
+        # The stream holds as many decoded frames as frames.
+        noise = self.noise[FRAMES_A_CODE * held + torch.arange(new_decoded.shape[1], device=self.device)]
+        conditions, speakers = flow.encoder_proj(encoded), self.speakers.index_select(0, rows)
+        places = FramePlaces(rows, new_decoded, at_decoded, frame_counts)
+        mel: torch.Tensor = flow.decoder(noise, conditions, speakers, given, self.decoded, places)
+        return mel.transpose(1, 2)
 
     def rows(self, slot: int) -> Iterator[torch.Tensor]:
         """Yield the views of all tables at a slot."""

@@ -57,6 +57,8 @@ class FramePlaces(NamedTuple):
     new: torch.Tensor
     # See Held.numbers, [streams, capacity].
     numbers: torch.Tensor
+    # The number of new frames of each stream, [streams]. The frames after these fill up the call, and are not held.
+    counts: torch.Tensor
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor:
         """Return what is added to attention scores: 0 for positions that hold a frame, else -inf: [n, 1, 1, capacity].
@@ -69,7 +71,11 @@ class FramePlaces(NamedTuple):
     def guided(self) -> FramePlaces:
         """Return the places in a table with two rows for each slot: with the conditions, and without them."""
         slots = (self.slots[:, None] * 2 + torch.arange(2, device=self.slots.device)).flatten()
-        return FramePlaces(slots, self.new.repeat_interleave(2, 0), self.numbers.repeat_interleave(2, 0))
+        return FramePlaces(slots, *(each.repeat_interleave(2, 0) for each in (self.new, self.numbers, self.counts)))
+
+    def ends(self, length: int) -> torch.Tensor:
+        """Return which frames a convolution that keeps `length` frames keeps, [streams, 1, length]. See `continued`."""
+        return (self.counts[:, None] + torch.arange(length, device=self.counts.device))[:, None]
 
 
 def extended(table: torch.Tensor, places: FramePlaces, new: torch.Tensor) -> torch.Tensor:
@@ -83,12 +89,12 @@ def extended(table: torch.Tensor, places: FramePlaces, new: torch.Tensor) -> tor
     return table.index_select(0, places.slots)
 
 
-def continued(table: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+def continued(table: torch.Tensor, slots: torch.Tensor, ends: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Put the frames before the new ones: those that a convolution over [streams, channels, frames] still needs.
 
-    `table`, [slots, channels, frames kept]: keeps the last frames of each slot, and is updated. Returns the kept and
-    the new frames, [streams, channels, kept + frames].
+    `table`, [slots, channels, frames kept]: keeps the last frames of each slot, and is updated. `ends`: their numbers
+    among the kept and the new frames, see FramePlaces.ends. Returns both, [streams, channels, kept + frames].
     """
     frames = torch.cat([table.index_select(0, slots), new], 2)
-    table.index_copy_(0, slots, frames[..., -table.shape[2] :])
+    table.index_copy_(0, slots, frames.gather(2, ends.expand(-1, frames.shape[1], -1)))
     return frames

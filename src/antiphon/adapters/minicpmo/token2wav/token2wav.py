@@ -1,6 +1,6 @@
 """Codes to audio for all conversations: windows that wait at the same time share a call of each network.
 
-The networks run in a thread of their own. On a GPU, windows of equal length are computed together. On a CPU they are
+The networks run in a thread of their own. On a GPU, all windows that wait are computed together. On a CPU they are
 computed one by one, because a joint call would delay the first of them.
 """
 
@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from antiphon.adapters.minicpmo.token2wav.calls import WindowCalls
 from antiphon.adapters.minicpmo.token2wav.files import load_weights, read_flow_config, read_part, read_weights
-from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots
+from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots, Window
 from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, WindowHift, load_hift
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
 from antiphon.adapters.minicpmo.token2wav.voice import PromptVoice, VoiceReader
@@ -55,13 +56,16 @@ def load(folder: Path, device: torch.device, sessions: int, *, num_steps: int, g
         return None
     slots = min(sessions, MAX_SLOTS)
     made = Token2Wav(
-        FlowSlots(read_flow(where, device), slots, num_steps=num_steps, captures=graphs),
-        HiftSlots(read_hift(where, device), slots, captures=graphs),
+        WindowCalls(
+            FlowSlots(read_flow(where, device), slots, num_steps=num_steps),
+            HiftSlots(read_hift(where, device), slots),
+            captures=graphs,
+        ),
         VoiceReader(where).read,
         _default(folder / DEFAULT_VOICE),
     )
     if graphs and device.type == "cuda":
-        made.warm()
+        made.windows.warm()
     return made
 
 
@@ -108,7 +112,7 @@ class Token2WavStream:
         """See CodeStream of speech_decoder.py. Raises ModelError, after which the turn begins again."""
         turn = self._turn
         self._turn += last
-        return await self._token2wav.calls.call(_Window(self, turn, codes, last))
+        return await self._token2wav.calls.call(_Request(self, turn, Window(codes, last)))
 
     def end_turn(self) -> None:
         """Interrupt the turn: the next window begins another one."""
@@ -122,49 +126,39 @@ class Token2WavStream:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
-    """A window of a stream, of its turn with that number. `last`: it ends the turn."""
+class _Request:
+    """A window of a stream, of its turn with that number."""
 
     stream: Token2WavStream
     turn: int
-    codes: Sequence[int]
-    last: bool
+    window: Window
 
 
 class Token2Wav:
-    """A CodeVocoder. Its flow and its vocoder have the same number of slots.
+    """A CodeVocoder.
 
-    `thread`: runs both. `read`: reads a voice from a reference, float32 [num_samples], 16 kHz, or raises ModelError.
-    `together`: windows of equal length are computed together. `free`: the slots without a stream. `default`: the
-    default voice; None: there is none.
+    `windows`: its networks. `thread`: runs them. `read`: reads a voice from a reference, float32 [num_samples], 16 kHz,
+    or raises ModelError. `free`: the slots without a stream. `default`: the default voice; None: there is none.
     """
 
-    def __init__(
-        self, flow: FlowSlots, vocoder: HiftSlots, read: Callable[[Pcm], PromptVoice], default: Pcm | None = None
-    ) -> None:
+    def __init__(self, windows: WindowCalls, read: Callable[[Pcm], PromptVoice], default: Pcm | None = None) -> None:
         """`default`: the reference of the default voice, which is read at once."""
-        self.flow, self.vocoder, self.read = flow, vocoder, read
-        self.together = flow.device.type != "cpu"
-        self.free = deque(range(flow.spare))
+        self.windows, self.read = windows, read
+        self.free = deque(range(windows.flow.spare))
         self.default = None if default is None else read(default)
         self._voices = FairCache[str, PromptVoice](MAX_VOICES)
         self.thread = ModelThread("token2wav")
-        self.calls = GatheredCalls[_Window, Pcm](self.thread, self._serve)
+        self.calls = GatheredCalls[_Request, Pcm](self.thread, self._serve)
 
     @property
     def lookahead(self) -> int:
         """The number of codes after a window that the flow needs to compute it."""
-        return self.flow.flow.encoder.lookahead
+        return self.windows.flow.flow.encoder.lookahead
 
     @property
     def room(self) -> int:
         """The number of sessions that may still begin, each with a slot."""
         return len(self.free)
-
-    def warm(self) -> None:
-        """Capture the usual calls for a GPU. Takes seconds."""
-        self.flow.warm()
-        self.vocoder.warm()
 
     async def open(self, reference: Pcm | None) -> Token2WavStream:
         """Return a stream in the voice of `reference`, float32 [num_samples], 16 kHz; None: the default voice.
@@ -175,7 +169,7 @@ class Token2Wav:
         try:
             slot = self.free.popleft()
         except IndexError:
-            raise Refused(f"all {self.flow.spare} voices of the model are taken", RETRY_S) from None
+            raise Refused(f"all {self.windows.flow.spare} voices of the model are taken", RETRY_S) from None
         try:
             voice = self.default if reference is None else await in_thread(self._voice, reference, places=FILE_THREADS)
             if voice is None:
@@ -197,52 +191,37 @@ class Token2Wav:
             self._voices.put(owner, key, voice)
         return voice
 
-    @torch.inference_mode()
-    def _serve(self, requests: Sequence[_Window]) -> list[Pcm | ModelError]:
+    def _serve(self, requests: Sequence[_Request]) -> list[Pcm | ModelError]:
         made: dict[int, Pcm | ModelError] = {}
-        groups: dict[tuple[int, bool, int], list[int]] = {}
-        for number, window in enumerate(requests):
+        ready = list[int]()
+        for number, request in enumerate(requests):
             try:
-                self._prepare(window)
+                self._prepare(request)
+                ready.append(number)
             except Exception as error:
-                made[number] = _failed(window.stream, error)
-            else:
-                groups.setdefault((len(window.codes), window.last, 0 if self.together else number), []).append(number)
-        sounds = dict[int, torch.Tensor]()
-        for (_, last, _), members in groups.items():
+                made[number] = _failed(request.stream, error)
+        for members in [ready] if self.windows.together and ready else [[number] for number in ready]:
             streams = [requests[i].stream for i in members]
-            slots = [stream.slot for stream in streams]
             try:
-                mel = self.flow.run(slots, [requests[i].codes for i in members], last=last)
-                sounds |= zip(members, self.vocoder.run(slots, mel, last), strict=True)
+                sounds = self.windows.run([s.slot for s in streams], [requests[i].window for i in members])
             except Exception as error:
-                # The other groups still get their audio.
                 made |= {i: _failed(stream, error) for i, stream in zip(members, streams, strict=True)}
-        return self._read_all(requests, sounds, made)
+                continue
+            for i, stream, sound in zip(members, streams, sounds, strict=True):
+                finite = bool(np.isfinite(sound).all())
+                made[i] = sound if finite else _failed(stream, ValueError("audio is not finite"))
+        return [made[number] for number in range(len(requests))]
 
-    def _prepare(self, window: _Window) -> None:
+    def _prepare(self, request: _Request) -> None:
         """Check a window, and begin its turn if it is the first one."""
-        stream = window.stream
+        stream, flow = request.stream, self.windows.flow
         if stream.closed:
             raise ModelError("the conversation is closed")
-        self.flow.check(window.codes, last=window.last)
-        if stream.held_turn != window.turn:
-            self.flow.begin(stream.slot, stream.voice)
-            self.vocoder.begin(stream.slot)
-            stream.held_turn = window.turn
-
-    def _read_all(
-        self, requests: Sequence[_Window], sounds: dict[int, torch.Tensor], made: dict[int, Pcm | ModelError]
-    ) -> list[Pcm | ModelError]:
-        """Read all audio from the device at once, and return the results of the requests in order."""
-        if sounds:
-            at, audio = 0, torch.cat(list(sounds.values())).float().cpu().numpy()
-            for number, sound in sounds.items():
-                own = audio[at : at + len(sound)]
-                at += len(sound)
-                finite = bool(np.isfinite(own).all())
-                made[number] = own if finite else _failed(requests[number].stream, ValueError("audio is not finite"))
-        return [made[number] for number in range(len(requests))]
+        flow.check(request.window)
+        if stream.held_turn != request.turn:
+            flow.begin(stream.slot, stream.voice)
+            self.windows.vocoder.begin(stream.slot)
+            stream.held_turn = request.turn
 
 
 def _failed(stream: Token2WavStream, error: Exception) -> ModelError:

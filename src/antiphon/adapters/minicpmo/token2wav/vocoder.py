@@ -1,8 +1,8 @@
-"""Vocodes many streams of token2wav together, in one pass that a CUDA graph replays on a GPU.
+"""Vocodes the mel frames of many streams of token2wav.
 
 Each stream has a slot. One row of a table has what the layers kept of it. A call reads the rows of its streams, turns
-their mel frames into audio, and writes the rows back. The usual call has WINDOW_FRAMES frames, and is the same for
-streams of any age. Windows that begin or end a stream have other shapes, and are computed without a graph.
+their mel frames into audio, and writes the rows back. The usual window has WINDOW_FRAMES frames, and is the same for
+streams of any age, so that a CUDA graph can replay it (calls.py). Windows that begin or end a stream have other shapes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from antiphon.adapters.minicpmo.token2wav.hift import DELAY_FRAMES, FRAME_SAMPLES, CausalHift, WindowHift
 from antiphon.adapters.minicpmo.token2wav.hift_layers import Past
-from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
 
 # The mel frames of the usual window: 25 codes, without the lookahead.
 WINDOW_FRAMES = 50
@@ -29,46 +27,17 @@ class _Stream:
     waiting: torch.Tensor | None = None
 
 
-class HiftCall(CapturedPass[torch.Tensor]):
-    """A call of `count` streams with WINDOW_FRAMES frames each: its tensors and, if captured, its graph.
-
-    `mel`: float32 [count, 80, WINDOW_FRAMES]. `numbers`, int64 [count, 2]: the slot of each stream, and its frames so
-    far. A row with 0 frames belongs to no stream.
-    """
-
-    def __init__(self, slots: HiftSlots, count: int) -> None:
-        table = slots.table
-        self._slots = slots
-        self.mel = table.new_zeros(count, slots.hift.config.in_channels, WINDOW_FRAMES)
-        self.numbers = torch.tensor([[slots.spare, 0]] * count, device=table.device)
-
-    def run(self, numbers: Sequence[tuple[int, int]], mel: torch.Tensor) -> torch.Tensor:
-        """Return the audio [n, samples] of n streams, in a tensor that is valid until the next run."""
-        padded = [*numbers, *[(self._slots.spare, 0)] * (len(self.numbers) - len(numbers))]
-        self.numbers.copy_(torch.from_numpy(np.array(padded)), non_blocking=True)
-        self.mel[: len(mel)].copy_(mel)
-        return self.result()[: len(mel)]
-
-    def compute(self) -> torch.Tensor:
-        """Vocode `mel`, and return float32 [count, samples]."""
-        rows, frames = self.numbers.unbind(1)
-        return self._slots.vocode(self.mel, rows, frames, starts=False, last=False)
-
-
 class HiftSlots:
     """A vocoder whose streams have slots. Slots are numbered by the caller.
 
     `table`, [num_slots + 1, size], and `exact`, float64: the rows of the slots. The row `spare` fills up a call with
-    too few streams. Free rows may hold any values. `calls`: the usual calls, by their number of streams. `captures`:
-    they are captured on a GPU. Not thread-safe.
+    too few streams. Free rows may hold any values. Not thread-safe.
     """
 
-    def __init__(self, hift: CausalHift | WindowHift, num_slots: int, *, captures: bool = True) -> None:
+    def __init__(self, hift: CausalHift | WindowHift, num_slots: int) -> None:
         self.hift, self.spare = hift, num_slots
         self._streams: dict[int, _Stream] = {}
-        self.calls: dict[int, HiftCall] = {}
         weight = hift.conv_pre.weight
-        self._graphs = Graphs("windows of the vocoder", enabled=captures and weight.is_cuda)
         with torch.no_grad():
             # A first window of any length shows how much the layers keep.
             mel = weight.new_zeros(1, hift.config.in_channels, DELAY_FRAMES + 1)
@@ -77,15 +46,20 @@ class HiftSlots:
             self.table = past.after().new_zeros(num_slots + 1, past.after().shape[1])
             self.exact = exact.after().new_zeros(num_slots + 1, exact.after().shape[1])
 
-    @torch.inference_mode()
-    def warm(self) -> None:
-        """Capture the usual calls of up to WARMED_SESSIONS streams. Takes a second for every few of them."""
-        for count in warmed_sizes(self.spare):
-            self._call(count)
-
     def begin(self, slot: int) -> None:
         """Begin a stream in a slot. The slot's last stream, if it did not end, is dropped."""
         self._streams[slot] = _Stream()
+
+    def usual(self, slot: int, frames: int, *, last: bool) -> tuple[int, int] | None:
+        """Return what `vocode` needs of a stream's next window if it is a usual one, and count its frames.
+
+        These are the slot, and the stream's frames so far. None: the window has another shape, and is one for `run`.
+        """
+        stream = self._streams[slot]
+        if last or frames != WINDOW_FRAMES or not stream.frames:
+            return None
+        stream.frames += frames
+        return slot, stream.frames - frames
 
     @torch.inference_mode()
     def run(self, slots: Sequence[int], mel: torch.Tensor, last: bool) -> list[torch.Tensor]:
@@ -117,12 +91,10 @@ class HiftSlots:
                 groups.setdefault((not stream.frames, count), []).append(i)
         for (starts, count), members in groups.items():
             given = mel if len(members) == len(slots) and count == mel.shape[2] else None
-            audio = self._vocode(
-                [(slots[i], streams[i].frames) for i in members],
-                torch.cat([windows[i] for i in members]) if given is None else given,
-                starts=starts,
-                last=last,
-            )
+            numbers = torch.tensor([(slots[i], streams[i].frames) for i in members])
+            rows, frames = numbers.to(mel.device, non_blocking=True).unbind(1)
+            joined = torch.cat([windows[i] for i in members]) if given is None else given
+            audio = self.vocode(joined, rows, frames, starts=starts, last=last)
             if starts and not last and isinstance(self.hift, CausalHift):
                 audio = torch.nn.functional.pad(audio, (DELAY_FRAMES * FRAME_SAMPLES, 0))
             made |= zip(members, audio, strict=True)
@@ -132,15 +104,6 @@ class HiftSlots:
             for slot in slots:
                 del self._streams[slot]
         return [made[i] for i in range(len(slots))]
-
-    def _vocode(
-        self, numbers: Sequence[tuple[int, int]], mel: torch.Tensor, *, starts: bool, last: bool
-    ) -> torch.Tensor:
-        if not starts and not last and mel.shape[2] == WINDOW_FRAMES:
-            # The next run of the graph overwrites this audio.
-            return self._call(power_of_two(len(mel))).run(numbers, mel).clone()
-        rows, frames = torch.tensor(numbers).to(mel.device, non_blocking=True).unbind(1)
-        return self.vocode(mel, rows, frames, starts=starts, last=last)
 
     def vocode(
         self, mel: torch.Tensor, rows: torch.Tensor, frames: torch.Tensor, *, starts: bool, last: bool
@@ -161,10 +124,3 @@ class HiftSlots:
             self.table.index_copy_(0, rows, past.after())
             self.exact.index_copy_(0, rows, exact.after())
         return audio
-
-    def _call(self, count: int) -> HiftCall:
-        call = self.calls.get(count)
-        if call is None:
-            call = self.calls[count] = HiftCall(self, count)
-            call.capture(self._graphs, call.mel.device)
-        return call
