@@ -50,6 +50,7 @@ BENCHMARKS = (
     "remote",
     "remote_voices",
     "wyoming",
+    "tls",
 )
 
 
