@@ -165,10 +165,15 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
 
 def _serve_door(settings: Settings) -> int:
     from antiphon.server.door import serve_door
+    from antiphon.server.http.tls import described, open_tls
+
+    tls = open_tls(settings)
 
     def ready(url: str) -> None:
         behind = ", ".join(settings.cluster.hosts) or "the hosts of its store"
-        print(f"\n  antiphon's door is ready at {url} in front of {behind}\n", flush=True)
+        lines = described(tls, settings.server, url)[0] if tls else []
+        print(f"\n  antiphon's door is ready at {url} in front of {behind}", flush=True)
+        print("".join(f"  {line}\n" for line in lines), flush=True)
 
     anyio.run(serve_door, settings, ready)
     return 0

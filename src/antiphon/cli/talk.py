@@ -56,8 +56,9 @@ class TalkRequest:
     hear: str | None = None
     # With `hear`: a WAV file to write instead of playing.
     into: str | None = None
-    # For https://: a PEM file with the certificates to trust, or the fingerprint of the server's; None: the system's.
+    # For https://: a PEM file with the certificates to trust; None: those that the system trusts.
     ca: str | None = None
+    # For https://: the SHA-256 of the certificate to trust instead; None: any that is trusted.
     fingerprint: str | None = None
 
     def devices(self, playback: Playback) -> AbstractContextManager[AsyncIterator[bytes]]:

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import ssl
 import stat
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,6 +20,7 @@ import anyio
 import httpx
 import pytest
 
+from antiphon.cli.main import main as command_line
 from antiphon.client import Client, ClientConversation, ConversationEvent, ResponseEnds, SessionEnded, pinned
 from antiphon.client.network import trusting
 from antiphon.errors import RemoteError, SettingsError
@@ -38,12 +39,14 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.run import http_server
 from antiphon.server.state import ServerState
 from antiphon.settings import ServerSettings, Settings, load
-from tests.cluster.processes import SCRIPTED
+from tests.cluster.processes import SCRIPTED, cluster
+from tests.conftest import DATA
 from tests.forking import ForkedProcess, forker
 from tests.server.test_silent_clients import run
 
 NOW = datetime.now(UTC)
 NAMES = ("localhost", "127.0.0.1")
+RECORDING = str(DATA / "audio" / "tau2-yes.flac")
 BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -330,8 +333,9 @@ async def process(home: Path, *flags: str) -> AsyncIterator[tuple[str, str, Fork
         assert f"--cacert {home}/tls/{FOR_CLIENTS}" in said
         yield found[1].replace("0.0.0.0", "localhost"), found[2], popen
     finally:
-        popen.send_signal(15)
-        popen.wait(20)
+        popen.send_signal(signal.SIGTERM)
+        with popen:
+            popen.wait(20)
 
 
 async def until_answered(talk: ClientConversation) -> AsyncIterator[ConversationEvent]:
@@ -342,7 +346,9 @@ async def until_answered(talk: ClientConversation) -> AsyncIterator[Conversation
 
 
 @pytest.mark.server
-def test_clients_trust_a_self_signed_server_by_its_file_or_its_fingerprint(tmp_path: Path) -> None:
+def test_clients_trust_a_self_signed_server_by_its_file_or_its_fingerprint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def main() -> None:
         async with process(tmp_path) as (url, fingerprint, _):
             ca = tmp_path / "tls" / FOR_CLIENTS
@@ -353,10 +359,8 @@ def test_clients_trust_a_self_signed_server_by_its_file_or_its_fingerprint(tmp_p
                     assert said == ["one two"]
             async with Client(url) as client:
                 with pytest.raises(SessionEnded, match="CERTIFICATE_VERIFY_FAILED"):
-                    async with client.captions() as captions:
-                        await captions.send(bytes(320))
-                        async for _ in captions:
-                            pass
+                    async with client.conversation() as talk:
+                        await anext(until_answered(talk))
             with pytest.raises(RemoteError, match="another certificate"):
                 await asyncio.to_thread(pinned, url, "00:11")
             port = url.rpartition(":")[2]
@@ -364,19 +368,37 @@ def test_clients_trust_a_self_signed_server_by_its_file_or_its_fingerprint(tmp_p
             other = await asyncio.to_thread(pinned, f"https://127.0.0.2:{port}", fingerprint)
             async with httpx.AsyncClient(verify=other, trust_env=False) as client:
                 answer = await client.get(f"https://127.0.0.2:{port}/")
-                assert "wss://" in answer.headers.get("content-security-policy", "wss://")
-            for options, code, says in (
-                (("--ca", str(ca)), 0, "antiphon"),
-                (("--fingerprint", fingerprint), 0, "antiphon"),
-                ((), 1, "its certificate is not trusted: --ca FILE"),
-                (("--fingerprint", "ab"), 1, "another certificate"),
-                (("--ca", "/missing.pem"), 2, "--ca: /missing.pem: No such file"),
+                assert answer.status_code == 200
+            untrusted = "its certificate is not trusted: --ca FILE"
+            for command, options, code, says in (
+                ("top", ("--ca", str(ca)), 0, url),
+                ("top", ("--fingerprint", fingerprint), 0, url),
+                ("top", (), 1, untrusted),
+                ("top", ("--fingerprint", "ab"), 1, "another certificate"),
+                ("top", ("--ca", "/missing.pem"), 2, "--ca: /missing.pem: No such file"),
+                ("talk", (), 1, untrusted),
+                ("talk", ("--fingerprint", "ab"), 1, "another certificate"),
             ):
-                command = [sys.executable, "-m", "antiphon", "top", url, "--once", *options]
-                done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
-                assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done.stderr
+                given = [url, "--once"] if command == "top" else ["--url", url, "--hear", RECORDING]
+                assert await asyncio.to_thread(command_line, [command, *given, *options]) == code, options
+                shown = capsys.readouterr()
+                assert says in shown.out + shown.err
 
     asyncio.run(main())
+
+
+@pytest.mark.server
+def test_a_door_serves_https_before_hosts_without_it(tmp_path: Path) -> None:
+    async def main(url: str) -> None:
+        async with Client(url, ca=tmp_path / "tls" / FOR_CLIENTS) as client, client.conversation() as talk:
+            await talk.send_text("one two")
+            said = [event.text async for event in until_answered(talk) if isinstance(event, ResponseEnds)]
+            assert said == ["one two"]
+
+    with cluster("", num_hosts=1) as found:
+        door = found.add_door("--behind", found.hosts[0].url, "--tls", "self-signed", "--home", str(tmp_path))
+        door.wait()
+        asyncio.run(main(f"https://localhost:{door.port}"))
 
 
 @pytest.mark.server

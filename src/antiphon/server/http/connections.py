@@ -229,7 +229,6 @@ class _TlsHandshake(asyncio.Protocol):
     def __init__(self, config: BoundedConfig, server_state: ServerState, **uvicorns: Any) -> None:
         self._config, self._open = config, server_state.connections
         self._make = partial(_BoundedHttp, config=config, server_state=server_state, **uvicorns)
-        self._http: _BoundedHttp | None = None
         # What the client sent directly after its handshake.
         self._early = list[bytes]()
 
@@ -246,10 +245,6 @@ class _TlsHandshake(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._early.append(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._http:
-            self._http.connection_lost(exc)
 
     def shutdown(self) -> None:
         """End the connection, for uvicorn."""
@@ -273,14 +268,15 @@ class _TlsHandshake(asyncio.Protocol):
                 log.info("a TLS handshake failed: %s address=%s unlogged=%d", error, address, unlogged)
             return
         finally:
-            self._open.discard(self)  # type: ignore[arg-type]
+            self._open.discard(self)
             self._config.connections.give_back(address)
+        # None if the connection was lost at the same moment.
         if transport:
-            self._http = self._make()
-            transport.set_protocol(self._http)
-            self._http.connection_made(transport)  # type: ignore[arg-type]
+            http = self._make()
+            transport.set_protocol(http)
+            http.connection_made(transport)
             if self._early:
-                self._http.data_received(b"".join(self._early))
+                http.data_received(b"".join(self._early))
 
 
 class _BoundedHttp(H11Protocol):

@@ -37,7 +37,7 @@ FOLDER, SELF_SIGNED, FOR_CLIENTS = "tls", "self-signed.pem", "certificate.pem"
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class TlsCertificate:
     """A certificate with its key, ready for handshakes."""
 
     # The context of handshakes with it.
@@ -96,7 +96,7 @@ class ServerTls:
         self._note_fault()
         return True
 
-    def _read(self) -> Certificate:
+    def _read(self) -> TlsCertificate:
         found = read_certificate(self.cert, self._key)
         if (fault := found.fault(datetime.now(UTC))) and not self._allow_expired:
             raise SettingsError(f"--tls-cert {self.cert}: {fault}; --tls-allow-expired serves with it")
@@ -169,7 +169,7 @@ def described(tls: ServerTls, server: ServerSettings, url: str) -> tuple[list[st
     return lines, url, trust
 
 
-def read_certificate(cert: Path, key: Path) -> Certificate:
+def read_certificate(cert: Path, key: Path) -> TlsCertificate:
     """Read a certificate, with its chain, and its key.
 
     Raises SettingsError, which names the file, if one cannot be read or the key is that of another certificate.
@@ -206,7 +206,7 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
         names += [str(address) for address in found.get_values_for_type(x509.IPAddress)]
     except x509.ExtensionNotFound:
         names = []
-    return Certificate(
+    return TlsCertificate(
         context,
         leaf.fingerprint(SHA256()).hex(":").upper(),
         frozenset(names),
