@@ -53,6 +53,7 @@ MENUS = {
             "browser",
             "telephone",
             "coming-from",
+            "home",
             "models",
             "turn-models",
             "tools",

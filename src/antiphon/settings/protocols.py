@@ -18,6 +18,26 @@ PUBLIC_URL = Form(
 
 
 @dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """The section `[tls]`: the certificate with which the server serves https and wss."""
+
+    tls: str = option(
+        "off",
+        "`self-signed`: serve https and wss with a certificate for `localhost`, the machine's name and addresses, "
+        "`--host` and `--allowed-host`. It is made once and kept in `ANTIPHON_HOME/tls`. TLS needs the extra `[tls]`.",
+        choices=("off", "self-signed"),
+    )
+    tls_cert: str = option(
+        "",
+        "PEM file of a certificate with its chain: serve https and wss with it. Read again when it changes.",
+    )
+    tls_key: str = option("", "PEM file of the key of `--tls-cert`, without a password. Read again when it changes.")
+    tls_allow_expired: bool = option(
+        False, "Serve with a `--tls-cert` that has expired or is not valid yet, which most clients refuse."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class WyomingSettings:
     """The section `[wyoming]`: the port for Home Assistant and other clients of the Wyoming protocol."""
 
