@@ -46,6 +46,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "server/routes/client_secrets.py": ("client-secrets",),
     "server/routes/health.py": ("bridges", "index"),
     "server/routes/speech.py": ("speech",),
+    "server/routes/speakers.py": ("speakers",),
     "server/routes/voices.py": ("speech",),
     "server/routes/transcriptions.py": ("transcriptions",),
 }
