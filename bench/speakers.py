@@ -1,10 +1,11 @@
 """Who says what in files: words with the wrong speaker, the number of speakers, diarization errors, and the cost.
 
-    antiphon bench speakers [--data DIR] [--sections mixed,ami,stereo] [--each 1] [--metrics-python PYTHON]
+    antiphon bench speakers [--data DIR] [--sections mixed,ami,live,stereo] [--each 1] [--metrics-python PYTHON]
     antiphon bench speakers --data DIR --fit
 
 - `mixed`: dialogues of one to six voices (`bench/turn_taking/dialogues.py`), with voices of the half `test`.
 - `ami`: excerpts of meetings, with their reference of who speaks when.
+- `live`: the dialogues of `mixed`, each in a live session: whether the label at the end of each turn is right.
 - `stereo`: the same dialogues of two voices with a channel for each, and each channel alone.
 
 Files go through the same code as in the server, with the default transcriber. A word is wrong if its speaker, after the
@@ -31,11 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import machine, options, save, table
+from bench.common import machine, options, save, show, table
 from bench.hearing.clips import rows_of, with_data
+from bench.turn_taking.clustering import best_names, fit
 from bench.turn_taking.dialogues import Dialogue, Turn, dialogues
+from bench.turn_taking.live_labels import live_figures
 from bench.turn_taking.speakers import MODEL, interval
-from scipy.optimize import linear_sum_assignment
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.channel_survey import ChannelPicker, ChannelSurvey
@@ -50,7 +52,7 @@ from antiphon.sessions.transcription.file_speech import FILE_VAD, segments_by_wo
 from antiphon.settings import load as load_settings
 from antiphon.turns.voices.speakers import SpeakerHints
 
-SECTIONS = ("mixed", "ami", "stereo")
+SECTIONS = ("mixed", "ami", "live", "stereo")
 # Turns from this length on are counted apart from shorter ones, in seconds.
 LONG_S = 1.0
 # A word farther than this from every turn, in seconds, is not counted, because no speaker said it.
@@ -118,16 +120,6 @@ async def heard(models: LoadedModels, pcm: Pcm, *, by_voice: bool = True) -> Hea
         segments = await voices.labelled(segments)
         model.seconds += cpu_s() - before
     return Heard(segments, transcript_s, model.seconds)
-
-
-def best_names(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the voice of each label for which most of the pairs (label, voice) agree. A voice has one label."""
-    labels, voices = sorted({label for label, _ in pairs}), sorted({voice for _, voice in pairs})
-    counts = np.zeros((len(labels), len(voices)))
-    for label, voice in pairs:
-        counts[labels.index(label), voices.index(voice)] += 1
-    rows, columns = linear_sum_assignment(-counts)
-    return {labels[a]: voices[b] for a, b in zip(rows, columns, strict=True)}
 
 
 def scored(segments: Sequence[TranscriptSegment], turns: Sequence[Turn]) -> list[Scored]:
@@ -253,12 +245,11 @@ def main() -> None:
     parser = with_data(options("antiphon bench speakers", __doc__, SECTIONS))
     parser.add_argument("--each", type=int, default=1, help="dialogues of each size in each condition [%(default)s]")
     parser.add_argument("--metrics-python", type=Path, help="a Python with pyannote.metrics")
+    parser.add_argument("--speaker-model", default=MODEL, help="the speaker encoder [%(default)s]")
     parser.add_argument("--fit", action="store_true", help="print what the encoder's profile is made from")
     args: argparse.Namespace = parser.parse_args()
-    settings = load_settings({"speaker_model": MODEL}, os.environ)
+    settings = load_settings({"speaker_model": args.speaker_model}, os.environ)
     if args.fit:
-        from bench.turn_taking.clustering import fit
-
         asyncio.run(fit(load(settings, store_of(settings.models), roles=("speaker",)), args.data, args.each))
         return
     models = load(settings, store_of(settings.models), roles=("transcriber", "vad", "speaker"))
@@ -270,11 +261,16 @@ def main() -> None:
                 found = asyncio.run(dialogue_figures(models, recordings, args.metrics_python))
             elif section == "ami":
                 found = asyncio.run(dialogue_figures(models, meetings(args.data), args.metrics_python))
+            elif section == "live":
+                recordings = dialogues(args.data, "test", each=args.each)
+                found = asyncio.run(live_figures(models, _Timed(models.speaker_model), recordings))
             else:
                 recordings = dialogues(args.data, "test", each=args.each, sizes=(2,))
                 telephone = [r for r in recordings if r.condition == "telephone"]
                 found = asyncio.run(stereo_figures(models, telephone))
-            if rows := found.get("rows"):
+            if section == "live":
+                show("live", found["rows"])
+            elif rows := found.get("rows"):
                 head = ("recordings of", "n", "wrong, 1 s and longer", "shorter", "number right", "DER")
                 table(section, head, [_row(name, row) for name, row in rows.items()])
             print({key: value for key, value in found.items() if key != "rows"})

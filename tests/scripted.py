@@ -168,7 +168,7 @@ class ScriptedVoices:
         2,
         0.5,
         (VoiceThreshold(0.1, 0.4, 0.6),),
-        clustering=VoiceClustering(1.6, 0.4, 0.3, 0.6, 0.6, 4.0, np.zeros((0, 2), np.float32)),
+        clustering=VoiceClustering(1.6, 0.4, 0.3, 0.6, 0.6, 4.0, 0.5, 1.0, 0.5, np.zeros((0, 2), np.float32)),
     )
 
     def __init__(self) -> None:

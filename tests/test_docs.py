@@ -48,6 +48,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "server/routes/health.py": ("bridges", "index"),
     "server/routes/speech.py": ("speech",),
     "server/routes/telephone.py": ("telephone",),
+    "server/routes/speakers.py": ("speakers",),
     "server/routes/voices.py": ("speech",),
     "server/routes/transcriptions.py": ("transcriptions",),
 }

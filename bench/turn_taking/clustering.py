@@ -21,12 +21,16 @@ from scipy.optimize import linear_sum_assignment
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts.speaker import SpeakerModel, VoiceClustering
 from antiphon.loading.loaded import LoadedModels
+from antiphon.turns.voices.live_speakers import LiveSpeakers
 from antiphon.turns.voices.speakers import SpeakerHints, WhoSpeaks
 
 NUM_DIRECTIONS = 4
 # Seconds of each voice for the directions, and the level that they are raised to.
 SPEECH_S, LEVEL_DB = 20.0, -24.0
 WORD_S, WORD_ERROR_S = (0.15, 0.5), 0.04
+# Seconds of a live turn that are embedded, and limits of live labels that are tried.
+TURN_S = 10.0
+SAME_TURNS, RANDOM_S, LEAST_TURN_S = (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65), (0.0, 0.5, 1.0, 2.0), (0.6, 1.0, 1.5)
 SAME_WINDOWS, SAME_VOICES, LEAST_VOICE_S = (0.24, 0.28, 0.32), (0.5, 0.55, 0.6), (3.0, 4.0)
 
 
@@ -70,15 +74,31 @@ def words_of(dialogue: Dialogue) -> list[tuple[float, float, str, float]]:
     return sorted(out)
 
 
+def best_names(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the voice of each label for which most of the pairs (label, voice) agree. A voice has one label."""
+    labels, voices = sorted({label for label, _ in pairs}), sorted({voice for _, voice in pairs})
+    counts = np.zeros((len(labels), len(voices)))
+    for label, voice in pairs:
+        counts[labels.index(label), voices.index(voice)] += 1
+    rows, columns = linear_sum_assignment(-counts)
+    return {labels[a]: voices[b] for a, b in zip(rows, columns, strict=True)}
+
+
 def wrong_of(words: Sequence[tuple[float, float, str, float]], labels: Sequence[int | str]) -> tuple[int, int]:
     """Return the number of wrong words, and of all words, in turns of a second and more."""
-    names, found = sorted({word[2] for word in words}), list(dict.fromkeys(labels))
-    counts = np.zeros((len(names), len(found)))
-    for word, label in zip(words, labels, strict=True):
-        counts[names.index(word[2]), found.index(label)] += 1
-    best = {found[b]: names[a] for a, b in zip(*linear_sum_assignment(-counts), strict=True)}
-    long = [best.get(label) != word[2] for word, label in zip(words, labels, strict=True) if word[3] >= 1]
+    best = best_names([(str(label), word[2]) for word, label in zip(words, labels, strict=True)])
+    long = [best.get(str(label)) != word[2] for word, label in zip(words, labels, strict=True) if word[3] >= 1]
     return sum(long), len(long)
+
+
+async def turn_vectors(model: SpeakerModel, dialogue: Dialogue) -> list[tuple[str, float, Pcm]]:
+    """Return the voice, the seconds of speech and the vector of each turn of a dialogue."""
+    out = []
+    for turn in dialogue.turns:
+        pcm = dialogue.pcm[int(turn.start_s * SAMPLE_RATE_HZ) : int(turn.end_s * SAMPLE_RATE_HZ)]
+        pcm = pcm[: int(TURN_S * SAMPLE_RATE_HZ)]
+        out.append((turn.speaker, len(pcm) / SAMPLE_RATE_HZ, await model.embed(pcm)))
+    return out
 
 
 def _windows_s(count: int, limits: VoiceClustering) -> npt.NDArray[np.float64]:
@@ -111,3 +131,17 @@ async def fit(models: LoadedModels, data: Path, each: int) -> None:
         shares = round(100 * num_wrong / num_words, 1), round(100 * num_right / len(recordings))
         rows.append((same_windows, same_voices, least_s, *shares))
     table("limits", ("same windows", "same voices", "least s", "wrong %", "number right %"), rows)
+    rows = []
+    turns = [await turn_vectors(model, recording) for recording in recordings]
+    for same_turns, random_s, least_turn_s in product(SAME_TURNS, RANDOM_S, LEAST_TURN_S):
+        tried = replace(limits, same_turns=same_turns, random_s=random_s, least_turn_s=least_turn_s)
+        num_right = num_turns = 0
+        for own in turns:
+            speakers = LiveSpeakers(model.profile, tried)
+            pairs = [(speakers.label(vector, speech_s), user) for user, speech_s, vector in own]
+            best = best_names([pair for pair in pairs if pair[0]])
+            long = [best.get(label) == user for (label, user), turn in zip(pairs, own, strict=True) if turn[1] >= 1]
+            num_right, num_turns = num_right + sum(long), num_turns + len(long)
+        rows.append((same_turns, random_s, least_turn_s, round(100 * num_right / num_turns, 1)))
+    best = sorted(rows, key=lambda row: -row[-1])[:12]
+    table("live, the best", ("same turns", "random s", "least turn s", "right %"), best)

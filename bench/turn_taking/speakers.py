@@ -426,11 +426,14 @@ def run(
     roles: Sequence[ModelRole],
     measure: Callable[[LoadedModels, Path], Awaitable[dict[str, Any]]],
 ) -> None:
-    """Load the models, measure them, print the rows, and write bench/results/turns-NAME.json."""
+    """Load the models, measure them, print the rows, and write bench/results/turns-NAME.json. For another encoder than
+    MODEL, the file's name ends with the encoder's.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m bench.turn_taking.{name}", description=title)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "tests" / "data")
+    parser.add_argument("--speaker-model", default=MODEL, help="the speaker encoder [%(default)s]")
     args = parser.parse_args()
-    settings = load_settings({"speaker_model": MODEL}, os.environ)
+    settings = load_settings({"speaker_model": args.speaker_model}, os.environ)
     models = load(settings, store_of(settings.models), roles=roles)
     try:
         found = asyncio.run(measure(models, args.data))
@@ -438,7 +441,8 @@ def run(
         models.close()
     show(title, found["rows"])
     print({key: value for key, value in found.items() if key not in ("rows", "thresholds_by_half")})
-    save(f"turns-{name}", {"machine": machine(), name: found})
+    kind = "" if args.speaker_model == MODEL else f"-{args.speaker_model}"
+    save(f"turns-{name}{kind}", {"machine": machine(), name: found})
 
 
 if __name__ == "__main__":

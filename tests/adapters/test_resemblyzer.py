@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.adapters.resemblyzer.checkpoint import MAGIC_NUMBER, PROTOCOL_VERSION, read_weights
+from antiphon.modeling.sound.voice_weights import MAGIC_NUMBER, PROTOCOL_VERSION, read_weights
 from antiphon.adapters.resemblyzer.encoder import ResemblyzerEncoder, windows_of
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm

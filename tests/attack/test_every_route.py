@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,11 +22,13 @@ import websockets
 from starlette.routing import Route, WebSocketRoute
 
 from antiphon.loading.loaded import LoadedModels
+from antiphon.server.credentials import Caller
 from antiphon.server.routes.table import ROUTES
 from antiphon.server.state import ServerState
 from antiphon.server.watches import as_host
 from antiphon.settings import Settings
 from antiphon.store.sessions import open_store
+from antiphon.store.voices import StoredSpeaker
 from tests.attack.doors import UPGRADE, as_key
 from tests.server.clients import Wire
 from tests.server.routes.test_calls import call
@@ -93,6 +96,10 @@ TABLE: dict[tuple[str, str], Row] = {
     ("GET", "/v1/audio/voices"): Row(200),
     ("POST", "/v1/audio/voices"): Row(200, options={"data": UPLOAD}),
     ("DELETE", "/v1/audio/voices/{name:path}"): Row(200, others={"bob": 404}, path=f"/v1/audio/voices/{VOICE}"),
+    ("GET", "/v1/speakers"): Row(200),
+    # There is no speaker model.
+    ("POST", "/v1/speakers"): Row(404),
+    ("DELETE", "/v1/speakers/{name:path}"): Row(200, others={"bob": 404}, path=f"/v1/speakers/{VOICE}"),
     ("WS", "/v1/audio/speech/stream"): Row(101),
     ("WS", "/v1/video/chat/stream"): Row(101),
     ("POST", "/v1/realtime/calls"): Row(400, (*TALKS, "captions"), options=OFFER),
@@ -140,7 +147,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
         ),
         cluster=replace(settings.cluster, internal_key="internal"),
         models=replace(settings.models, home=str(tmp_path)),
-        speech=replace(settings.speech, voices_per_key=3),
+        speech=replace(settings.speech, voices_per_key=3, speakers_per_key=3),
     )
     loaded = LoadedModels(
         models.Ears(),
@@ -187,6 +194,8 @@ async def alice_has(host: Host) -> AsyncIterator[Alices]:
     async with httpx.AsyncClient(base_url=host.url, headers=key, timeout=30) as client:
         form = {"name": VOICE, "consent": MARK, "ref_text": MARK, "speaker_embedding": "[0.1, 0.2]"}
         assert (await client.post("/v1/audio/voices", data=form)).status_code == 200
+        speaker = StoredSpeaker(VOICE, MARK, int(time.time()), "none", (0.1, 0.2), 5.0)
+        host.state.remembered_speakers(Caller("alice")).add(speaker)
         secrets = {}
         for name, kind in (("captions", "transcription"), ("conversation", "realtime")):
             made = await client.post("/v1/realtime/client_secrets", json={"session": {"type": kind}})

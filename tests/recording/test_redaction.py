@@ -102,6 +102,7 @@ SOUND = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAwF0AAIC7AAACABAAZGF0YQAAAAA" * 20
         {"type": "conversation.item.create", "item": {"type": "function_call_output", "call_id": "call_5551234"}},
         {"type": "session.init", "session_id": 5551234, "pts_ms": "555 1234", "user_id": "jane"},
         {"type": "session.update", "session": {"voice": "jane-5551234", "model": "jane/5551234"}},
+        {"type": "session.update", "session": {"transcription": {"known_speaker_names": ["jane", "555 1234"]}}},
         {"type": "session.update", "session": {"audio": {"output": {"voice": {"id": "jane"}}}}},
         {"type": "session.update", "phone": 5551234, "nested": {"code": 5551234, "audio_end_ms": 5551234}},
         {"type": "session.update", "role": 5551234, "session": {"5551234": True, "x": {"jane@x.org": None}}},
@@ -140,6 +141,7 @@ def test_no_other_way_leads_into_a_recording(event: dict[str, Any], redaction: A
         },
         {"type": "session.updated", "session": {"voice": "jane", "tools": [{"parameters": {"5551234": 5551234}}]}},
         {"type": "response.done", "response": {"metadata": {"jane": "5551234"}, "output": [{"call_id": "5551234"}]}},
+        {"type": "conversation.item.input_audio_transcription.completed", "speaker_label": "jane", "transcript": ""},
     ],
 )
 def test_what_the_server_shows_of_a_clients_choice_is_redacted_too(event: dict[str, Any], redaction: Any) -> None:

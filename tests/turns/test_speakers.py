@@ -7,11 +7,12 @@ import pytest
 
 from antiphon.audio import Pcm
 from antiphon.contracts.speaker import VoiceClustering
-from antiphon.turns.voices.speakers import KnownVoice, SpeakerHints, WhoSpeaks, linked, without_channel
+from antiphon.events.transcription import KnownVoice
+from antiphon.turns.voices.speakers import SpeakerHints, WhoSpeaks, linked, without_channel
 
 SIZE = 64
 CHANNEL = np.eye(1, SIZE, SIZE - 1, dtype=np.float32)
-CLUSTERING = VoiceClustering(1.6, 0.4, 0.26, 0.57, 0.45, 4.0, CHANNEL)
+CLUSTERING = VoiceClustering(1.6, 0.4, 0.26, 0.57, 0.45, 4.0, 0.5, 1.0, 0.5, CHANNEL)
 
 
 def voice(number: int) -> Pcm:
@@ -114,12 +115,12 @@ def test_a_line_that_all_voices_share_does_not_make_them_one() -> None:
 
 def test_known_speakers_have_their_names() -> None:
     recording = Recording((3, 6.0), (4, 6.0), (3, 3.0))
-    known = (KnownVoice("Ann", voice(4)), KnownVoice("Bob", voice(9)))
+    known = (KnownVoice("Ann", voice(4), 5.0), KnownVoice("Bob", voice(9), 5.0))
     labels = recording.labels(known=known)
     assert set(labels) == {0, "Ann"}
     assert labels[0] == 0
     # A name has one voice at most, the most similar one.
-    both = (KnownVoice("Ann", (voice(3) + 2 * voice(4)) / np.float32(5**0.5)),)
+    both = (KnownVoice("Ann", (voice(3) + 2 * voice(4)) / np.float32(5**0.5), 5.0),)
     assert set(recording.labels(known=both)) == {0, "Ann"}
 
 

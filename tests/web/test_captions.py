@@ -20,7 +20,7 @@ import soxr
 from antiphon.audio.pcm import to_pcm16
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
-from tests.scripted import speech, text
+from tests.scripted import OTHERS, ScriptedVoices, speech, text
 from tests.server.scripted import RATE_HZ, serving
 
 HERE = Path(__file__).parent
@@ -119,6 +119,20 @@ def test_a_stop_while_they_begin_gives_the_microphone_back(scripted: tuple[str, 
     assert found[-1] == ("done", {"open": False, "stopped": True})
 
 
+def test_lines_have_the_labels_of_their_voices_and_no_label_stands_for_two() -> None:
+    final = ("until", "line", {"final": True})
+    with serving(speaker_model=ScriptedVoices()) as (url, _, _):
+        found = reported(
+            url.replace("ws", "http", 1),
+            ("options", {"speakers": True}),
+            *BEGIN,
+            *(said(1, 4, 40), final, said(OTHERS + 1, 4, 40), final, said(11, 4, 40), final),
+            # The next session knows no voices.
+            *(("cut",), WAITS, LISTENS, said(OTHERS + 11, 4, 40), final, ("stop",)),
+        )
+    assert [line["speaker"] for line in lines(found)] == ["A", "B", "A", "C"]
+
+
 @pytest.mark.parametrize("moved", [False, True], ids=["the connection", "the server"])
 @pytest.mark.parametrize("cut_after", [0, 1, 3])
 def test_what_breaks_is_gone_on_with_and_times_go_on(
@@ -200,7 +214,7 @@ def test_final_lines_become_subtitles() -> None:
         {"text": "Hello there.", "from": 0, "to": 1250},
         {"text": "", "from": 1300, "to": 1400},
         {"text": "Not timed.", "from": None, "to": None},
-        {"text": "An hour later.", "from": 3_725_006, "to": 3_726_000},
+        {"text": "An hour later.", "from": 3_725_006, "to": 3_726_000, "speaker": "B"},
     ]
     code = f"import {{ srt }} from {json.dumps(str(MODULE))}; console.log(srt({json.dumps(lines)}));"
     done = subprocess.run(
@@ -211,5 +225,5 @@ def test_final_lines_become_subtitles() -> None:
         check=True,
     )
     assert done.stdout == (
-        "1\n00:00:00,000 --> 00:00:01,250\nHello there.\n\n2\n01:02:05,006 --> 01:02:06,000\nAn hour later.\n\n"
+        "1\n00:00:00,000 --> 00:00:01,250\nHello there.\n\n2\n01:02:05,006 --> 01:02:06,000\nB: An hour later.\n\n"
     )

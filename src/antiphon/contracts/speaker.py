@@ -27,7 +27,9 @@ class VoiceThreshold:
 
 @dataclass(frozen=True, slots=True)
 class VoiceClustering:
-    """How the voices of a recording are found with one encoder (`turns/voices/speakers.py`), as measured for it."""
+    """How voices are told apart with one encoder, as measured for it: those of a recording
+    (`turns/voices/speakers.py`), and those of a live session (`turns/voices/live_speakers.py`).
+    """
 
     # The length of a window, in seconds.
     window_s: float
@@ -41,6 +43,13 @@ class VoiceClustering:
     same_as_known: float
     # The seconds of speech from which a voice is a speaker of its own.
     least_voice_s: float
+    # The similarity of a turn to a voice of a live session from which it is the voice's, relative to the average of
+    # turns of one voice.
+    same_turns: float
+    # The seconds of speech from which a turn of a live session begins a voice.
+    least_turn_s: float
+    # The seconds of speech of which a vector is as much random as it is the voice's.
+    random_s: float
     # The directions in which vectors of one voice differ by microphone, line and noise: float32 [count, size], each of
     # length 1 and orthogonal to the others. They are removed before vectors are compared.
     channel_directions: Pcm = field(compare=False, default_factory=lambda: np.zeros((0, 0), np.float32))

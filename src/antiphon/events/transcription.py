@@ -34,6 +34,21 @@ class EnrolledVoice:
     speech_s: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownVoice:
+    """A speaker whose voice is known, so that turns and words have the speaker's name. Two KnownVoices are equal only
+    if they are the same object.
+
+    - `name`: the speaker's name.
+    - `vector`: float32 [size] with norm 1, from the speaker encoder with which it is compared.
+    - `speech_s`: the seconds of speech from which it was made.
+    """
+
+    name: str
+    vector: Pcm
+    speech_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class ServerVad:
     """The server detects turns by voice activity detection (VAD).
@@ -114,6 +129,10 @@ class TranscriptionConfig:
     primary_speaker: PrimarySpeakerMode = "off"
     # The voices for `enrolled`, at least one; empty in the other modes.
     enrolled_voices: tuple[EnrolledVoice, ...] = ()
+    # Whether TranscriptDone has a label of the turn's voice.
+    speaker_labels: bool = False
+    # The speakers whose turns have their names as labels.
+    known_voices: tuple[KnownVoice, ...] = ()
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -280,6 +299,9 @@ class TranscriptDone:
     logprobs: tuple[TokenLogprob, ...] = ()
     # The speaker, `user` or `other`; "" if not requested or unknown.
     speaker: str = ""
+    # The label of the turn's voice: a known speaker's name, or A, B, … in the order in which voices are first heard; ""
+    # if not requested, or if the turn is too short.
+    speaker_label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

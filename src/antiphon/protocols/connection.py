@@ -15,7 +15,13 @@ import msgspec
 from antiphon.contracts import TranscriberProfile, TuningCaps
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
-from antiphon.events.transcription import AppendAudio, EnrolledVoice, TranscriptionCommand, TranscriptionEvent
+from antiphon.events.transcription import (
+    AppendAudio,
+    EnrolledVoice,
+    KnownVoice,
+    TranscriptionCommand,
+    TranscriptionEvent,
+)
 from antiphon.protocols.fields import Unread
 from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, check_voice, loaded_voice, unknown_language
 from antiphon.protocols.opening import Opening
@@ -34,6 +40,11 @@ MAX_VOICE_NAME_CHARS = 64
 def no_voice(name: str, param: str) -> tuple[EnrolledVoice, ...]:
     """Raise RemoteProtocolError (`voice_not_found`): the default of `Context.enrolled_voices`."""
     raise RemoteProtocolError("voice_not_found", f"No voice `{name[:MAX_VOICE_NAME_CHARS]}` was uploaded.", param)
+
+
+def no_speaker(name: str, param: str) -> KnownVoice:
+    """Raise RemoteProtocolError (`speaker_not_found`): the default of `Context.known_voice`."""
+    raise RemoteProtocolError("speaker_not_found", f"No speaker `{name[:MAX_VOICE_NAME_CHARS]}` is remembered.", param)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +87,9 @@ class Context:
     # Returns the vectors of an uploaded voice. The arguments are the voice's name and the path of the field that names
     # it. Raises RemoteProtocolError with that path if the voice is not available.
     enrolled_voices: Callable[[str, str], tuple[EnrolledVoice, ...]] = no_voice
+    # Returns the voice of a remembered speaker. The arguments are the speaker's name and the path of the field that
+    # names the speaker. Raises RemoteProtocolError with that path if the speaker is not available.
+    known_voice: Callable[[str, str], KnownVoice] = no_speaker
     # Checks a client's tools. The arguments are the tools and the path of their field. Raises RemoteProtocolError with
     # that path if the conversation model's output cannot be constrained to the tools. May take a second.
     check_tools: CheckTools = take_tools

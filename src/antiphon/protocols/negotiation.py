@@ -46,6 +46,8 @@ class _KeptTranscription(msgspec.Struct, omit_defaults=True):
 
     transcription: TranscriptionSnapshot | None = None
     vllm: TranscriptionConfig | None = None
+    # The known speakers of `vllm`.
+    known_speaker_names: list[str] = []
 
 
 # Made once: msgspec's description of a type must not be built by two threads at the same time.
@@ -186,7 +188,7 @@ class RealtimeConnection:
             case OpenAITranscription() as transcription:
                 kept = _KeptTranscription(transcription=transcription.snapshot())
             case VllmDialect() as vllm if config := vllm.snapshot():
-                kept = _KeptTranscription(vllm=config)
+                kept = _KeptTranscription(vllm=config, known_speaker_names=vllm.known_speakers)
             case _:
                 return None
         return WireSnapshot(self.id, DIALECT.name, msgspec.Raw(msgspec.json.encode(kept)))
@@ -198,7 +200,7 @@ class RealtimeConnection:
         self._pending.clear()
         if found.vllm:
             self._dialect = VllmDialect(self.context)
-            self._pending.append(self._dialect.restore(found.vllm))
+            self._pending.append(self._dialect.restore(found.vllm, found.known_speaker_names))
             return
         if found.transcription:
             assert self._transcription

@@ -29,7 +29,7 @@ _PROTOCOL = frozenset(
     }
 )
 # Fields whose strings are names, either known to the server or invented by a client.
-_NAMES = frozenset({"model", "voice"})
+_NAMES = frozenset({"model", "voice", "speaker_label", "known_speaker_names"})
 _WORD_OF_A_PROTOCOL = re.compile(r"[A-Za-z0-9_./:-]{0,80}")
 # Words of the protocols that contain digits.
 _WORDS = frozenset({"pcm16", "g711_ulaw", "g711_alaw", "default"})

@@ -23,13 +23,14 @@ from antiphon.server.credentials import Caller, Credentials
 from antiphon.server.fetch import Fetcher
 from antiphon.server.listeners import Listeners
 from antiphon.server.live.enrolled_voices import EnrolledVoices
+from antiphon.server.live.known_speakers import KnownSpeakers
 from antiphon.server.mcp import open_mcp
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics, TurnReports
 from antiphon.server.registry import SessionRegistry, host_name
 from antiphon.server.telephone import ExpectedCalls
 from antiphon.settings import Settings
-from antiphon.store.voices import VoiceStore
+from antiphon.store.voices import SpeakerStore, VoiceStore
 
 log = logging.getLogger(__name__)
 # Maximum number of default model names that are logged (once each), and the maximum length of a logged name.
@@ -60,6 +61,8 @@ class ServerState:
     enrolled_voices: EnrolledVoices = field(default_factory=EnrolledVoices)
     # Telephone calls whose media stream is about to open.
     expected_calls: ExpectedCalls = field(default_factory=ExpectedCalls)
+    # The vectors of remembered speakers, with which sessions label their turns.
+    known_speakers: KnownSpeakers = field(default_factory=KnownSpeakers)
     # The memory that the server holds for its clients, by key.
     memory: MemoryLedger = field(init=False)
     # The sessions, calls and requests under way.
@@ -101,6 +104,15 @@ class ServerState:
         The store's methods read and write files: call them in a thread.
         """
         return VoiceStore(store_of(self.settings.models).home, caller.key, self.settings.speech.voices_per_key)
+
+    def remembered_speakers(self, caller: Caller) -> SpeakerStore:
+        """Return the store of the speakers that the caller's key has remembered, next to `uploaded_voices`.
+
+        The store's methods read and write files: call them in a thread.
+        """
+        speech = self.settings.speech
+        home, max_age_s = store_of(self.settings.models).home, speech.speaker_days * 86400.0
+        return SpeakerStore(home, caller.key, speech.speakers_per_key, max_age_s)
 
     @property
     def transcriber_names(self) -> ModelNames:

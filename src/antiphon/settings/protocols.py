@@ -1,4 +1,4 @@
-"""The settings of TLS and of the protocols of other programs: Home Assistant's Wyoming, and telephone carriers' streams."""
+"""The settings of TLS, and of other programs' protocols: Wyoming of Home Assistant, telephone carriers' streams."""
 
 from __future__ import annotations
 

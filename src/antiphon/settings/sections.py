@@ -417,6 +417,8 @@ class SpeechSettings:
         "Most uploaded voices of one API key (or of all keyless clients together), of at most 10 MB each.",
         low=0,
     )
+    speakers_per_key: int = option(0, "Most speakers that one API key may have remembered; 0: none.", low=0)
+    speaker_days: int = option(365, "Days after which remembered speakers are deleted; 0: never.", low=0)
     fetch_from: tuple[str, ...] = option(
         (),
         "Host from which a `ref_audio` URL may be fetched: `cdn.example.com`, `*.example.com`, or `*` for all; repeat "

@@ -1,26 +1,30 @@
-"""Stores uploaded voices, each in a folder with its sample and the speaker's consent. A voice belongs to its uploader.
+"""Stores uploaded voices and remembered speakers, each in a folder. They belong to the API key that sent them.
 
-    <home>/voices/<id>/             voice.json: the fields of StoredVoice; sample: the uploaded file
-    <home>/voices/key-<id>/<id>/    the same, for one API key; the voices above are those of clients without a key
+    <home>/voices/<id>/               voice.json: the fields of StoredVoice; sample: the uploaded file
+    <home>/voices/key-<id>/<id>/      the same, for one API key; the voices above are those of clients without a key
+    <home>/speakers/[key-<id>/]<id>/  speaker.json: the fields of StoredSpeaker
 
-Folder names are digests of the voice's name and of the key, so no name can escape its folder, and no key is written to
-disk. Names are case-insensitive. Only the server's user can read the folders (mode 0700).
+Folder names are digests of the name and of the key, so no name can escape its folder, and no key is written to disk.
+Names are case-insensitive. Only the server's user can read the folders (mode 0700).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
 
 from antiphon.errors import StoreError
 
-# Prefix of the folder with an API key's voices. No digest begins with it.
+# Prefix of the folder with an API key's entries. No digest begins with it.
 _OF_KEY = "key-"
 _PRIVATE = 0o700
 
@@ -47,47 +51,69 @@ class StoredVoice:
     embedding: tuple[float, ...] = ()
 
 
-class VoiceStore:
-    """The voices that one API key has uploaded. The voices of other keys are invisible.
+@dataclass(frozen=True, slots=True)
+class StoredSpeaker:
+    """One remembered speaker. The field names are those of speaker.json. The sound itself is not stored."""
 
-    `key`: the API key; "" for all clients without a key, which share their voices. `max_voices`: maximum number of the
-    key's voices. Several processes may share a home: a voice appears only when it is complete, and each call reads the
-    disk.
+    # The speaker's name, as the client wrote it.
+    name: str
+    # The speaker's consent, as the client gave it; never empty.
+    consent: str
+    # The time at which the speaker was remembered, in seconds since 1970.
+    created_at: int
+    # The id of the speaker encoder that made `vector`.
+    encoder: str
+    # The vector of the speaker's voice.
+    vector: tuple[float, ...]
+    # The seconds of speech from which it was made.
+    speech_s: float
+
+
+Kept = TypeVar("Kept", StoredVoice, StoredSpeaker)
+
+
+class _KeyStore(Generic[Kept]):
+    """The entries of one API key in a folder of the home. The entries of other keys are invisible.
+
+    `key`: the API key; "" for all clients without a key, which share their entries. `what`: what an entry is called.
+    Several processes may share a home: an entry appears only when it is complete, and each call reads the disk.
     """
 
-    def __init__(self, home: Path, key: str, max_voices: int) -> None:
-        self._root = home / "voices"
-        self.folder = self._root / f"{_OF_KEY}{_digest(key)}" if key else self._root
-        self._max_voices = max_voices
+    def __init__(self, root: Path, key: str, max_entries: int, kind: type[Kept], what: str) -> None:
+        self._root = root
+        self.folder = root / f"{_OF_KEY}{_digest(key)}" if key else root
+        self._max_entries, self._kind, self._what = max_entries, kind, what
 
-    def list(self) -> list[StoredVoice]:
-        """Return all voices, sorted by name, ignoring case. Skips folders that cannot be read."""
-        voices = [self._read(folder / "voice.json") for folder in self._voice_folders()]
-        return sorted((v for v in voices if v), key=lambda v: v.name.lower())
+    def list(self) -> list[Kept]:
+        """Return all entries, sorted by name, ignoring case. Skips folders that cannot be read."""
+        kept = [self._read(folder) for folder in _entries(self.folder)]
+        return sorted((entry for entry in kept if entry), key=lambda entry: entry.name.lower())
 
-    def get(self, name: str) -> StoredVoice | None:
-        """Return the voice with that name, ignoring case; None if it does not exist."""
-        return self._read(self._voice_folder(name) / "voice.json")
+    def get(self, name: str) -> Kept | None:
+        """Return the entry with that name, ignoring case; None if it does not exist."""
+        return self._read(self._folder_of(name))
 
-    def sample(self, name: str) -> Path | None:
-        """Return the path of a voice's uploaded sample; None if the voice is an embedding or does not exist."""
-        path = self._voice_folder(name) / "sample"
-        return path if path.is_file() else None
+    def delete(self, name: str) -> bool:
+        """Delete an entry with all its files. Returns whether an entry of that name existed."""
+        folder = self._folder_of(name)
+        existed = (folder / f"{self._what}.json").is_file()
+        shutil.rmtree(folder, ignore_errors=True)
+        return existed
 
-    def add(self, voice: StoredVoice, sample: bytes | None) -> None:
-        """Store a voice; replace a voice with the same name. Raises StoreError if the key already has `max_voices`, or
-        if the voice cannot be written.
+    def _add(self, entry: Kept, sample: bytes | None) -> None:
+        """Store an entry; replace an entry with the same name. Raises StoreError if the key already has its maximum,
+        or if the entry cannot be written.
         """
-        target = self._voice_folder(voice.name)
-        if not target.exists() and len(self._voice_folders()) >= self._max_voices:
-            raise StoreError(f"the limit of {self._max_voices} uploaded voices is reached: delete some")
+        target = self._folder_of(entry.name)
+        if not target.exists() and sum(1 for _ in _entries(self.folder)) >= self._max_entries:
+            raise StoreError(f"the limit of {self._max_entries} {self._what}s is reached: delete some")
         unfinished = self.folder
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             self._root.chmod(_PRIVATE)
             self.folder.mkdir(mode=_PRIVATE, exist_ok=True)
             unfinished = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder))
-            (unfinished / "voice.json").write_text(json.dumps(asdict(voice)), encoding="utf-8")
+            (unfinished / f"{self._what}.json").write_bytes(msgspec.json.encode(entry))
             if sample is not None:
                 (unfinished / "sample").write_bytes(sample)
             shutil.rmtree(target, ignore_errors=True)
@@ -95,32 +121,80 @@ class VoiceStore:
         except OSError as error:
             if unfinished != self.folder:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            raise StoreError(f"the voice cannot be stored: {error}") from error
+            raise StoreError(f"the {self._what} cannot be stored: {error}") from error
 
-    def delete(self, name: str) -> bool:
-        """Delete a voice with its sample. Returns whether a voice of that name existed."""
-        folder = self._voice_folder(name)
-        existed = (folder / "voice.json").is_file()
-        shutil.rmtree(folder, ignore_errors=True)
-        return existed
-
-    def _voice_folders(self) -> Sequence[Path]:
-        """Return the folders of this key's complete voices. The name of an incomplete one begins with a dot."""
-        if not self.folder.is_dir():
-            return []
-        return [p for p in self.folder.iterdir() if not p.name.startswith((".", _OF_KEY))]
-
-    def _voice_folder(self, name: str) -> Path:
+    def _folder_of(self, name: str) -> Path:
         return self.folder / _digest(name.casefold())
 
-    @staticmethod
-    def _read(path: Path) -> StoredVoice | None:
+    def _read(self, folder: Path) -> Kept | None:
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            embedding: Sequence[float] = fields.pop("embedding")
-            return StoredVoice(**fields, embedding=tuple(embedding))
-        except (OSError, ValueError, TypeError, KeyError):
+            return msgspec.json.decode((folder / f"{self._what}.json").read_bytes(), type=self._kind)
+        except (OSError, msgspec.MsgspecError):
             return None
+
+
+class VoiceStore(_KeyStore[StoredVoice]):
+    """The voices that one API key has uploaded. `max_voices`: maximum number of the key's voices."""
+
+    def __init__(self, home: Path, key: str, max_voices: int) -> None:
+        super().__init__(home / "voices", key, max_voices, StoredVoice, "voice")
+
+    def sample(self, name: str) -> Path | None:
+        """Return the path of a voice's uploaded sample; None if the voice is an embedding or does not exist."""
+        path = self._folder_of(name) / "sample"
+        return path if path.is_file() else None
+
+    def add(self, voice: StoredVoice, sample: bytes | None) -> None:
+        """Store a voice; replace a voice with the same name. Raises StoreError if the key already has `max_voices`, or
+        if the voice cannot be written.
+        """
+        self._add(voice, sample)
+
+
+class SpeakerStore(_KeyStore[StoredSpeaker]):
+    """The speakers that one API key has remembered. `max_speakers`: maximum number of the key's speakers.
+
+    A speaker older than `max_age_s` does not exist any more, and is deleted when any key's speakers are listed or added
+    to. 0: speakers have no age limit.
+    """
+
+    def __init__(self, home: Path, key: str, max_speakers: int, max_age_s: float) -> None:
+        super().__init__(home / "speakers", key, max_speakers, StoredSpeaker, "speaker")
+        self._max_age_s = max_age_s
+
+    def list(self) -> list[StoredSpeaker]:
+        """Return all speakers, sorted by name, ignoring case, after deleting those that are too old."""
+        self.delete_old()
+        return super().list()
+
+    def get(self, name: str) -> StoredSpeaker | None:
+        """Return the speaker with that name, ignoring case; None if there is none, or if the speaker was too old."""
+        found = super().get(name)
+        return None if found and self._is_old(found.created_at) else found
+
+    def add(self, speaker: StoredSpeaker) -> None:
+        """Remember a speaker; replace a speaker with the same name. Raises StoreError if the key already has
+        `max_speakers`, or if the speaker cannot be written.
+        """
+        self.delete_old()
+        self._add(speaker, None)
+
+    def delete_old(self) -> None:
+        """Delete the speakers of all keys that are older than `max_age_s`."""
+        keys = self._root.glob(f"{_OF_KEY}*")
+        for folder in [entry for root in (self._root, *keys) for entry in _entries(root)]:
+            found = self._read(folder)
+            if found and self._is_old(found.created_at):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _is_old(self, created_at: int) -> bool:
+        return bool(self._max_age_s) and created_at < time.time() - self._max_age_s
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """Yield the folders of one key's complete entries. The name of an incomplete one begins with a dot."""
+    if folder.is_dir():
+        yield from (path for path in folder.iterdir() if not path.name.startswith((".", _OF_KEY)))
 
 
 def _digest(text: str) -> str:

@@ -134,6 +134,7 @@ async function look() {
     if (!loaded) return;
     page.clearKey();
     lacks(ready.serves);
+    captions.speakers = ready.labels_speakers === true;
     captions.offer(loaded.find((m) => m.task === "automatic-speech-recognition")?.languages ?? []);
     $("sight").textContent = SIGHT[loaded.find((m) => m.video)?.video ?? "none"];
     const answer = await get("v1/audio/voices", page.key);

@@ -13,6 +13,7 @@ export class CaptionsTab {
   constructor(page) {
     this.page = page;
     this.captions = null;
+    this.speakers = false; // whether the server labels voices
     this.lines = new Map(); // by item: {node, text, final, from, to}, times in ms since the first start or a clear
     this.elapsed_ms = 0;
     this.offset_ms = 0; // added to the times of these captions
@@ -60,7 +61,7 @@ export class CaptionsTab {
   }
   text() {
     return this.said()
-      .map((l) => l.text)
+      .map((l) => (l.speaker ? `${l.speaker}: ${l.text}` : l.text))
       .join("\n");
   }
   state(text) {
@@ -85,6 +86,7 @@ export class CaptionsTab {
       key: this.page.key,
       microphone: $("microphone").value,
       language: $("language").value,
+      speakers: this.speakers,
     });
     this.captions = captions;
     captions.on("line", (line) => keptInView($("captions-log"), () => this.show(line)));
@@ -115,7 +117,7 @@ export class CaptionsTab {
     }
     $("captions-start").disabled = false;
   }
-  show({ id, text, final, from, to }) {
+  show({ id, text, final, from, to, speaker }) {
     let line = this.lines.get(id);
     if (final && !text) {
       line?.node.remove();
@@ -127,11 +129,21 @@ export class CaptionsTab {
         this.lines.set(id, line);
       }
       const moved = (ms) => (ms === null ? null : Math.max(0, ms + this.offset_ms));
-      Object.assign(line, { text, final, from: moved(from), to: moved(to) });
-      line.node.textContent = text;
+      Object.assign(line, { text, final, speaker, from: moved(from), to: moved(to) });
+      line.node.replaceChildren(...(speaker ? [named(speaker)] : []), text);
       line.node.className = final ? "" : "open";
       this.elapsed_ms = Math.max(this.elapsed_ms, line.to ?? 0, line.from ?? 0);
     }
     this.paint();
   }
+}
+
+/** The label of a voice, in a colour of its own. The golden angle keeps the hues of all labels apart. */
+function named(speaker) {
+  const node = document.createElement("b");
+  const number = [...speaker].reduce((sum, letter) => sum * 26 + letter.charCodeAt(0) - 64, 0);
+  node.className = "speaker";
+  node.style.setProperty("--hue", Math.round((number * 137.5) % 360));
+  node.textContent = speaker;
+  return node;
 }

@@ -12,12 +12,13 @@ import pytest
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import SpeakerModel, TranscriptSegment, VoiceActivityDetector
 from antiphon.contracts.speaker import VoiceClustering
+from antiphon.events.transcription import KnownVoice
 from antiphon.events.words import Word
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.sessions.transcription.file_speakers import FileVoices, UnfitReference, known_voice
 from antiphon.settings import load as load_settings
-from antiphon.turns.voices.speakers import KnownVoice, SpeakerHints
+from antiphon.turns.voices.speakers import SpeakerHints
 from tests.conftest import Recording
 
 Recordings = dict[str, Recording]

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from antiphon.adapters.resemblyzer.checkpoint import Weights, read_weights
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts.speaker import SpeakerProfile, VoiceClustering, VoiceThreshold
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
+from antiphon.modeling.sound.voice_weights import Weights, read_weights
 
 WINDOW, HOP, NUM_BANDS = 400, 160, 40
 # Slaney's mel scale: bands of 200/3 Hz up to 1 kHz, and above it 27 bands for each factor of 6.4.
@@ -127,7 +127,7 @@ CHANNEL_DIRECTIONS = np.linalg.qr(
     .reshape(4, SIZE)
     .T.astype(np.float64)
 )[0].T.astype(np.float32)
-# How the voices of a file are found. The limits were chosen on the same voices (`antiphon bench speakers`).
+# How voices are told apart. The limits were chosen on the same voices (`antiphon bench speakers`).
 CLUSTERING = VoiceClustering(
     window_s=1.6,
     hop_s=0.4,
@@ -135,6 +135,9 @@ CLUSTERING = VoiceClustering(
     same_voices=0.55,
     same_as_known=0.4,
     least_voice_s=4.0,
+    same_turns=0.5,
+    least_turn_s=1.0,
+    random_s=1.0,
     channel_directions=CHANNEL_DIRECTIONS,
 )
 # The RMS level that softer speech is amplified to.
@@ -208,7 +211,7 @@ class ResemblyzerEncoder:
         session.intra_op_num_threads = session.inter_op_num_threads = 1
         session.log_severity_level = 3
         try:
-            graph = network(read_weights(folder / "pretrained.pt"))
+            graph = network(read_weights(folder / "pretrained.pt", "model_state"))
             self._model = onnxruntime.InferenceSession(graph, session, providers=["CPUExecutionProvider"])
         except Exception as error:
             # The errors that pickle and onnxruntime raise for a bad file have no common base class.

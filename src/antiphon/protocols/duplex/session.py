@@ -8,7 +8,6 @@ import msgspec
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.events.conversation import ConfigureConversation
-from antiphon.events.transcription import EnrolledVoice
 from antiphon.protocols.connection import Context
 from antiphon.protocols.duplex.session_fields import (
     DuplexFields,
@@ -23,7 +22,14 @@ from antiphon.protocols.duplex.session_fields import (
     output_format,
 )
 from antiphon.protocols.fields import Unread
-from antiphon.protocols.realtime.input_fields import AudioFormat, AudioInput, InputFields, apply_input, enrolled_voices
+from antiphon.protocols.realtime.input_fields import (
+    AudioFormat,
+    AudioInput,
+    InputFields,
+    SessionVoices,
+    apply_input,
+    session_voices,
+)
 from antiphon.protocols.realtime.items import VoiceId
 from antiphon.protocols.realtime.session_fields import (
     SessionFields,
@@ -74,7 +80,7 @@ class DuplexSessionState:
         self._expires_at = context.expires_at
         voices = context.voices
         self._audio = AudioInput(AudioFormat("pcm16", SAMPLE_RATE_HZ))
-        self._enrolled: tuple[EnrolledVoice, ...] = ()
+        self._voices = SessionVoices()
         self._fields = SessionFields(
             ["audio"] if voices else ["text"],
             output=SessionOutput(AudioFormat("pcm16", 24000), voices[0] if voices else ""),
@@ -108,7 +114,7 @@ class DuplexSessionState:
         context, changes = self._context, conversation_changes(given)
         own = apply_duplex(self.own, given)
         audio = apply_input(self._audio, changes.input, context, "session.")
-        enrolled = enrolled_voices(self._enrolled, changes.input, audio, context)
+        voices = session_voices(self._voices, changes.input, audio, context)
         fields = apply_own(self._fields, changes.own, context)
         audio.format = input_format(given, audio.format)
         out_form = output_format(given, fields.output.format)
@@ -116,14 +122,14 @@ class DuplexSessionState:
         fields.output = msgspec.structs.replace(output, format=out_form)
         if given.ref_audio is not None and not context.unit_ms:
             context.log_alias("a voice cloned from ref_audio", output.voice_name or "no voice")
-        self._audio, self._enrolled, self._fields, self.own = audio, enrolled, fields, own
+        self._audio, self._voices, self._fields, self.own = audio, voices, fields, own
         if isinstance(given.model, str) and given.model:
             self.model = given.model
 
     def configured(self) -> ConfigureConversation:
         """Return the command that begins the session or changes its configuration."""
         voice = self.loaded_voice(self.output.voice)
-        config = conversation_config(self._fields, self._audio, voice, self._enrolled)
+        config = conversation_config(self._fields, self._audio, voice, self._voices)
         vad, transcription = self._audio.turn_detection, config.transcription
         if vad is None:
             # With null, the server chooses: a native model decides by itself, and a cascade uses a turn detector.
@@ -194,6 +200,6 @@ class DuplexSessionState:
         Increases the epoch, so that nothing from an earlier response is sent. Raises RemoteProtocolError if the
         session's enrolled voice no longer exists.
         """
-        self._enrolled = enrolled_voices((), InputFields(), kept.audio, self._context)
+        self._voices = session_voices(SessionVoices(), InputFields(), kept.audio, self._context)
         self.id, self.model, self.epoch = session_id, kept.model, kept.epoch + 1
         self._audio, self._fields, self.own, self.has_spoken = kept.audio, kept.fields, kept.own, kept.spoken

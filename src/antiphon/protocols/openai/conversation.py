@@ -15,14 +15,21 @@ from antiphon.events.conversation import (
     ResponseDone,
     ResponseTextDelta,
 )
-from antiphon.events.transcription import ClearAudio, CommitAudio, EnrolledVoice
+from antiphon.events.transcription import ClearAudio, CommitAudio
 from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import Reader
 from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.commands import FrameReader, command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio, RunningOutputs
-from antiphon.protocols.realtime.input_fields import PCM_24K, AudioInput, InputFields, apply_input, enrolled_voices
+from antiphon.protocols.realtime.input_fields import (
+    PCM_24K,
+    AudioInput,
+    InputFields,
+    SessionVoices,
+    apply_input,
+    session_voices,
+)
 from antiphon.protocols.realtime.items import ItemContext, VoiceId
 from antiphon.protocols.realtime.messages import (
     ConversationMessage,
@@ -95,7 +102,7 @@ class OpenAIConversation(FrameReader[ConversationInput]):
         self._server_plays = server_plays
         voices = context.voices
         self._audio = AudioInput(turn_detection=CONVERSATION_VAD)
-        self._enrolled: tuple[EnrolledVoice, ...] = ()
+        self._voices = SessionVoices()
         self._fields = SessionFields(
             ["audio"] if voices else ["text"], output=SessionOutput(voice=voices[0] if voices else "")
         )
@@ -145,7 +152,7 @@ class OpenAIConversation(FrameReader[ConversationInput]):
 
         Raises RemoteProtocolError if the session's enrolled voice no longer exists.
         """
-        self._enrolled = enrolled_voices((), InputFields(), kept.audio, self._context)
+        self._voices = session_voices(SessionVoices(), InputFields(), kept.audio, self._context)
         self._session_id, self._model = session_id, kept.model
         self._audio, self._fields = kept.audio, kept.fields
         self._writer.beta, self._is_ga, self._has_spoken = kept.beta, not kept.beta, kept.spoken
@@ -154,7 +161,7 @@ class OpenAIConversation(FrameReader[ConversationInput]):
 
     def _config(self) -> ConversationConfig:
         voice = self._loaded_voice(self._fields.output.voice)
-        return conversation_config(self._fields, self._audio, voice, self._enrolled)
+        return conversation_config(self._fields, self._audio, voice, self._voices)
 
     def _loaded_voice(self, asked: VoiceId | str) -> str | None:
         return self._context.loaded_voice(asked.id if isinstance(asked, VoiceId) else asked)
@@ -195,10 +202,10 @@ class OpenAIConversation(FrameReader[ConversationInput]):
         given = read_beta_update(session) if beta else read_ga_update(session)
         with beta_paths(beta):
             audio = apply_input(self._audio, given.input, self._context, "session.audio.input.")
-            enrolled = enrolled_voices(self._enrolled, given.input, audio, self._context)
+            voices = session_voices(self._voices, given.input, audio, self._context)
             fields = apply_own(self._fields, given.own, self._context)
             fields.output = apply_output(self._fields.output, given.output, self._context, has_spoken=self._has_spoken)
-        self._audio, self._enrolled, self._fields, self._writer.beta = audio, enrolled, fields, beta
+        self._audio, self._voices, self._fields, self._writer.beta = audio, voices, fields, beta
         self._is_ga = self._is_ga or (not beta and uses_ga_names(session))
         self._transcripts.include = fields.included
         return self._buffer.change_format(audio.format)

@@ -31,11 +31,13 @@ from antiphon.protocols.realtime.input_fields import (
     FormatFields,
     InputFields,
     NoiseReduction,
+    SessionVoices,
     Transcription,
     TranscriptionFields,
     apply_input,
     beta_format_name,
     format_of_beta,
+    session_voices,
 )
 from antiphon.protocols.realtime.messages import (
     ClientMessage,
@@ -170,6 +172,7 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
         self._transcripts = TranscriptEvents(self._writer, context.new_id)
         self._buffer = AudioBuffer(PCM_24K, openai_audio(context.max_append_bytes))
         self._audio = AudioInput(PCM_24K, Transcription(model), None, SERVER_VAD)
+        self._voices = SessionVoices()
         self._include: list[str] | None = None
 
     # --- the session
@@ -188,6 +191,7 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
 
     def restore(self, session_id: str, kept: TranscriptionSnapshot) -> None:
         """Continue the session `session_id` of another host from its stored state."""
+        self._voices = session_voices(SessionVoices(), InputFields(), kept.audio, self._context)
         self._session_id, self._expires_at = session_id, kept.expires_at
         self._audio, self._include, self._writer.beta = kept.audio, kept.include, kept.beta
         self._transcripts.include = kept.include or []
@@ -199,7 +203,7 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
         asked, vad = self._audio.transcription or Transcription(), self._audio.turn_detection
         models = self._context.models
         config = replace(
-            self._audio.config(self._transcripts.include),
+            self._audio.config(self._transcripts.include, self._voices.known),
             model=models.lenient(asked.model or "") or models.loaded[0],
             idle_timeout_ms=(vad.idle_timeout_ms or None) if vad else None,
         )
@@ -255,7 +259,8 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
         changes, include = _beta_changes(session) if beta else _ga_changes(session)
         with beta_paths(beta):
             audio = apply_input(self._audio, changes, self._context, "session.audio.input.", responds=False)
-        self._audio, self._writer.beta = audio, beta
+            voices = session_voices(self._voices, changes, audio, self._context)
+        self._audio, self._voices, self._writer.beta = audio, voices, beta
         if include is not UNSET:
             self._include = include or []
             self._transcripts.include = self._include

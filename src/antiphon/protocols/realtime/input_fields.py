@@ -8,6 +8,7 @@ raise RemoteProtocolError with the path of the field at fault. That path begins 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TypeVar, cast, get_args
 
 import msgspec
@@ -16,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import (
     EnrolledVoice,
+    KnownVoice,
     PrimarySpeakerMode,
     TranscriptionConfig,
 )
@@ -31,8 +33,13 @@ G = TypeVar("G", bound=msgspec.Struct)
 PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
 # Path of the primary speaker's fields, the same in all dialects. Name of the field for an enrolled voice.
 SPEAKER_PATH, _FIELD = "session.audio.input.", "enrolled_voice"
+# Name of the field for known speakers, the same in all dialects.
+_KNOWN_FIELD = "known_speaker_names"
+NO_SPEAKER_MODEL = "This server has no --speaker-model to tell voices apart."
 # Maximum number of voices that are looked up for one message. A valid message names only one.
 MAX_NAMED = 4
+# Maximum number of known speakers of a session.
+MAX_KNOWN_SPEAKERS = 20
 
 
 class AudioFormat(msgspec.Struct, frozen=True):
@@ -80,6 +87,8 @@ class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
     keywords: list[Text] | UnsetType | None = UNSET  # Terms to recognize, at most MAX_KEYTERMS.
     keyterms: list[Text] | UnsetType | None = UNSET  # Alias of `keywords`.
     languages: list[Text] | UnsetType | None = UNSET  # Candidates for language detection.
+    speaker_labels: bool | UnsetType | None = UNSET  # Whether transcripts have the label of the turn's voice.
+    known_speaker_names: list[Text] | UnsetType | None = UNSET  # The remembered speakers to recognize.
 
     def terms(self, param: str) -> list[str] | UnsetType:
         """Return `keywords` or its alias `keyterms`. Null counts as an empty list, and blank terms are dropped.
@@ -113,6 +122,8 @@ class Transcription(msgspec.Struct):
     prompt: str | UnsetType = UNSET
     keywords: list[str] | UnsetType = UNSET
     languages: list[str] | UnsetType = UNSET
+    speaker_labels: bool | UnsetType = UNSET
+    known_speaker_names: list[str] | UnsetType = UNSET
 
 
 class InputFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -140,8 +151,11 @@ class AudioInput(msgspec.Struct):
     # Name of the enrolled voice. This extension is only shown in the mode `enrolled`.
     enrolled_voice: str | UnsetType = UNSET
 
-    def config(self, included: Collection[str]) -> TranscriptionConfig:
-        """Return the configuration for transcription. `included`: additional facts that the client has requested."""
+    def config(self, included: Collection[str], known: tuple[KnownVoice, ...] = ()) -> TranscriptionConfig:
+        """Return the configuration for transcription.
+
+        `included`: additional facts that the client has requested. `known`: the voices of `known_speaker_names`.
+        """
         asked = self.transcription or Transcription()
         return TranscriptionConfig(
             language=asked.language or None,
@@ -152,7 +166,21 @@ class AudioInput(msgspec.Struct):
             word_times=WORDS in included,
             logprobs=LOGPROBS in included,
             reports_language=LANGUAGE in included,
+            speaker_labels=asked.speaker_labels is True,
+            known_voices=known,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionVoices:
+    """The voices that the fields of a session name, with their vectors.
+
+    - `enrolled`: the voices that count as the user's.
+    - `known`: the speakers whose turns have their names as labels.
+    """
+
+    enrolled: tuple[EnrolledVoice, ...] = ()
+    known: tuple[KnownVoice, ...] = ()
 
 
 def format_of_beta(given: F) -> F | FormatFields:
@@ -201,7 +229,7 @@ def check_primary_speaker(given: str | None, context: Context, param: str) -> Pr
     if given != "off" and context.unit_ms:
         raise RemoteProtocolError("invalid_value", "A native model hears all voices, and answers any.", param)
     if given != "off" and not context.tells_voices:
-        raise RemoteProtocolError("invalid_value", "This server has no --speaker-model to tell voices apart.", param)
+        raise RemoteProtocolError("invalid_value", NO_SPEAKER_MODEL, param)
     return cast(PrimarySpeakerMode, given)
 
 
@@ -231,44 +259,77 @@ def refuse_primary_speaker(given: InputFields) -> None:
             raise unknown_parameter(f"{SPEAKER_PATH}{name}")
 
 
-def enrolled_voices(
-    before: tuple[EnrolledVoice, ...], given: InputFields, audio: AudioInput, context: Context
-) -> tuple[EnrolledVoice, ...]:
-    """Return the vectors of the enrolled voice. The changes in `given` were already applied to `audio`.
+def session_voices(before: SessionVoices, given: InputFields, audio: AudioInput, context: Context) -> SessionVoices:
+    """Return the voices that a session names. The changes in `given` were already applied to `audio`.
 
-    A voice is looked up when an update names it. Later changes to the uploaded voice have no effect. Raises
-    RemoteProtocolError if the voice is not available.
+    A voice is looked up when an update names it. Later changes to the stored voice have no effect. Raises
+    RemoteProtocolError if a voice is not available. For a restored session, speakers who are not remembered any more
+    are left out.
     """
+    enrolled = before.enrolled
     if audio.enrolled_voice is UNSET:
-        return ()
-    if given.enrolled_voice is UNSET and before:
-        return before
-    return context.enrolled_voices(audio.enrolled_voice, f"{SPEAKER_PATH}enrolled_voice")
+        enrolled = ()
+    elif given.enrolled_voice is not UNSET or not before.enrolled:
+        enrolled = context.enrolled_voices(audio.enrolled_voice, f"{SPEAKER_PATH}enrolled_voice")
+    names = (audio.transcription.known_speaker_names if audio.transcription else UNSET) or []
+    asked = given.transcription.known_speaker_names if given.transcription else UNSET
+    if asked is UNSET and [voice.name for voice in before.known] == names:
+        return SessionVoices(enrolled, before.known)
+    param = f"{SPEAKER_PATH}transcription.{_KNOWN_FIELD}"
+    return SessionVoices(enrolled, known_voices(names, context, param, leaves_out=asked is UNSET))
+
+
+def known_voices(
+    names: Collection[str], context: Context, param: str, *, leaves_out: bool = False
+) -> tuple[KnownVoice, ...]:
+    """Return the voices of known speakers. Leaves out those who are not remembered if `leaves_out`.
+
+    Raises RemoteProtocolError for more than MAX_KNOWN_SPEAKERS, and for one that cannot be used.
+    """
+    if len(names) > MAX_KNOWN_SPEAKERS:
+        message = f"Invalid '{param}': {len(names)} items. Expected at most {MAX_KNOWN_SPEAKERS}."
+        raise RemoteProtocolError("invalid_value", message, param)
+    found = list[KnownVoice]()
+    for name in names:
+        try:
+            found.append(context.known_voice(name, param))
+        except RemoteProtocolError:
+            if not leaves_out:
+                raise
+    return tuple(found)
 
 
 def named_voices(data: str | bytes | msgspec.Raw) -> list[str]:
-    """Return the names of enrolled voices in a message, so that they can be looked up before the message is read.
-
-    These are the strings in fields called `enrolled_voice`, at most MAX_NAMED. Messages without this word are not
-    decoded.
+    """Return the names of enrolled voices in a message, at most MAX_NAMED, so that they can be looked up before the
+    message is read. These are the strings in fields called `enrolled_voice`.
     """
+    return _named(data, _FIELD, MAX_NAMED)
+
+
+def named_speakers(data: str | bytes | msgspec.Raw) -> list[str]:
+    """Return the names of known speakers in a message, like `named_voices`: those in `known_speaker_names`."""
+    return _named(data, _KNOWN_FIELD, MAX_KNOWN_SPEAKERS)
+
+
+def _named(data: str | bytes | msgspec.Raw, field: str, most: int) -> list[str]:
+    """Return the strings in fields of this name, and in lists in them. Messages without this word are not decoded."""
     text: str | bytes = bytes(data) if isinstance(data, msgspec.Raw) else data
-    if _FIELD not in text if isinstance(text, str) else _FIELD.encode() not in text:
+    if field not in text if isinstance(text, str) else field.encode() not in text:
         return []
     try:
         waiting = [decode_json(text)]
     except ValueError:
         return []
     found = list[str]()
-    while waiting and len(found) < MAX_NAMED:
+    while waiting and len(found) < most:
         match waiting.pop():
             case dict() as fields:
-                if isinstance(name := fields.get(_FIELD), str):
-                    found.append(name)
+                named = fields.get(field)
+                found += [name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)]
                 waiting += fields.values()
             case list() as items:
                 waiting += items
-    return found
+    return found[:most]
 
 
 def check_noise_reduction(
@@ -340,4 +401,9 @@ def _merged_transcription(
     if given.languages is not UNSET:
         languages = context.check_languages(given.languages, f"{param}.languages")
     keywords = kept.keywords if terms is UNSET else terms
-    return Transcription(found.model or UNSET, found.language or UNSET, found.prompt or UNSET, keywords, languages)
+    if found.speaker_labels and not context.tells_voices:
+        raise RemoteProtocolError("invalid_value", NO_SPEAKER_MODEL, f"{param}.speaker_labels")
+    return Transcription(
+        *(found.model or UNSET, found.language or UNSET, found.prompt or UNSET, keywords, languages),
+        *(found.speaker_labels or UNSET, found.known_speaker_names or UNSET),
+    )

@@ -14,7 +14,6 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig
-from antiphon.events.transcription import EnrolledVoice
 from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, decode, merged, number, unknown_parameter
 from antiphon.protocols.realtime.input_fields import (
@@ -24,6 +23,7 @@ from antiphon.protocols.realtime.input_fields import (
     FormatFields,
     InputFields,
     NoiseReduction,
+    SessionVoices,
     TranscriptionFields,
     beta_format_name,
     check_format,
@@ -381,15 +381,16 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
 
 
 def conversation_config(
-    fields: SessionFields, audio: AudioInput, voice: str | None, enrolled: tuple[EnrolledVoice, ...] = ()
+    fields: SessionFields, audio: AudioInput, voice: str | None, voices: SessionVoices | None = None
 ) -> ConversationConfig:
     """Convert the session's fields into the configuration of the conversation.
 
-    `voice`: a loaded voice; None for the default voice. `enrolled`: the vectors of the user's enrolled voice.
+    `voice`: a loaded voice; None for the default voice. `voices`: the voices that the fields name.
     """
+    voices = voices or SessionVoices()
     vad = audio.turn_detection or TurnDetection()
     # Request additional facts only if the client receives transcripts.
-    heard = audio.config(fields.included if audio.transcription else ())
+    heard = audio.config(fields.included if audio.transcription else (), voices.known)
     idle_ms = vad.idle_timeout_ms
     most = fields.max_output_tokens
     return ConversationConfig(
@@ -399,7 +400,7 @@ def conversation_config(
             partials=audio.transcription is not None or bool(heard.vad and heard.vad.eagerness),
             preflight=True,
             primary_speaker=audio.primary_speaker or "off",
-            enrolled_voices=enrolled,
+            enrolled_voices=voices.enrolled,
         ),
         instructions=fields.instructions,
         audio_output=fields.speaks,

@@ -140,7 +140,8 @@ class TranscriptEvents:
             case TranscriptDone():
                 usage = {"type": "duration", "seconds": round(event.audio_s, 3)}
                 kind = "conversation.item.input_audio_transcription.completed"
-                whose = {"speaker": event.speaker} if event.speaker else {}
+                whose = {"speaker": event.speaker, "speaker_label": event.speaker_label}
+                whose = {name: value for name, value in whose.items() if value}
                 add(kind, transcript=event.text, usage=usage, **self._included(event), **whose)
             case TranscriptFailed(_, message):
                 error = {"type": "server_error", "code": "transcription_failed", "message": message}

@@ -44,8 +44,9 @@ FIELDS = (
 )
 # Maximum number of characters of a speaker's name.
 MAX_NAME_CHARS = 64
-# Maximum number of speakers with references, as in OpenAI's service, and of speakers that can be asked for.
-MAX_KNOWN, MAX_SPEAKERS = 4, 99
+# Maximum number of speakers with references, as in OpenAI's service, of known speakers, and of speakers that can be
+# asked for.
+MAX_REFERENCES, MAX_KNOWN, MAX_SPEAKERS = 4, 20, 99
 # Accepted spellings of true and false.
 TRUE, FALSE = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off", "null")
 # Values of `language` that request language detection.
@@ -84,7 +85,7 @@ class FileRequest:
     speakers: int | None = None
     # The largest number of speakers; None: there is no limit.
     max_speakers: int | None = None
-    # The names of speakers with references, each with the encoded audio of the reference.
+    # The names of known speakers, each with the encoded audio of the reference; b"" for a remembered speaker.
     known_speakers: tuple[tuple[str, bytes], ...] = ()
 
     @property
@@ -168,16 +169,21 @@ def _repeated(fields: dict[str, list[str]], name: str) -> list[str]:
 
 def _names(fields: dict[str, list[str]], name: str) -> tuple[str, ...]:
     """Return the names of speakers. Raises RemoteProtocolError for a name that cannot be printed, or given twice."""
-    names = tuple(text.strip() for text in _repeated(fields, name))
-    for text in names:
-        # Categories C and Z: control, format and separator characters, which may forge lines of a subtitle.
-        printable = all(c == " " or unicodedata.category(c)[0] not in "CZ" for c in text)
-        if not text or len(text) > MAX_NAME_CHARS or not printable:
-            message = f"Invalid {name}: a name has 1 to {MAX_NAME_CHARS} characters, and no control characters."
-            raise RemoteProtocolError("invalid_value", message, name)
+    names = tuple(speaker_name(text, name) for text in _repeated(fields, name))
     if len(set(names)) < len(names):
         raise RemoteProtocolError("invalid_value", f"Invalid {name}: two names are equal.", name)
     return names
+
+
+def speaker_name(given: str, param: str) -> str:
+    """Return a speaker's name without space around it. Raises RemoteProtocolError for one that cannot be printed."""
+    text = given.strip()
+    # Categories C and Z: control, format and separator characters, which may forge lines of a subtitle.
+    printable = all(c == " " or unicodedata.category(c)[0] not in "CZ" for c in text)
+    if not text or len(text) > MAX_NAME_CHARS or not printable:
+        message = f"Invalid {param}: a name has 1 to {MAX_NAME_CHARS} characters, and no control characters."
+        raise RemoteProtocolError("invalid_value", message, param)
+    return text
 
 
 def _count(text: str, name: str) -> int | None:
@@ -190,16 +196,24 @@ def _count(text: str, name: str) -> int | None:
 
 
 def _known_speakers(fields: dict[str, list[str]]) -> tuple[tuple[str, bytes], ...]:
-    """Return the names of known speakers, each with its reference. The references are not decoded as audio yet."""
+    """Return the names of known speakers, each with its reference, which is empty for a remembered speaker.
+
+    The references are not decoded as audio yet. Without any, all speakers are remembered ones.
+    """
     names, param = _names(fields, "known_speaker_names"), "known_speaker_references"
-    references = _repeated(fields, param)
+    references = _repeated(fields, param) or [""] * len(names)
     if len(names) != len(references):
         message = f"There are {len(names)} known_speaker_names and {len(references)} known_speaker_references."
         raise RemoteProtocolError("invalid_value", message, param)
-    if len(names) > MAX_KNOWN:
-        raise RemoteProtocolError("invalid_value", f"At most {MAX_KNOWN} speakers can be known.", "known_speaker_names")
+    for most, given in ((MAX_KNOWN, names), (MAX_REFERENCES, [reference for reference in references if reference])):
+        if len(given) > most:
+            message = f"At most {MAX_KNOWN} speakers can be known, and {MAX_REFERENCES} of them by references."
+            raise RemoteProtocolError("invalid_value", message, "known_speaker_names")
     found = []
     for name, reference in zip(names, references, strict=True):
+        if not reference:
+            found.append((name, b""))
+            continue
         header, body = split_data_uri(reference)
         try:
             if not header.endswith(";base64"):

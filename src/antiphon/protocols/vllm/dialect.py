@@ -8,6 +8,8 @@ If `model` names a conversation model, each such commit ends a turn, and the tex
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from msgspec import UNSET
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -36,6 +38,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import Unread, warnings_of
+from antiphon.protocols.realtime.input_fields import NO_SPEAKER_MODEL, known_voices
 from antiphon.protocols.realtime.transcript_events import shown_words
 from antiphon.protocols.vllm.answers import VllmResponses
 from antiphon.protocols.vllm.messages import (
@@ -73,6 +76,8 @@ class VllmDialect:
         # The writer of responses; None unless the client has named a conversation model.
         self._responses: VllmResponses | None = None
         self._prompt = ""
+        # The names of the known speakers.
+        self.known_speakers: list[str] = []
         self._voice: str | None = None
         self._max_tokens: int | None = None
         # Number of samples since the last commit.
@@ -81,13 +86,17 @@ class VllmDialect:
         self._num_segments: int | None = None
 
     def snapshot(self) -> TranscriptionConfig | None:
-        """Return the configuration to store; None if there is none yet, or if a conversation model answers."""
-        return None if self._responses else self._config
+        """Return the configuration to store, without voices; None if there is none yet, or if a conversation model
+        answers.
+        """
+        return replace(self._config, known_voices=()) if self._config and not self._responses else None
 
-    def restore(self, config: TranscriptionConfig) -> ConfigureTranscription:
+    def restore(self, config: TranscriptionConfig, known_speakers: list[str]) -> ConfigureTranscription:
         """Continue a stored transcription. Returns the command that begins its session."""
-        self._config, self._prompt = config, config.prompt
-        return ConfigureTranscription(config)
+        known = known_voices(known_speakers, self._context, "known_speaker_names", leaves_out=True)
+        self._config, self._prompt = replace(config, known_voices=known), config.prompt
+        self.known_speakers = known_speakers
+        return ConfigureTranscription(self._config)
 
     def feed(self, data: str | bytes) -> Received[Command]:
         """Read one frame from the client. An invalid frame only returns an error for the client; nothing is raised."""
@@ -132,9 +141,9 @@ class VllmDialect:
 
     def _done(self, done: TranscriptDone) -> Frame:
         usage = usage_of(done.prompt_tokens, done.completion_tokens)
-        if not (self._config and self._config.word_times):
-            return message(type="transcription.done", text=done.streamed, usage=usage)
-        return message(type="transcription.done", text=done.streamed, usage=usage, words=shown_words(done.words))
+        words = {"words": shown_words(done.words)} if self._config and self._config.word_times else {}
+        label = {"speaker_label": done.speaker_label} if done.speaker_label else {}
+        return message(type="transcription.done", text=done.streamed, usage=usage, **words, **label)
 
     def _received(self, data: str | bytes) -> Received[Command]:
         match read_vllm(data):
@@ -216,13 +225,26 @@ class VllmDialect:
             raise RemoteProtocolError("invalid_event", f"Unsupported language: {language}")
         words = previous.word_times if update.word_timestamps is UNSET else update.word_timestamps
         tuning = read_tuning(update, previous.tuning, self._context.tuning_caps)
+        labels = previous.speaker_labels if update.speaker_labels is UNSET else update.speaker_labels
+        if labels and not self._context.tells_voices:
+            raise RemoteProtocolError("invalid_event", NO_SPEAKER_MODEL)
+        known = previous.known_voices
+        if update.known_speaker_names is not UNSET:
+            known = known_voices(update.known_speaker_names or (), self._context, "known_speaker_names")
         self._context.check_voice(update.voice or "", "voice")
         if update.prompt is not UNSET:
             self._prompt = update.prompt or ""
         if update.voice is not UNSET:
             self._voice = update.voice or None
+        if update.known_speaker_names is not UNSET:
+            self.known_speakers = update.known_speaker_names or []
         if not conversation_model:
-            self._config = TranscriptionConfig(transcriber or "", language, self._prompt, None, words, tuning=tuning)
+            self._config = TranscriptionConfig(
+                *(transcriber or "", language, self._prompt, None, words),
+                tuning=tuning,
+                speaker_labels=labels,
+                known_voices=known,
+            )
             return ConfigureTranscription(self._config)
         # The prompt is for the conversation model. The transcriber that works for that model gets no prompt.
         self._responses = self._responses or VllmResponses()

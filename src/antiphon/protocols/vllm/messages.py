@@ -25,6 +25,10 @@ class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
     voice: Text | msgspec.UnsetType | None = msgspec.UNSET
     # Whether to report the times of words.
     word_timestamps: bool | msgspec.UnsetType = msgspec.UNSET
+    # Whether to report the labels of turns' voices.
+    speaker_labels: bool | msgspec.UnsetType = msgspec.UNSET
+    # The remembered speakers to recognize.
+    known_speaker_names: list[Text] | msgspec.UnsetType | None = msgspec.UNSET
     # Duration of new audio before the next partial, in seconds. For a model that hears audio: duration of a segment.
     segment_duration_s: float | None = None
     # Number of tokens at the end of a hypothesis that are held back.

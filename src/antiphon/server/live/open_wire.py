@@ -15,7 +15,7 @@ from antiphon.engine.schemas import check_schemas
 from antiphon.errors import GrammarError, RemoteProtocolError
 from antiphon.events.tools import JsonSchema, Tool
 from antiphon.protocols.connection import Context, WireConnection
-from antiphon.protocols.realtime.input_fields import named_voices
+from antiphon.protocols.realtime.input_fields import named_speakers, named_voices
 from antiphon.protocols.realtime.items import take_tools
 from antiphon.protocols.wire import Frame
 from antiphon.server.credentials import Caller
@@ -77,7 +77,7 @@ async def open_wire(wire: WireConnection) -> list[Frame]:
 
 
 async def prepare_voices(state: ServerState, caller: Caller, data: str | bytes | msgspec.Raw) -> None:
-    """Look up the voices that a message enrols, if any, so that the wire finds them when it reads the message.
+    """Look up the voices and speakers that a message names, so that the wire finds them when it reads the message.
 
     Call it before the wire reads the message. Does not raise for an unusable voice: the wire raises later.
     """
@@ -86,6 +86,8 @@ async def prepare_voices(state: ServerState, caller: Caller, data: str | bytes |
         return
     for name in named_voices(data):
         await state.enrolled_voices.prepare(caller.key, name, state.uploaded_voices(caller), models)
+    for name in named_speakers(data):
+        await state.known_speakers.prepare(caller.key, name, state.remembered_speakers(caller), models.speaker_model)
 
 
 def context_of(
@@ -113,6 +115,7 @@ def context_of(
         transcriber=profile,
         tells_voices=models.speaker_model is not None,
         enrolled_voices=partial(state.enrolled_voices.find, caller.key),
+        known_voice=partial(state.known_speakers.find, caller.key),
         tuning_caps=TuningCaps(audio.max_audio_s, audio.max_prefix_tokens, audio.realtime_max_tokens),
         log_alias=state.log_alias,
         check_tools=check_tools if model and model.profile.keeps_to_schemas else take_tools,

@@ -133,6 +133,7 @@ def new_transcription(
         min_commit_ms=wire.min_commit_ms,
         measure=measure,
         turn_detector=models.turn_detector,
+        speaker_model=models.speaker_model,
         keeps_state=keeps_state,
         continued=continued,
     )

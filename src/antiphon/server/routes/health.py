@@ -52,6 +52,8 @@ class Readiness(msgspec.Struct):
     lost: dict[str, str] | UnsetType = UNSET
     # The models on other servers that do not respond, each with the reason.
     degraded: dict[str, str] | UnsetType = UNSET
+    # Present and true if turns and files can have labels of their voices.
+    labels_speakers: Literal[True] | UnsetType = UNSET
 
 
 async def health(request: Request) -> Response:
@@ -77,7 +79,9 @@ async def ready(request: Request) -> Response:
     models = state.models
     degraded = models.degraded() or UNSET
     names, kinds = list(models.names), served_kinds(models)
-    return json_response(Readiness("ready", names, kinds, state.admission.num_sessions, degraded=degraded))
+    labels = True if models.speaker_model and models.speaker_model.profile.clustering else UNSET
+    sessions = state.admission.num_sessions
+    return json_response(Readiness("ready", names, kinds, sessions, degraded=degraded, labels_speakers=labels))
 
 
 def served_kinds(models: LoadedModels) -> tuple[Kind, ...]:

@@ -12,6 +12,7 @@ from antiphon.server.routes.health import health, metrics, ready
 from antiphon.server.routes.models import model, models, speech_models
 from antiphon.server.routes.page import asset, client_module, root
 from antiphon.server.routes.sockets import PATHS, realtime, speech_stream, video_stream
+from antiphon.server.routes.speakers import speaker, speakers
 from antiphon.server.routes.speech import batch, speech
 from antiphon.server.routes.telephone import MEDIA, TWILIO, media, twilio
 from antiphon.server.routes.telephone import calls as telephone_calls
@@ -40,6 +41,8 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/v1/audio/speech/batch", batch, methods=["POST"]),
     Route("/v1/audio/voices", voices, methods=["GET", "POST"]),
     Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
+    Route("/v1/speakers", speakers, methods=["GET", "POST"]),
+    Route("/v1/speakers/{name:path}", speaker, methods=["DELETE"]),
     WebSocketRoute("/v1/audio/speech/stream", speech_stream),
     WebSocketRoute("/v1/video/chat/stream", video_stream),
     Route("/v1/realtime/calls", calls, methods=["POST"]),

@@ -23,12 +23,14 @@ from antiphon.audio.file_parts import view_of
 from antiphon.contracts import FileInfo, FileOptions, Transcriber, TranscriptionTask, TranscriptSegment
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import transcriptions as openai_rest
-from antiphon.protocols.rest.transcription_form import MAX_KNOWN, FileRequest, parse_form
+from antiphon.protocols.rest.transcription_form import MAX_REFERENCES, FileRequest, parse_form
 from antiphon.server.access_log import current_request
+from antiphon.server.credentials import Caller
 from antiphon.server.http.auth import identify
 from antiphon.server.http.body import FIELD_BYTES, FORM_BYTES, limited_form
 from antiphon.server.http.disconnect import HeldStream, unless_disconnected
 from antiphon.server.http.errors import BodyTooLarge
+from antiphon.server.live.known_speakers import remembered
 from antiphon.server.state import ServerState
 from antiphon.sessions.transcription.file_channels import CHANNEL_PAUSE_S, Parts, channels_to_hear, in_order, surveyed
 from antiphon.sessions.transcription.file_speakers import FileVoices, UnfitReference, known_voice
@@ -76,7 +78,7 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
         max_s = state.settings.audio.max_file_s
         if await in_thread(measure_s, file, max_s, places=FILE_THREADS) > max_s:
             raise _too_long(max_s)
-        transcript = _Transcript(state, asked, options)
+        transcript = _Transcript(state, identify(request), asked, options)
         parts = await transcript.parts(file, stack)
         if asked.stream:
             return HeldStream(_events(parts, transcript), stack.pop_all())
@@ -86,14 +88,14 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
 class _Transcript:
     """The making of one file's transcript, and what is known of the file.
 
-    - `state`, `asked`, `options`: the server, the request, and how to transcribe.
+    - `state`, `caller`, `asked`, `options`: the server, the client, the request, and how to transcribe.
     - `skipped`: counts the audio that could not be decoded.
     - `channels`: what became of the channels, if they are transcribed one by one.
     - `voices`: finds out who says what, if speakers are distinguished by voice.
     """
 
-    def __init__(self, state: ServerState, asked: FileRequest, options: FileOptions) -> None:
-        self.state, self.asked, self.options = state, asked, options
+    def __init__(self, state: ServerState, caller: Caller, asked: FileRequest, options: FileOptions) -> None:
+        self.state, self.caller, self.asked, self.options = state, caller, asked, options
         self.skipped = SkippedAudio()
         self.channels: list[openai_rest.ChannelNote] = []
         self.voices: FileVoices | None = None
@@ -124,7 +126,7 @@ class _Transcript:
         return in_order(made)
 
     async def _listener(self) -> FileVoices:
-        """Return what finds out who speaks. Raises RemoteProtocolError without a model, or for an unfit reference."""
+        """Return what finds out who speaks. Raises RemoteProtocolError without a model, or for an unfit speaker."""
         models, asked = self.state.loaded(), self.asked
         model = models.speaker_model
         clustering = model.profile.clustering if model else None
@@ -133,6 +135,10 @@ class _Transcript:
             raise RemoteProtocolError("model_not_found", NO_SPEAKERS, param)
         known = []
         for name, reference in asked.known_speakers:
+            if not reference:
+                store = self.state.remembered_speakers(self.caller)
+                known.append(await remembered(name, "known_speaker_names", store, model))
+                continue
             try:
                 pcm = await in_thread(
                     decode_beginning, io.BytesIO(reference), SAMPLE_RATE_HZ, MAX_REFERENCE_S, places=FILE_THREADS
@@ -168,7 +174,7 @@ async def _read(
     form = await stack.enter_async_context(
         limited_form(
             request,
-            max_bytes + FORM_BYTES + MAX_KNOWN * REFERENCE_BYTES,
+            max_bytes + FORM_BYTES + MAX_REFERENCES * REFERENCE_BYTES,
             max_fields=MAX_FIELDS,
             error=too_large,
             max_field_bytes=REFERENCE_BYTES,

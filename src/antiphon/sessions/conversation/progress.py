@@ -10,7 +10,7 @@ from antiphon.turns.floor import Floor, TurnStage
 
 
 class ConversationProgress:
-    """The progress of one conversation. Read-only, at any time, even before the session runs."""
+    """The progress of one conversation, at any time, even before the session runs. Only `num_labels` may be set."""
 
     def __init__(
         self, listener: TranscriptionSession, floor: Floor, queue: ResponseQueue, heard: HeardResponses
@@ -31,6 +31,17 @@ class ConversationProgress:
         the audio that the model has received.
         """
         return self.audio_s * 1000 if self._queue.native else self._listener.settled_ms
+
+    @property
+    def num_labels(self) -> int:
+        """The number of labels that voices have. Set it to that of the conversation that this one continues."""
+        labels = self._listener.speakers.labels
+        return labels.num_labels if labels else 0
+
+    @num_labels.setter
+    def num_labels(self, num_labels: int) -> None:
+        if labels := self._listener.speakers.labels:
+            labels.num_labels = num_labels
 
     @property
     def unread_items(self) -> list[str]:

@@ -20,6 +20,7 @@ from antiphon.sessions.transcription.state import (
     unreported,
 )
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent
+from antiphon.turns.voices.live_speakers import LiveSpeakers
 from antiphon.turns.windows import SpeechWindow, TurnEnded, WindowEnded, own_start
 
 # Samples of audio, 0.1 s, that a session which continues another one need not wait for: the other session may have got
@@ -32,9 +33,10 @@ Step = SegmenterEvent | TranscriptionEvent
 class Continuing:
     """The state of one session, and the state of another session from which it continues. Its listening task uses it.
 
-    `model` is the id of the transcriber. `steps` are what listening has found and not reported or passed on yet.
-    `keeps_parts`: `take_parts` is called regularly. While the session `is_behind`, its state is that of `continued`:
-    the client sends audio again that the other session has divided into turns. The segmenter only records this audio.
+    `model` is the id of the transcriber. `labels` are the voices that turns are labelled with. `steps` are what
+    listening has found and not reported or passed on yet. `keeps_parts`: `take_parts` is called regularly. While the
+    session `is_behind`, its state is that of `continued`: the client sends audio again that the other session has
+    divided into turns. The segmenter only records this audio.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Continuing:
         model: str,
         segmenter: Segmenter,
         decoding: Decoding,
+        labels: LiveSpeakers | None,
         steps: Iterable[Step],
         continued: ContinuedTranscription | None,
         detector: VoiceActivityDetector,
@@ -50,6 +53,7 @@ class Continuing:
         self._model = model
         self._segmenter = segmenter
         self._decoding = decoding
+        self._labels = labels
         self._steps = steps
         self._continued = continued
         self._frame_samples = detector.frame_samples
@@ -79,9 +83,8 @@ class Continuing:
         starts.append(self._segmenter.next_turn_from if segmenter.window_start is None else segmenter.window_start)
         events = unreported([*decoding.to_emit, *steps])
         settled = max(0, min(starts))
-        return TranscriptionState(
-            self._model, settled, segmenter, ended, events, decoding.transcripts.unread, window, sent
-        )
+        unread, num_labels = decoding.transcripts.unread, self._labels.num_labels if self._labels else 0
+        return TranscriptionState(self._model, settled, segmenter, ended, events, unread, window, sent, num_labels)
 
     def take_parts(self) -> list[TurnPart]:
         """Return what finished windows have added to turns since the last call."""
@@ -115,6 +118,8 @@ class Continuing:
         state, segmenter = continued.state, self._segmenter
         segmenter.hear_again(np.zeros(max(0, state.segmenter.now - segmenter.now), np.float32), 0)
         segmenter.restore(state.segmenter)
+        if self._labels:
+            self._labels.num_labels = state.num_labels
         self._decoding.transcripts.restore(continued.valid_parts, state.window, state.sent)
         steps: list[Step] = [each.event for each in state.unreported]
         return [*steps, *self._ended_in(state)], _unread_from_ms(state)

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import TranscriptSegment, VoiceActivityDetector, speaker_label
 from antiphon.contracts.speaker import SpeakerModel, VoiceClustering
+from antiphon.events.transcription import KnownVoice
 from antiphon.sessions.transcription.file_speech import divided
 from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.turns.speech_stretches import SURE
 from antiphon.turns.voices.enrolment import speech_of
-from antiphon.turns.voices.speakers import KnownVoice, SpeakerHints, WhoSpeaks, without_channel
+from antiphon.turns.voices.speakers import SpeakerHints, WhoSpeaks, without_channel
 
 # The least speech of a reference, in seconds.
 MIN_REFERENCE_S = 1.0
@@ -114,11 +115,16 @@ class UnfitReference(ValueError):
 
 
 async def known_voice(
-    name: str, pcm: Pcm, model: SpeakerModel, clustering: VoiceClustering, detector: VoiceActivityDetector
+    name: str,
+    pcm: Pcm,
+    model: SpeakerModel,
+    clustering: VoiceClustering,
+    detector: VoiceActivityDetector,
+    least_s: float = MIN_REFERENCE_S,
 ) -> KnownVoice:
     """Return a known speaker by a reference of a few seconds, float32 [num_samples], mono, 16 kHz.
 
-    Raises UnfitReference for a reference with too little speech or with two voices, and Refused, ModelError.
+    Raises UnfitReference for a reference with less speech than `least_s` or with two voices, and Refused, ModelError.
     """
     stream, probabilities = detector.open(), list[float]()
     padded = np.pad(pcm, (0, -len(pcm) % detector.frame_samples))
@@ -128,11 +134,11 @@ async def known_voice(
     seconds = len(speech) / SAMPLE_RATE_HZ
     if probabilities and max(probabilities) < SURE:
         raise UnfitReference("has no clear speech")
-    if seconds < MIN_REFERENCE_S:
-        raise UnfitReference(f"has {seconds:.1f} s of speech; {MIN_REFERENCE_S:.0f} s are needed")
+    if seconds < least_s:
+        raise UnfitReference(f"has {seconds:.1f} s of speech; {least_s:.0f} s are needed")
     if seconds >= 2 * HALF_S:
         halves = [await model.embed(half) for half in np.array_split(speech, 2)]
         one, other = without_channel(np.stack(halves), clustering)
         if one @ other < SAME_REFERENCE:
             raise UnfitReference("has two voices")
-    return KnownVoice(name, await model.embed(speech))
+    return KnownVoice(name, await model.embed(speech), seconds)

@@ -13,7 +13,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 
 import anyio
 import anyio.abc
@@ -55,14 +54,13 @@ from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
 from antiphon.turns.echo import EchoGuard
 from antiphon.turns.floor_claim import FloorClaim
 from antiphon.turns.segmenter import Segmenter
-from antiphon.turns.voices.primary_speaker import TurnSpeaker
 from antiphon.turns.windows import TurnEnded, WindowEnded
 
 # Interval in seconds at which the session checks whether audio has stalled.
 STALL_POLL_S = 0.12
 # After HEARD_PAUSE samples of silence have arrived, missing audio counts as more of the same pause.
 HEARD_PAUSE = SAMPLE_RATE_HZ // 5
-# Samples (200 ms) of the pieces in which audio is processed if pauses are judged.
+# Samples (200 ms) of the pieces in which audio is processed if pauses or voices are judged.
 JUDGED_PIECE = SAMPLE_RATE_HZ // 5
 # Speech onset is detected up to ONSET_MS late.
 ONSET_MS = 500
@@ -84,7 +82,7 @@ class TranscriptionSession:
     - `tap`: awaited with all audio before it is analysed.
     - `on_heard`: awaited when audio was analysed and a turn is open.
     - `on_commit`: awaited after each accepted commit of the client, with the number of the turn that the commit ended.
-    - `speaker_model`: tells voices apart, for `primary_speaker`.
+    - `speaker_model`: tells voices apart, for `primary_speaker` and `speaker_labels`.
     - `on_other_voice`: awaited with the number of an open turn if its voice turns out not to be the user's.
     - `clock`: returns monotonic seconds.
     - `keeps_state`: whether another session may continue this one, from the state that `continuing` takes.
@@ -141,12 +139,13 @@ class TranscriptionSession:
         self._steps: deque[Step] = deque()
         start = continued.from_sample if continued else 0
         self._segmenter = Segmenter(self._decoding.profile, config.vad, detector.frame_samples, start=start)
+        self.speakers = TurnSpeakers(speaker_model, self._segmenter, on_other_voice)
         self.continuing = Continuing(
-            transcriber.profile.id, self._segmenter, self._decoding, self._steps, continued, detector, keeps_state
+            *(transcriber.profile.id, self._segmenter, self._decoding, self.speakers.labels, self._steps),
+            *(continued, detector, keeps_state),
         )
         self._pauses = PauseJudge(turn_detector, self._segmenter)
         self._pauses.configure(config.vad)
-        self.speakers = TurnSpeakers(speaker_model, self._segmenter, on_other_voice)
 
     @property
     def now(self) -> int:
@@ -287,7 +286,7 @@ class TranscriptionSession:
                     return
                 case AppendAudio(pcm):
                     pcm = await self._hear_again(pcm) if self.continuing.is_behind else pcm
-                    is_cut = len(pcm) > 2 * JUDGED_PIECE and self._pauses.is_on
+                    is_cut = len(pcm) > 2 * JUDGED_PIECE and (self._pauses.is_on or self.speakers.judges)
                     step = JUDGED_PIECE if is_cut else SAMPLE_RATE_HZ
                     for start in range(0, len(pcm), step):
                         await self._listen_to(pcm[start : start + step])
@@ -451,10 +450,8 @@ class TranscriptionSession:
         """Emit an event of decoding, after adding the turn's speaker to a transcript."""
         if isinstance(event, TranscriptFailed):
             self.speakers.forget(event.turn)
-        elif isinstance(event, TranscriptDone) and self.speakers.is_on:
-            verdict = await self.speakers.verdict(event.turn)
-            if verdict.speaker is not TurnSpeaker.UNDECIDED:
-                event = replace(event, speaker=verdict.speaker.value)
+        elif isinstance(event, TranscriptDone):
+            event = await self.speakers.named(event)
         await self._emit(event)
         if isinstance(event, TranscriptDone | TranscriptFailed):
             self.settle_turn(event.turn)

@@ -170,6 +170,8 @@ class TranscriptionState:
     window: int
     # The words of that window that were sent, in order.
     sent: tuple[SentWord, ...]
+    # The number of labels that voices have.
+    num_labels: int = 0
 
 
 @dataclass(frozen=True, slots=True)

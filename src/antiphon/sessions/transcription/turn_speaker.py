@@ -1,9 +1,10 @@
-"""Finds out who speaks each turn: the session's user, or another person near the microphone."""
+"""Finds out who speaks each turn: the session's user or another person, and which of the voices heard so far."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import anyio
 import anyio.abc
@@ -11,14 +12,14 @@ import anyio.abc
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts.speaker import SpeakerModel
 from antiphon.errors import ModelError, Refused
-from antiphon.events.transcription import EnrolledVoice, TranscriptionConfig
+from antiphon.events.transcription import EnrolledVoice, TranscriptDone, TranscriptionConfig
 from antiphon.shares.threads import in_thread
 from antiphon.turns.segmenter import Segmenter
 from antiphon.turns.voices.enrolment import enrolment_takes
+from antiphon.turns.voices.live_speakers import LiveSpeakers
 from antiphon.turns.voices.primary_speaker import (
     EARLY_LOOKS_S,
     PrimarySpeaker,
-    SpeakerVerdict,
     TurnSpeaker,
 )
 
@@ -26,9 +27,10 @@ log = logging.getLogger(__name__)
 
 # Maximum seconds of a turn, from its beginning, that are judged.
 MAX_VOICE_S = 10.0
-# Maximum number of verdicts that are kept until they are fetched.
-MAX_VERDICTS = 64
-UNDECIDED = SpeakerVerdict(TurnSpeaker.UNDECIDED)
+# Maximum number of turns whose voices are kept until their transcripts are complete.
+MAX_FOUND = 64
+# The speaker and the label of a turn whose voice was not judged.
+UNKNOWN = (TurnSpeaker.UNDECIDED, "")
 
 
 class TurnSpeakers:
@@ -36,7 +38,8 @@ class TurnSpeakers:
 
     - `model`: the speaker encoder. If None, turns are not judged.
     - `on_other`: awaited with the number of an open turn if its voice turns out not to be the user's.
-    - `is_on`: whether turns are judged. Read-only.
+    - `is_on`: whether turns of other people are told from the user's. Read-only.
+    - `labels`: the voices that turns are labelled with; None if the encoder was not measured for this.
 
     For one event loop. If the encoder fails, the turn stays undecided, which counts as the user's voice.
     """
@@ -50,19 +53,33 @@ class TurnSpeakers:
         self.is_on = False
         self._primary: PrimarySpeaker | None = None
         self._config: tuple[str, tuple[EnrolledVoice, ...]] = ("off", ())
+        clustering = model.profile.clustering if model else None
+        self.labels = LiveSpeakers(model.profile, clustering) if model and clustering else None
+        self._gives_labels = False
+        # Turns are judged in order, since each label depends on the voices before.
+        self._in_order = anyio.Lock()
         # The open turn with its speech so far, and the number of times that its voice was judged early.
         self._turn: tuple[int, Pcm] | None = None
         self._num_looks = 0
         # The turn whose voice was judged early as another person's, and the turn of each early judgement in progress.
         self._other_turn: int | None = None
         self._looking: dict[object, int] = {}
-        self._verdicts: dict[int, SpeakerVerdict] = {}
+        # The speaker and the label of each turn that was judged.
+        self._found: dict[int, tuple[TurnSpeaker, str]] = {}
         self._pending: dict[int, anyio.Event] = {}
+
+    @property
+    def judges(self) -> bool:
+        """Whether the voices of turns are judged, for either purpose."""
+        return self._primary is not None or self._gives_labels
 
     def configure(self, config: TranscriptionConfig) -> None:
         """Judge by this configuration from now on. A change of the mode or of the enrolled voices forgets a voice that
-        was learned.
+        was learned for it. Voices with labels are never forgotten.
         """
+        self._gives_labels = config.speaker_labels and self.labels is not None
+        if self.labels:
+            self.labels.know(config.known_voices)
         wanted = (config.primary_speaker, config.enrolled_voices)
         if self._model is None or wanted == self._config:
             return
@@ -75,7 +92,7 @@ class TurnSpeakers:
         """Collect the speech of the open turn after audio was added, and judge its voice early if enough has arrived.
         Early judgements run in tasks of `group`.
         """
-        if self._primary is None or self._model is None:
+        if self._model is None or not self.judges:
             return
         window = self._segmenter.window
         if window is None or window.spans[-1].end is not None:
@@ -89,19 +106,19 @@ class TurnSpeakers:
         self._turn = (span.turn, speech)
         if self._num_looks < len(EARLY_LOOKS_S) and len(speech) >= EARLY_LOOKS_S[self._num_looks] * SAMPLE_RATE_HZ:
             self._num_looks += 1
-            if self._primary.knows_user:
+            if self._primary and self._primary.knows_user:
                 look = object()
                 self._looking[look] = span.turn
                 group.start_soon(self._look, self._primary, self._model, look, speech)
 
     def end_turn(self, turn: int, group: anyio.abc.TaskGroup) -> None:
         """Judge the whole of a turn that has ended, in a task of `group`."""
-        if self._primary is None or self._model is None or self._turn is None or self._turn[0] != turn:
+        if self._model is None or not self.judges or self._turn is None or self._turn[0] != turn:
             return
         _, speech = self._turn
         self._turn = None
         self._pending[turn] = anyio.Event()
-        group.start_soon(self._judge, self._primary, self._model, turn, speech[: int(MAX_VOICE_S * SAMPLE_RATE_HZ)])
+        group.start_soon(self._judge, self._model, turn, speech[: int(MAX_VOICE_S * SAMPLE_RATE_HZ)])
 
     def is_looked_at(self, turn: int) -> bool:
         """Whether an early judgement in progress may still find that this turn is another person's voice."""
@@ -114,17 +131,19 @@ class TurnSpeakers:
         """Whether an early judgement has taken this turn for another person's voice."""
         return turn == self._other_turn
 
-    async def verdict(self, turn: int) -> SpeakerVerdict:
-        """Remove and return the verdict on the voice of a turn that has ended. Waits for the judgement."""
-        if pending := self._pending.get(turn):
+    async def named(self, done: TranscriptDone) -> TranscriptDone:
+        """Return the transcript of a turn with its speaker and label. Waits for the judgement of the turn's voice."""
+        if pending := self._pending.get(done.turn):
             await pending.wait()
-            self._pending.pop(turn, None)
-        return self._verdicts.pop(turn, UNDECIDED)
+            self._pending.pop(done.turn, None)
+        speaker, label = self._found.pop(done.turn, UNKNOWN)
+        is_known = speaker is not TurnSpeaker.UNDECIDED
+        return replace(done, speaker=speaker.value if is_known else "", speaker_label=label)
 
     def forget(self, turn: int) -> None:
-        """Drop the verdict on a turn. For a verdict that will not be fetched."""
+        """Drop what was found about a turn whose transcript has failed."""
         self._pending.pop(turn, None)
-        self._verdicts.pop(turn, None)
+        self._found.pop(turn, None)
 
     def clear(self) -> None:
         """Drop the speech of the open turn. The next turn will have the same number."""
@@ -145,14 +164,18 @@ class TurnSpeakers:
             if self._on_other:
                 await self._on_other(turn)
 
-    async def _judge(self, primary: PrimarySpeaker, model: SpeakerModel, turn: int, speech: Pcm) -> None:
+    async def _judge(self, model: SpeakerModel, turn: int, speech: Pcm) -> None:
+        primary, seconds = self._primary, len(speech) / SAMPLE_RATE_HZ
         try:
-            learns = primary.mode == "auto" and not primary.knows_user
+            learns = primary is not None and primary.mode == "auto" and not primary.knows_user
             takes = (await in_thread(enrolment_takes, speech))[1:] if learns else ()
-            vector, *others = [await model.embed(take) for take in (speech, *takes)]
-            self._verdicts[turn] = primary.heard(vector, len(speech) / SAMPLE_RATE_HZ, others)
-            while len(self._verdicts) > MAX_VERDICTS:
-                self._verdicts.pop(next(iter(self._verdicts)))
+            async with self._in_order:
+                vector, *others = [await model.embed(take) for take in (speech, *takes)]
+                speaker = primary.heard(vector, seconds, others).speaker if primary else TurnSpeaker.UNDECIDED
+                label = self.labels.label(vector, seconds) if self.labels and self._gives_labels else ""
+            self._found[turn] = speaker, label
+            while len(self._found) > MAX_FOUND:
+                self._found.pop(next(iter(self._found)))
         except (ModelError, Refused) as error:
             log.info("a voice was not judged: %s", error)
         finally:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from antiphon.audio import Pcm
 from antiphon.contracts.speaker import VoiceClustering
+from antiphon.events.transcription import KnownVoice
 
 Numbers = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -38,14 +39,6 @@ CHANGE_S, CHEAPER, LONG_PAUSE_S = 0.5, 0.7, 0.5
 MIN_WORD_S = 0.1
 # How often words and clusters are matched before clusters are compared again.
 ROUNDS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class KnownVoice:
-    """A speaker that is known by a reference: the name, and the vector, float32 [size], of length 1."""
-
-    name: str
-    vector: Pcm
 
 
 @dataclass(frozen=True, slots=True)

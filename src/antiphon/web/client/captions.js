@@ -11,6 +11,7 @@ import { SocketTransport } from "./transports.js";
  * @typedef {object} Options
  * @property {string} [language] such as "de"; without it, the model detects the language
  * @property {string} [microphone] a device's id
+ * @property {boolean} [speakers] whether lines have the label of their voice; the server needs a speaker model
  *
  * @typedef {object} Line
  * @property {string} id
@@ -18,6 +19,7 @@ import { SocketTransport } from "./transports.js";
  * @property {boolean} final
  * @property {number | null} from ms of audio since the start
  * @property {number | null} to
+ * @property {string} speaker the label of the voice: A, B, …; "" if it is unknown
  *
  * @typedef {object} CaptionsTell
  * @property {Line} line the line's current state
@@ -41,6 +43,8 @@ import { SocketTransport } from "./transports.js";
  * @property {() => void} finished
  * @property {Promise<void> | null} stopping
  * @property {boolean} over
+ * @property {Map<string, string>} speakers for each label of the session, the label here
+ * @property {number} numSpeakers the number of labels here, of all sessions
  * @property {{bytes: number, at: number}} moved the bytes that had left the browser, and when they last increased
  */
 
@@ -104,6 +108,8 @@ export class Captions extends Teller {
       finished: () => {},
       stopping: null,
       over: false,
+      speakers: new Map(),
+      numSpeakers: 0,
       moved: { bytes: 0, at: 0 },
     };
     /** @type {MediaStream | null} */
@@ -147,8 +153,9 @@ export class Captions extends Teller {
   // --- the sessions of the server ------------------------------------------------------------------------------------
 
   update() {
-    const { language } = this.options;
-    const transcription = { model: "default", language: language || null };
+    const { language, speakers } = this.options;
+    const labels = speakers ? { speaker_labels: true } : {};
+    const transcription = { model: "default", language: language || null, ...labels };
     return { type: "session.update", session: { type: "transcription", audio: { input: { transcription } } } };
   }
   /**
@@ -202,6 +209,8 @@ export class Captions extends Teller {
     sound.lost = null;
     run.base = sound.from;
     run.due.clear();
+    // The next session knows no voices, and begins its labels with A again.
+    run.speakers = new Map();
     run.moved = { bytes: 0, at: performance.now() };
     run.transport = transport;
     for (const { pcm } of sound.pieces) this.give(transport, pcm);
@@ -316,7 +325,7 @@ export class Captions extends Teller {
    * @param {Partial<Line>} change
    */
   change(run, id, change) {
-    const line = this.lines.get(id) ?? { id, text: "", final: false, from: null, to: null };
+    const line = this.lines.get(id) ?? { id, text: "", final: false, from: null, to: null, speaker: "" };
     Object.assign(line, change);
     // If the client or the end of a session has ended the line, it has no end time of its own.
     if (line.final) line.to ??= run.sound.to;
@@ -325,6 +334,17 @@ export class Captions extends Teller {
     // A final line does not change again.
     if (line.final) this.lines.delete(id);
     return line;
+  }
+  /**
+   * Return the label here of a label of the session.
+   * @param {Run} run
+   * @param {string | undefined} given
+   */
+  speaker(run, given) {
+    if (!given) return "";
+    const label = run.speakers.get(given) ?? letters(run.numSpeakers++);
+    run.speakers.set(given, label);
+    return label;
   }
   /**
    * The server has transcribed a line to its end: its audio need not be sent again.
@@ -355,7 +375,7 @@ export class Captions extends Teller {
     } else if (type.endsWith("input_audio_transcription.delta"))
       this.change(run, id, { text: (this.lines.get(id)?.text ?? "") + event.delta });
     else if (type.endsWith("input_audio_transcription.completed"))
-      this.settle(run, id, { text: event.transcript });
+      this.settle(run, id, { text: event.transcript, speaker: this.speaker(run, event.speaker_label) });
     else if (type.endsWith("input_audio_transcription.failed")) {
       this.settle(run, id, {});
       this.tell("error", new ServerError(event.error?.message ?? "What was said was not understood."));
@@ -369,6 +389,15 @@ export class Captions extends Teller {
   }
 }
 
+/**
+ * The label of a number from 0: A, B, …, Z, AA, AB, …
+ * @param {number} n
+ * @returns {string}
+ */
+function letters(n) {
+  return (n < 26 ? "" : letters(Math.floor(n / 26) - 1)) + String.fromCharCode(65 + (n % 26));
+}
+
 /** @param {number} ms */
 function clock(ms) {
   const two = (/** @type {number} */ n) => String(Math.floor(n)).padStart(2, "0");
@@ -377,13 +406,16 @@ function clock(ms) {
 }
 
 /**
- * Format lines as SRT subtitles. Leaves out lines without text or times.
- * @param {Pick<Line, "text" | "from" | "to">[]} lines in the order of their times
+ * Format lines as SRT subtitles, with the labels of known voices. Leaves out lines without text or times.
+ * @param {(Pick<Line, "text" | "from" | "to"> & Partial<Pick<Line, "speaker">>)[]} lines in the order of their times
  * @returns {string}
  */
 export function srt(lines) {
   return lines
     .filter(({ text, from, to }) => text && from !== null && to !== null)
-    .map(({ text, from, to }, k) => `${k + 1}\n${clock(from ?? 0)} --> ${clock(to ?? 0)}\n${text}\n`)
+    .map(({ text, from, to, speaker }, k) => {
+      const said = speaker ? `${speaker}: ${text}` : text;
+      return `${k + 1}\n${clock(from ?? 0)} --> ${clock(to ?? 0)}\n${said}\n`;
+    })
     .join("\n");
 }

@@ -33,7 +33,7 @@ from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.sessions.transcription.state import ContinuedTranscription
 from antiphon.store.sessions import TailChunk
-from tests.scripted import ScriptedDetector, ScriptedTranscriber, speech
+from tests.scripted import OTHERS, ScriptedDetector, ScriptedTranscriber, ScriptedVoices, speech
 
 VAD = ServerVad(silence_duration_ms=300)
 PIECE = SAMPLE_RATE_HZ // 10
@@ -58,6 +58,7 @@ class SessionHost:
     stored: Stored | None = None
     transcriber: Transcriber = field(default_factory=ScriptedTranscriber)
     detector: VoiceActivityDetector = field(default_factory=ScriptedDetector)
+    speaker_model: ScriptedVoices | None = None
     # Seconds between two messages.
     pace_s: float = 0.0
     events: list[TranscriptionEvent] = field(default_factory=list)
@@ -85,7 +86,10 @@ class SessionHost:
             await anyio.lowlevel.checkpoint()
 
         session = TranscriptionSession(
-            self.config, self.transcriber, self.detector, inbox, emit, keeps_state=True, continued=continued
+            *(self.config, self.transcriber, self.detector, inbox, emit),
+            speaker_model=self.speaker_model,
+            keeps_state=True,
+            continued=continued,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
@@ -184,5 +188,25 @@ def test_from_whatever_state_a_session_is_continued_the_client_gets_each_event_o
                 await third.run(messages)
                 seen = [*seen[: stored.num_events + middle.num_events], *third.events]
                 assert sorted(map(str, in_short(seen))) == sorted(map(str, order)), stored.num_events
+
+    anyio.run(main)
+
+
+def test_a_label_stands_for_one_voice_also_at_the_next_host() -> None:
+    config = TranscriptionConfig(vad=VAD, speaker_labels=True)
+    messages = pieces(np.concatenate([speech(first, 5, 60) for first in (1, OTHERS, 11, OTHERS + 10)]))
+
+    def labels(events: Sequence[TranscriptionEvent]) -> list[str]:
+        return [event.speaker_label for event in events if isinstance(event, TranscriptDone)]
+
+    async def main() -> None:
+        whole = SessionHost(config, speaker_model=ScriptedVoices())
+        await whole.run(messages)
+        assert labels(whole.events) == ["A", "B", "A", "B"]
+        # The next host knows no voices, and gives them labels that nobody has had.
+        stored = next(s for s in whole.states if len(labels(whole.events[: s.num_events])) == 2)
+        again = SessionHost(config, stored, speaker_model=ScriptedVoices())
+        await again.run(messages)
+        assert labels(again.events) == ["C", "D"]
 
     anyio.run(main)

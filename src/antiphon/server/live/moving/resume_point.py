@@ -115,6 +115,8 @@ class ResumePoint(msgspec.Struct):
     from_ms: float = 0.0
     # The state of a transcription session; None for a conversation.
     transcription: TranscriptionState | None = None
+    # Of a conversation: the number of labels that voices have.
+    num_labels: int = 0
 
     @property
     def starts_at_ms(self) -> float:
@@ -334,7 +336,9 @@ class Progress:
         closing = conversation.progress.closing_responses if self._open else []
         owed = [owed.request for owed in self._owed] + closing + conversation.progress.owed_responses
         opened, heard_ms = self._ended or self._open, received.heard_ms
-        return ResumePoint(received.last, received.applied, unread, opened, owed, finished, heard_ms=heard_ms)
+        point = ResumePoint(received.last, received.applied, unread, opened, owed, finished, heard_ms=heard_ms)
+        point.num_labels = conversation.progress.num_labels
+        return point
 
 
 def recovered(items: Sequence[Item], continued: ResumePoint) -> tuple[list[Item], list[ConversationEvent]]:

@@ -145,6 +145,8 @@ class StoredCopy:
             self._conversation = session
             if self._restored:
                 session.history.restore(self._restored.items)
+                if self._restored.continued:
+                    session.progress.num_labels = self._restored.continued.num_labels
         if not self.goes_on:
             self.write()
 
