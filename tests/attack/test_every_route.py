@@ -93,6 +93,7 @@ TABLE: dict[tuple[str, str], Row] = {
     ("GET", "/v1/audio/voices"): Row(200),
     ("POST", "/v1/audio/voices"): Row(200, options={"data": UPLOAD}),
     ("DELETE", "/v1/audio/voices/{name:path}"): Row(200, others={"bob": 404}, path=f"/v1/audio/voices/{VOICE}"),
+    ("GET", "/v1/voices"): Row(200),
     ("WS", "/v1/audio/speech/stream"): Row(101),
     ("WS", "/v1/video/chat/stream"): Row(101),
     ("POST", "/v1/realtime/calls"): Row(400, (*TALKS, "captions"), options=OFFER),

@@ -34,6 +34,7 @@ BENCHMARKS = (
     "engine",
     "engines",
     "tts",
+    "piper",
     "speakers",
     "talk",
     "turns",

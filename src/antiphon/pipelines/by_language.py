@@ -1,5 +1,5 @@
-"""Combines a voice for some languages with a fallback voice for all others. The language of each text decides which
-voice speaks it.
+"""Lets the language of each text decide which voice speaks it: the requested voice, another voice of the synthesizer,
+or a fallback voice for all other languages.
 
 Without a fallback, a text that is surely in another language is refused, because the voice would read it
 unintelligibly.
@@ -29,7 +29,8 @@ MIN_REFUSED_PROBABILITY, MIN_REFUSED_LETTERS = 0.85, 10
 
 class VoiceByLanguage:
     """A Synthesizer that speaks the languages of `main` with `main`, and others with `fallback`. Without a `fallback`,
-    it refuses other languages.
+    it refuses other languages. If the requested voice of `main` does not speak a language, the first one that does
+    speaks it.
 
     Audio has the rate of `main`, and word times are available if `main` has them. The fallback has one voice for each
     language, regardless of the requested voice.
@@ -58,8 +59,12 @@ class VoiceByLanguage:
         If the text is too short to detect its language, the text that was spoken before it is used too. Raises the
         errors of both voices, and RemoteProtocolError (`language_not_spoken`) if neither voice speaks the language.
         """
-        language = options.language or self._language_of(text, options.spoken_before)
-        if language in self._main.profile.languages:
+        language = options.language or self._language_of(text, options)
+        profile = self._main.profile
+        if language in profile.languages:
+            if language not in profile.languages_of(options.voice):
+                voice = next(name for name in profile.voices if language in profile.languages_of(name))
+                options = replace(options, voice=voice)
             async with aclosing(self._main.speak(text, options, urgency)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -76,11 +81,11 @@ class VoiceByLanguage:
                 yield replace(chunk, pcm=resampler.feed(chunk.pcm), words=words)
         yield SpeechChunk(resampler.flush())
 
-    def _language_of(self, text: str, before: str) -> str:
-        own = self._main.profile.languages
+    def _language_of(self, text: str, options: VoiceOptions) -> str:
+        before, own = options.spoken_before, self._main.profile.languages_of(options.voice)
         for seen in (text, f"{before} {text}") if before else (text,):
             language, probability = self._likeliest(without_pauses(seen))
-            if self._fallback is None:
+            if self._fallback is None and language not in self.profile.languages:
                 is_sure = probability >= MIN_REFUSED_PROBABILITY and sum(map(str.isalpha, seen)) >= MIN_REFUSED_LETTERS
                 return language if is_sure else own[0]
             if probability >= MIN_PROBABILITY and language in self.profile.languages:
