@@ -29,6 +29,8 @@ MAX_PART_CHARS = 240
 # Frames in the pieces of a sentence. The first one, 0.3 s of audio, takes some tens of milliseconds to compute. Longer
 # pieces cost less per second of audio.
 PIECE_FRAMES = (24, 80, 200)
+# The rate at which clients get audio unless they ask for another. The voices' own are 16,000 and 22,050 Hz.
+RATE_HZ = 24_000
 # The range of tempos for which the durations of phonemes are scaled.
 SPEEDS = (0.5, 2.0)
 # Lower bound of the lane's queue limit: every text in progress has a job in the queue, and a piece takes little time.
@@ -53,8 +55,8 @@ class _Voice:
 class Piper:
     """A Synthesizer with the voices of one or more folders. They share a lane.
 
-    A voice has the name of its file without `.onnx`, and a speaker's voice NAME:SPEAKER. The audio has the highest rate
-    of all voices.
+    A voice has the name of its file without `.onnx`, and a speaker's voice NAME:SPEAKER. The audio of all is resampled
+    to RATE_HZ.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Piper:
         languages = {name: (voice.file.language,) for name, voice in self._voices.items()}
         self.profile = SynthesizerProfile(
             model_id,
-            max(voice.rate_hz for voice in self._voices.values()),
+            RATE_HZ,
             voices=tuple(self._voices),
             languages=tuple(dict.fromkeys(chain.from_iterable(languages.values()))),
             speeds=SPEEDS,
@@ -109,12 +111,12 @@ class Piper:
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the audio of a text, float32. The first chunk has 0.3 s. Each chunk is one job of the lane.
+        """Yield the audio of a text, float32 at RATE_HZ. The first chunk has 0.3 s. Each chunk is one job of the lane.
 
         A text that has no phonemes, such as emoji, yields no samples. Closing the generator stops the synthesis after
         the current chunk. Raises Refused if the lane is full, and ModelError.
         """
-        utterance = _Utterance(self._voices[options.voice], self.profile.sample_rate_hz, text, options)
+        utterance = _Utterance(self._voices[options.voice], text, options)
         while (chunk := await self.lane.run(utterance, urgency())) is not None:
             yield chunk
 
@@ -126,9 +128,9 @@ def _step(batch: Sequence[_Utterance]) -> list[SpeechChunk | None]:
 class _Utterance:
     """The synthesis of one text. The lane's threads take its chunks, one at a time."""
 
-    def __init__(self, voice: _Voice, rate_hz: int, text: str, options: VoiceOptions) -> None:
+    def __init__(self, voice: _Voice, text: str, options: VoiceOptions) -> None:
         self._voice = voice
-        self._resampler = Resampler(voice.rate_hz, rate_hz)
+        self._resampler = Resampler(voice.rate_hz, RATE_HZ)
         self._random = np.random.default_rng(options.seed)
         scales = voice.file.fields.inference
         self._scales = (scales.noise_scale, scales.length_scale / options.speed, scales.noise_w)
