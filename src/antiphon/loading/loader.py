@@ -42,10 +42,9 @@ from antiphon.loading.selection import (
 )
 from antiphon.loading.servers import pools_of, remote_model, voice_with_fallback, with_fallback
 from antiphon.loading.turn_models import turn_blend
-from antiphon.pipelines.by_language import VoiceByLanguage
+from antiphon.pipelines.by_language import SeveralVoices, VoiceByLanguage
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
-from antiphon.pipelines.several_voices import SeveralVoices
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
 from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.remote.pool import Pool

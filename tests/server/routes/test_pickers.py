@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from antiphon.audio.containers import decode_all
-from antiphon.pipelines.several_voices import SeveralVoices
+from antiphon.pipelines.by_language import SeveralVoices
 from antiphon.settings import Settings
-from tests.pipelines.test_several_voices import Voice
+from tests.pipelines.test_by_language import Voice
 from tests.server.scripted import Echo, ScriptedTranscriber, scripted_models, serving
 
 KEY = "sk-home"

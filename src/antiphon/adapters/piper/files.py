@@ -19,7 +19,7 @@ PHONEME_TYPES = ("espeak", "text")
 BEGIN, END, PAD = "^", "$", "_"
 
 
-class AudioFields(msgspec.Struct, frozen=True):
+class SoundFields(msgspec.Struct, frozen=True):
     """The section `audio`: the sample rate of the voice, in Hz."""
 
     sample_rate: int
@@ -48,14 +48,21 @@ class ScaleFields(msgspec.Struct, frozen=True):
 class VoiceFields(msgspec.Struct, frozen=True):
     """The JSON of a voice. Other fields are not read."""
 
-    audio: AudioFields
+    # The form of its audio.
+    audio: SoundFields
     # The ids of each phoneme or punctuation mark.
     phoneme_id_map: dict[str, list[int]]
+    # What eSpeak NG has to know.
     espeak: EspeakFields = EspeakFields()
+    # The language that it speaks.
     language: LanguageFields = LanguageFields()
+    # Its usual way to speak.
     inference: ScaleFields = ScaleFields()
+    # What its phonemes are made by: one of PHONEME_TYPES. None: the first of them.
     phoneme_type: str | None = "espeak"
+    # The number of its speakers.
     num_speakers: int = 1
+    # The numbers of its speakers, by name.
     speaker_id_map: dict[str, int] = {}
     # Vowels that are one phoneme of the map together.
     vowel_clusters: list[list[str]] | None = None
@@ -83,7 +90,7 @@ class VoiceFile:
         if self.fields.num_speakers <= 1:
             return {self.name: None}
         by_number = sorted(self.fields.speaker_id_map.items(), key=lambda one: one[1])
-        return {self.name: 0} | {f"{self.name}:{speaker}": number for speaker, number in by_number}
+        return {self.name: 0, **{f"{self.name}:{speaker}": number for speaker, number in by_number}}
 
 
 def voice_files(folder: Path) -> Iterator[VoiceFile]:

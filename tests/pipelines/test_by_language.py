@@ -13,8 +13,7 @@ import pytest
 from antiphon.contracts import SpeechChunk, Synthesizer, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.words import Word
-from antiphon.pipelines.by_language import VoiceByLanguage
-from antiphon.pipelines.several_voices import SeveralVoices
+from antiphon.pipelines.by_language import SeveralVoices, VoiceByLanguage
 
 
 class Voice:
