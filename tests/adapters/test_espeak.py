@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.adapters.espeak_ng import synthesizer as module
+from antiphon.adapters import espeak as module
 from antiphon.adapters.espeak_ng.synthesizer import LANGUAGES, RATE_HZ, Espeak
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio.pcm import from_pcm16

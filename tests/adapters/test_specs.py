@@ -77,9 +77,13 @@ def test_when_the_table_is_read_then_no_library_is_imported_that_computes() -> N
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_names_things_of_its_own_folder(name: str) -> None:
     spec = SPECS[name]
-    for wanted in filter(None, (spec.model, spec.prepare)):
+    for wanted in filter(None, (spec.model, spec.prepare, spec.describe)):
         assert wanted.startswith(f"antiphon.adapters.{name}.")
         assert callable(named(wanted))
+
+
+def test_a_spec_that_recognizes_folders_by_their_files_also_describes_them() -> None:
+    assert [name for name, spec in SPECS.items() if bool(spec.files) != bool(spec.describe)] == []
 
 
 @pytest.mark.parametrize("name", SPECS)

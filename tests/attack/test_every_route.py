@@ -100,6 +100,7 @@ TABLE: dict[tuple[str, str], Row] = {
     # There is no speaker model.
     ("POST", "/v1/speakers"): Row(404),
     ("DELETE", "/v1/speakers/{name:path}"): Row(200, others={"bob": 404}, path=f"/v1/speakers/{VOICE}"),
+    ("GET", "/v1/voices"): Row(200),
     ("WS", "/v1/audio/speech/stream"): Row(101),
     ("WS", "/v1/video/chat/stream"): Row(101),
     ("POST", "/v1/realtime/calls"): Row(400, (*TALKS, "captions"), options=OFFER),

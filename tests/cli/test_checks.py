@@ -22,6 +22,7 @@ from antiphon.server.http.listening import bind
 from antiphon.settings import Settings
 from antiphon.store import Store
 from antiphon.store.registry import SILERO, SMART_TURN
+from tests.adapters.tiny_piper import write_voice
 from tests.conftest import DATA
 
 Refused = Callable[..., str]
@@ -127,6 +128,11 @@ def test_when_models_are_named_that_are_not_there_then_serve_stops_at_once(
     for flag in ("--language-model", "--synthesizer"):
         reported = refused(*serve, flag, empty, status=2)
         assert reported.startswith(f"antiphon: {flag} {empty}: no checkpoint's folder (it has no config.json")
+    voices = tmp_path / "voices"
+    write_voice(voices, "en_US-tiny-low")
+    (voices / "en_US-tiny-low.onnx.json").unlink()
+    reported = refused(*serve, "--synthesizer", str(voices))
+    assert f"--synthesizer {voices}: en_US-tiny-low.onnx has no en_US-tiny-low.onnx.json: copy it" in reported
     assert "nor a .gguf file" in refused(*serve, "--language-model", file, status=2)
     assert "there are hibari-heart" in refused(*serve, "--voice", "nobody", status=2)
     assert "there are hibari-heart" in refused(*serve, "--synthesizer", "nobody", status=2)

@@ -15,7 +15,8 @@ from antiphon.errors import SettingsError
 from antiphon.loading.selection import SPEECH_ROLES, selected_models
 from antiphon.settings import Settings, load
 
-NAMES = ("heart", "emma", "fenrir", "fable", "kore")
+HIBARI, JOE = ("heart", "emma", "fenrir", "fable", "kore"), "en_US-joe-medium"
+NAMES = (*HIBARI, JOE)
 
 
 def antiphon(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,17 +26,17 @@ def antiphon(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_voice_has_a_line_and_what_is_missing_says_how_it_is_fetched(tmp_path: Path) -> None:
     found = voice_lines(load({"home": str(tmp_path)}, {}))
-    assert [line.split()[0] for line in found[:5]] == list(NAMES)
+    assert [line.split()[0] for line in found[:6]] == list(NAMES)
     assert all(
         line.endswith(f"missing: antiphon voices --add {name}") for line, name in zip(found, NAMES, strict=False)
     )
     if shutil.which("espeak-ng"):
-        assert "fallback" in found[5]
-        assert "de, es, fr, it" in found[6]
+        assert "fallback" in found[6]
+        assert "de, es, fr, it" in found[7]
 
 
 def test_where_there_is_no_fallback_voice_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.adapters.espeak_ng.synthesizer.PROGRAM", "no-such-program")
+    monkeypatch.setattr("antiphon.adapters.espeak.PROGRAM", "no-such-program")
     assert (
         voice_lines(Settings())[-1]
         == "no fallback voice: no-such-program is not installed (apt install no-such-program)"
@@ -44,7 +45,13 @@ def test_where_there_is_no_fallback_voice_it_is_said_how_to_get_it(monkeypatch: 
 
 @pytest.mark.parametrize(
     ("names", "loaded"),
-    [((), ("heart",)), (("heart",), ("heart",)), (("kore",), ("heart", "kore")), (("all",), NAMES)],
+    [
+        ((), ("heart",)),
+        (("heart",), ("heart",)),
+        (("kore",), ("heart", "kore")),
+        (("all",), HIBARI),
+        ((JOE,), ("heart", f"piper-{JOE}")),
+    ],
 )
 def test_the_voices_that_are_named_are_loaded_beside_the_default_one(
     names: tuple[str, ...], loaded: tuple[str, ...]

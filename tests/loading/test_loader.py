@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from antiphon.adapters.spec import EngineModelOptions, LaneModelOptions, Spec
+from antiphon.contracts import SynthesizerProfile
 from antiphon.engine.api import Capabilities
 from antiphon.errors import ModelError
 from antiphon.loading import loader, selection
@@ -46,6 +47,14 @@ class MadeWith:
 
     def __init__(self, folder: Path, model_id: str, options: Any, **given: Any) -> None:
         self.given = given
+
+
+class MadeVoice:
+    """A synthesizer with a voice for itself and for each further folder. Its language is its name."""
+
+    def __init__(self, folder: Path, model_id: str, options: Any, *, voices: dict[str, Path]) -> None:
+        self.lane = SimpleNamespace(name="synthesizer")
+        self.profile = SynthesizerProfile(model_id, 24_000, (model_id, *voices), (model_id,), (0.5, 2.0), True)
 
 
 class MadeReader:
@@ -122,6 +131,24 @@ def test_when_voices_are_named_then_the_adapter_gets_the_folders_of_the_further_
         "hibari-kore": Path("/store/hibari-kore"),
     }
     assert models.lanes == (models.synthesizer.voice.lane,)
+
+
+def test_when_synthesizers_of_two_adapters_are_named_then_they_are_one_with_the_voices_of_both(
+    specs: dict[str, Spec], tmp_path: Path
+) -> None:
+    specs["hibari"] = replace(LANE, model=f"{HERE}:MadeVoice", takes_voices=True)
+    specs["own"] = replace(specs["hibari"], files="*.graph")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.graph").touch()
+    named = f"hibari-heart,{tmp_path / 'one'},{tmp_path / 'two'}"
+    models = made(Settings(speech=SpeechSettings(synthesizer=named, voices=("emma",))), "synthesizer")
+    assert models.synthesizer.profile.voices == ("hibari-heart", "hibari-emma", "one", "two")
+    assert models.synthesizer.profile.languages == ("hibari-heart", "one")
+    assert models.synthesizer.profile.id == "hibari-heart"
+    assert models.names == ("hibari-heart",)
+    # Metrics tell the lanes apart.
+    assert [lane.name for lane in models.lanes] == ["synthesizer", "synthesizer own"]
 
 
 def test_when_a_model_for_partials_is_named_then_it_is_given_to_the_transcriber_and_is_no_model_of_its_own(

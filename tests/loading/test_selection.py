@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,3 +183,44 @@ def test_a_transcriber_may_be_on_other_servers() -> None:
         assert "hidden" not in str(error.value)
     with pytest.raises(SettingsError, match=r"--partials .* the transcriber is on another server"):
         chosen("http://a/v1#m", partials="whisper-tiny.en")
+
+
+def voices(folder: Path) -> str:
+    """Make a folder that looks like one of Piper's voices, and return its path."""
+    folder.mkdir()
+    (folder / "de_DE-eva-low.onnx").touch()
+    return str(folder)
+
+
+def synthesizers(text: str, **speech: Any) -> list[tuple[str, str]]:
+    found = selected_models(Settings(speech=SpeechSettings(synthesizer=text, **speech)), ("synthesizer",))
+    return [(m.id, m.adapter) for m in found if not isinstance(m, RemoteModel)]
+
+
+def test_a_folder_of_voices_is_recognized_by_its_files_and_several_are_taken_together(tmp_path: Path) -> None:
+    home, more = voices(tmp_path / "home"), voices(tmp_path / "more")
+    assert synthesizers(home) == [("home", "piper")]
+    assert synthesizers(f"hibari-heart, {home},{more}") == [
+        ("hibari-heart", "hibari"),
+        ("home", "piper"),
+        ("more", "piper"),
+    ]
+    assert synthesizers(home, voices=("emma",))[-1] == ("hibari-emma", "hibari")
+    comma = voices(tmp_path / "a, b")
+    assert synthesizers(comma) == [("a, b", "piper")]
+
+
+def test_synthesizers_that_cannot_be_taken_together_are_refused_by_name(tmp_path: Path) -> None:
+    home = voices(tmp_path / "home")
+    (tmp_path / "tts").mkdir()
+    (tmp_path / "tts" / "config.json").write_text(json.dumps({"model_type": "qwen3_tts"}))
+    (tmp_path / "other").mkdir()
+    for text, says in {
+        f"{home},none": "none cannot be one of several",
+        f"{home},http://box:8880/v1#kokoro": "http://box:8880/v1#kokoro cannot be one of several",
+        f"{home},{tmp_path / 'tts'}": "tts cannot be one of several",
+        f"{home},{voices(tmp_path / 'other' / 'home')}": "two of them have the name home",
+        f"{home},nobody": "there is no synthesizer nobody",
+    }.items():
+        with pytest.raises(SettingsError, match=f"--synthesizer.*{re.escape(says)}"):
+            synthesizers(text)

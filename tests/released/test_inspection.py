@@ -20,6 +20,7 @@ from antiphon.released.folder import link_outside
 from antiphon.released.headers import INDEX, WHOLE, StoredTensor
 from antiphon.released.manifest import TensorPattern, expanded
 from antiphon.released.memory import memory_of
+from tests.adapters.tiny_piper import write_voice
 from tests.released.making import config_of, write_file, write_release
 
 ASR, TTS, BASE, OMNI = (
@@ -286,6 +287,27 @@ def test_the_links_of_a_hubs_cache_are_its_own(tmp_path: Path) -> None:
 def test_a_model_of_another_role_is_refused_with_its_flag(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"Qwen3-ASR-0.6B is for --transcriber, not for --synthesizer"):
         check(made(tmp_path), "synthesizer")
+
+
+def test_a_folder_of_voices_is_told_by_its_files_and_refused_by_the_name_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "voices"
+    write_voice(folder, "en_US-tiny-low")
+    write_voice(folder, "de_DE-tiny-low", espeak={"voice": "de"}, language={"code": "de_DE"})
+    assert main(["inspect", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "voices in Piper's format: de_DE-tiny-low (de), en_US-tiny-low (en)" in printed
+    assert "served as  synthesizer, by piper" in printed
+    assert f"serve      antiphon serve --synthesizer {folder}" in printed
+    with pytest.raises(StoreError, match="is for --synthesizer, not for --transcriber"):
+        check(folder, "transcriber")
+    (folder / "de_DE-tiny-low.onnx.json").unlink()
+    (folder / "linked.bin").symlink_to("/etc/hostname")
+    assert main(["inspect", "--json", str(folder)]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert "linked.bin is a link to /etc/hostname" in problems[0]
+    assert problems[1].startswith("de_DE-tiny-low.onnx has no de_DE-tiny-low.onnx.json")
 
 
 @pytest.mark.slow

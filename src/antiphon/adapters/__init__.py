@@ -26,6 +26,7 @@ ADAPTERS = (
     "resemblyzer",
     "qwen3_tts",
     "hibari",
+    "piper",
     "causal_lm",
     "vlm",
     "minicpmo",

@@ -39,6 +39,12 @@ class Spec:
     # no such folders. If no adapter of the role lists a checkpoint's type, the first adapter of the role that loads
     # folders tries to load it, and its error message names the expected kind of checkpoint.
     model_types: tuple[str, ...] | None = None
+    # The pattern of the file names by which a folder without config.json is recognized as a model of this adapter. "":
+    # its folders have a config.json.
+    files: str = ""
+    # For such folders: a function, as "module:function", that is called with the folder, computes nothing, and returns
+    # what the folder is, in words, and why it does not load, or "".
+    describe: str = ""
     # A function, as "module:function", that converts the model's files before they are loaded. "": no conversion. It is
     # called as prepare(source, home, name, weights, device): `source` is the folder of the files or a .gguf file, and
     # `home` is the folder in which models are stored. The function returns the folder to load, may take minutes, and

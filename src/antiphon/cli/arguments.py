@@ -37,6 +37,7 @@ BENCHMARKS = (
     "engine",
     "engines",
     "tts",
+    "piper",
     "speakers",
     "talk",
     "turns",

@@ -115,8 +115,6 @@ def check_names(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) ->
         raise SettingsError(f"--models-from {folder}: there is no such folder")
     if "transcriber" in roles:
         _check_transcriber(settings.models.transcriber)
-    if "synthesizer" in roles:
-        _check_synthesizer(settings.speech.synthesizer)
     if "language" in roles:
         _check_language_model(settings.engine.language_model)
     selected_models(settings, roles)
@@ -167,12 +165,6 @@ def _check_transcriber(name: str) -> None:
     if name and name not in MODELS and not is_elsewhere(name) and not Path(name).expanduser().exists():
         known = ", ".join(m.id for m in MODELS.values() if m.role == "transcriber")
         raise SettingsError(f"--transcriber: there is no transcriber {name}, and no such folder; there are {known}")
-
-
-def _check_synthesizer(name: str) -> None:
-    path = Path(name).expanduser()
-    if name and name not in MODELS and path.is_dir() and not (path / "config.json").is_file():
-        raise SettingsError(f"--synthesizer {name}: no checkpoint's folder (it has no config.json)")
 
 
 def _check_language_model(name: str) -> None:

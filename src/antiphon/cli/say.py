@@ -309,13 +309,13 @@ def voice_lines(settings: Settings) -> list[str]:
     out = []
     for name, model in _voices().items():
         state = f"missing: antiphon voices --add {name}" if store.missing(model) else "here"
-        out.append(f"{name:12} {model.summary:36} {state}")
+        out.append(f"{name:16} {model.summary:36} {state}")
     try:
         profile = fallback_profile(settings)
     except ModelError as error:
         return [*out, f"no fallback voice: {error}"]
     languages = ", ".join(code for code in profile.languages if code != "en")
-    return [*out, f"{profile.id:12} {'by rules, a fallback for':36} here", f"{'':12} {languages}"]
+    return [*out, f"{profile.id:16} {'by rules, a fallback for':36} here", f"{'':16} {languages}"]
 
 
 def with_voices(settings: Settings, names: Sequence[str]) -> Settings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -18,7 +19,7 @@ import msgspec
 from antiphon.adapters import SPECS
 from antiphon.errors import StoreError
 from antiphon.loading.machine import free_gb, gpus
-from antiphon.loading.selection import flag_of
+from antiphon.loading.selection import adapter_of_files, flag_of
 from antiphon.released import Family, Release, families, releases
 from antiphon.released.comparison import (
     TensorComparison,
@@ -29,7 +30,7 @@ from antiphon.released.comparison import (
     tensor_problems,
     unknown_fields,
 )
-from antiphon.released.folder import folder_problem, is_text_model, missing_files, path_problem
+from antiphon.released.folder import folder_problem, is_text_model, link_outside, missing_files, path_problem
 from antiphon.released.headers import StoredTensor, shards, stored_tensors
 from antiphon.released.manifest import Fields, flat
 from antiphon.released.memory import ModelMemory, gb, memory_of_tensors
@@ -116,6 +117,8 @@ def inspect(path: Path, *, pickled: bool = False) -> Inspection:
     if path.is_file() or (path / "model.gguf").is_file():
         command = f"antiphon serve --language-model {quote(str(path))}"
         return replace(found, title="a GGUF file", role="language", adapter=_adapter("", ""), command=command)
+    if adapter := adapter_of_files(path):
+        return _described(found, adapter)
     problem = folder_problem(path, pickled=pickled)
     if not (path / "config.json").is_file():
         return replace(found, problems=(problem,))
@@ -127,6 +130,16 @@ def inspect(path: Path, *, pickled: bool = False) -> Inspection:
     if problem:
         return replace(found, problems=(*found.problems, problem), command="")
     return found if found.problems else _compared(found, fields)
+
+
+def _described(found: Inspection, adapter: str) -> Inspection:
+    """Return the inspection of a folder without config.json, as the adapter that recognizes it describes it."""
+    spec = SPECS[adapter]
+    module, function = spec.describe.split(":")
+    title, problem = getattr(import_module(module), function)(found.path)
+    problems = tuple(line for line in (link_outside(found.path), problem) if line)
+    command = f"antiphon serve {flag_of(spec.role)} {quote(str(found.path))}"
+    return replace(found, title=title, role=spec.role, adapter=adapter, problems=problems, command=command)
 
 
 def check(path: Path, role: ModelRole, *, pickled: bool = False) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ from antiphon.loading.selection import (
 )
 from antiphon.loading.servers import pools_of, remote_model, voice_with_fallback, with_fallback
 from antiphon.loading.turn_models import turn_blend
-from antiphon.pipelines.by_language import VoiceByLanguage
+from antiphon.pipelines.by_language import SeveralVoices, VoiceByLanguage
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
@@ -165,9 +165,10 @@ def load(
                     # Its fallback is loaded first.
                     continue
             by_role[remote.role] = loaded
+    voices_by = set[str]()
     # Models that use others are loaded last.
     for model in sorted(selected, key=lambda m: bool(spec_of(m).uses)):
-        if model.role in by_role:
+        if model.role in by_role and (model.role != "synthesizer" or model.adapter in voices_by):
             # An additional voice of the loaded synthesizer, or the transcriber's model for partials.
             continue
         spec = spec_of(model)
@@ -183,6 +184,12 @@ def load(
         if model.role == "backchannel":
             loaded = CheckedBackchannel(loaded, failures)
         if model.role == "synthesizer":
+            voices_by.add(model.adapter)
+            if first := by_role.get("synthesizer"):
+                # Metrics tell lanes apart by their names.
+                loaded.lane.name += f" {model.adapter}"
+                by_role["synthesizer"] = SeveralVoices([first, ReadingVoice(loaded)])
+                continue
             loaded = ReadingVoice(loaded)
         by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
         if model.role not in ("vad", "backchannel", "speaker"):
@@ -253,13 +260,13 @@ def _load_model(
 ) -> Any:
     """Load one model by its adapter's class.
 
-    `selected`: all models to load; others of the same role are additional voices of it. `by_role`: the models loaded so
-    far.
+    `selected`: all models to load; others of the same role and adapter are additional voices of it. `by_role`: the
+    models loaded so far.
     """
     spec = spec_of(model)
     used = {name: by_role.get(role_named(name)) for name in spec.uses}
     further: dict[str, dict[str, Path] | Path] = {}
-    others = [m for m in selected if m.role == model.role and m is not model]
+    others = [m for m in selected if (m.role, m.adapter) == (model.role, model.adapter) and m is not model]
     if spec.takes_voices:
         further["voices"] = {m.id: prepare(settings, store, m) for m in others}
     if spec.takes_partials and others:
@@ -293,10 +300,14 @@ def _with_fallback(
 
     The lane is None without a fallback voice.
     """
-    how = settings.speech.fallback_voice
+    how, profile = settings.speech.fallback_voice, main.profile
     spec = next((s for s in SPECS.values() if s.role == "fallback"), None)
-    if spec is None or how == "off" or main.profile.streams_text or not main.profile.languages:
+    if spec is None or profile.streams_text or not profile.languages:
         return main, None
+    if how == "off":
+        # If each voice speaks all languages, none has to be found.
+        has_one_choice = all(profile.languages_of(name) == profile.languages for name in profile.voices)
+        return (main if has_one_choice else VoiceByLanguage(main, None)), None
     try:
         fallback = _imported(spec.model)(_lane_options(settings, "fallback", observe))
     except ModelError:

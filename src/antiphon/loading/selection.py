@@ -178,21 +178,27 @@ def _without(models: list[Selected], role: ModelRole) -> list[Selected]:
 
 
 def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selected]:
-    """The models with the synthesizer and the additional voices that the settings name."""
-    synthesizer, voices = settings.speech.synthesizer, settings.speech.voices
-    if synthesizer:
-        if not (is_address(synthesizer) and settings.remote.fallback):
+    """The models with the synthesizers and the additional voices that the settings name."""
+    named, voices = settings.speech.synthesizer, settings.speech.voices
+    if named:
+        if not (is_address(named) and settings.remote.fallback):
             models = _without(models, "synthesizer")
-        if synthesizer != "none":
-            models.append(_synthesizer(synthesizer))
-    if not voices or synthesizer == "none" or is_address(synthesizer):
+        if named != "none":
+            models += _synthesizers(named)
+    if not voices or named == "none" or is_address(named):
         return models
-    (speaker,) = (m for m in models if m.role == "synthesizer" and not isinstance(m, RemoteModel))
+    speaker = next(m for m in models if m.role == "synthesizer" and not isinstance(m, RemoteModel))
     if not spec_of(speaker).takes_voices:
-        raise SettingsError(f"--voice: {synthesizer or speaker.id} has its own voices")
+        raise SettingsError(f"--voice: {named or speaker.id} has its own voices")
     if ALL_VOICES in voices:
         return models + [m for m in MODELS.values() if m.role == "synthesizer" and m.adapter == speaker.adapter]
-    return models + [_registered("synthesizer", f"{speaker.adapter}-{voice}", "--voice") for voice in voices]
+    return models + [_registered_voice(voice, speaker.adapter) for voice in voices]
+
+
+def _registered_voice(name: str, adapter: str) -> Model:
+    """The registry's voice of a name, of any adapter. Raises SettingsError, in the terms of `adapter`, without one."""
+    found = (m for m in MODELS.values() if m.role == "synthesizer" and m.id == f"{m.adapter}-{name}")
+    return next(found, None) or _registered("synthesizer", f"{adapter}-{name}", "--voice")
 
 
 def _transcriber(name: str) -> Selected:
@@ -219,11 +225,38 @@ def _partials(name: str, transcriber: Model | LocalModel) -> Model:
     return model
 
 
+def _named_synthesizers(text: str) -> list[str]:
+    """Return the entries of `--synthesizer`: one URL, or names and folders separated by commas.
+
+    Raises SettingsError for a URL among others.
+    """
+    if is_address(text) or Path(text).expanduser().is_dir():
+        return [text]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(names) > 1 and (unfit := [name for name in names if is_address(name) or name == "none"]):
+        raise SettingsError(f"--synthesizer {text}: {unfit[0]} cannot be one of several")
+    return names
+
+
+def _synthesizers(text: str) -> list[Selected]:
+    """The synthesizers that `--synthesizer` names. Raises SettingsError if they cannot be loaded together."""
+    found = [_synthesizer(name) for name in _named_synthesizers(text)]
+    for model in found if found[1:] else ():
+        if not isinstance(model, RemoteModel) and spec_of(model).runs_on != "lane":
+            raise SettingsError(f"--synthesizer {text}: {model.id} cannot be one of several")
+        if sum(other.id == model.id for other in found) > 1:
+            raise SettingsError(f"--synthesizer {text}: two of them have the name {model.id}")
+    return found
+
+
 def _synthesizer(name: str) -> Selected:
     if is_address(name):
         address = parse_address(name, "--synthesizer", schemes=SYNTHESIZER, variable="ANTIPHON_SYNTHESIZER_KEY")
         return RemoteModel(address.model, address, "synthesizer")
-    if (Path(name).expanduser() / "config.json").is_file():
+    path = Path(name).expanduser().resolve()
+    if name not in MODELS and path.is_dir():
+        if adapter := adapter_of_files(path):
+            return LocalModel(path.name, path, "synthesizer", adapter)
         return _checkpoint("synthesizer", name)
     return _registered("synthesizer", name, "--synthesizer")
 
@@ -279,6 +312,13 @@ def _checkpoint(role: ModelRole, name: str) -> LocalModel:
     if not (path / "config.json").is_file():
         raise SettingsError(f"{flag_of(role)} {name}: no checkpoint's folder (it has no config.json)")
     return LocalModel(path.name, path, role, _adapter(role, path))
+
+
+def adapter_of_files(folder: Path) -> str:
+    """Return the adapter that recognizes a folder without config.json by its files (`Spec.files`); "" for none."""
+    if (folder / "config.json").is_file() or not folder.is_dir():
+        return ""
+    return next((name for name, spec in SPECS.items() if spec.files and any(folder.glob(spec.files))), "")
 
 
 def _adapter(role: ModelRole, path: Path) -> str:

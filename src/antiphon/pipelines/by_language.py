@@ -1,5 +1,5 @@
-"""Combines a voice for some languages with a fallback voice for all others. The language of each text decides which
-voice speaks it.
+"""Several synthesizers as one, and the choice of a voice by the language of each text: the requested voice, another
+voice that speaks the language, or a fallback voice for all other languages.
 
 Without a fallback, a text that is surely in another language is refused, because the voice would read it
 unintelligibly.
@@ -7,13 +7,13 @@ unintelligibly.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from antiphon.audio.pcm import Resampler
 from antiphon.contracts import SpeechChunk, Synthesizer, Urgency, VoiceOptions
-from antiphon.errors import RemoteProtocolError
+from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.text.language import OTHERS_OF_ONE_VOICE, language_finder
 from antiphon.text.markup import without_pauses
 
@@ -27,9 +27,48 @@ MIN_PROBABILITY = 0.7
 MIN_REFUSED_PROBABILITY, MIN_REFUSED_LETTERS = 0.85, 10
 
 
+class SeveralVoices:
+    """A Synthesizer with the voices and languages of all `parts`. The first part has the default voice.
+
+    Its id and its sample rate are those of the first part. The parts take whole texts and clone no voices.
+    """
+
+    def __init__(self, parts: Sequence[Synthesizer]) -> None:
+        """Raises ModelError if two parts have voices of the same name."""
+        self._part_of: dict[str, Synthesizer] = {}
+        for part in parts:
+            for name in part.profile.voices:
+                if name in self._part_of:
+                    ids = (self._part_of[name].profile.id, part.profile.id)
+                    raise ModelError(f"{' and '.join(ids)} both have a voice {name}")
+                self._part_of[name] = part
+        profiles = [part.profile for part in parts]
+        self.profile = replace(
+            profiles[0],
+            voices=tuple(self._part_of),
+            languages=tuple(dict.fromkeys(code for one in profiles for code in one.languages)),
+            speeds=(max(one.speeds[0] for one in profiles), min(one.speeds[1] for one in profiles)),
+            word_times=all(one.word_times for one in profiles),
+            voice_languages={name: part.profile.languages_of(name) for name, part in self._part_of.items()},
+        )
+
+    async def speak(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[SpeechChunk, None]:
+        """Speak a text by the part that has the voice. Raises the errors of the part."""
+        part = self._part_of[options.voice]
+        resampler = Resampler(part.profile.sample_rate_hz, self.profile.sample_rate_hz)
+        async with aclosing(part.speak(text, options, urgency)) as chunks:
+            async for chunk in chunks:
+                yield replace(chunk, pcm=resampler.feed(chunk.pcm))
+        if len(rest := resampler.flush()):
+            yield SpeechChunk(rest)
+
+
 class VoiceByLanguage:
     """A Synthesizer that speaks the languages of `main` with `main`, and others with `fallback`. Without a `fallback`,
-    it refuses other languages.
+    it refuses other languages. If the requested voice of `main` does not speak a language, the first one that does
+    speaks it.
 
     Audio has the rate of `main`, and word times are available if `main` has them. The fallback has one voice for each
     language, regardless of the requested voice.
@@ -58,8 +97,12 @@ class VoiceByLanguage:
         If the text is too short to detect its language, the text that was spoken before it is used too. Raises the
         errors of both voices, and RemoteProtocolError (`language_not_spoken`) if neither voice speaks the language.
         """
-        language = options.language or self._language_of(text, options.spoken_before)
-        if language in self._main.profile.languages:
+        language = options.language or self._language_of(text, options)
+        profile = self._main.profile
+        if language in profile.languages:
+            if language not in profile.languages_of(options.voice):
+                voice = next(name for name in profile.voices if language in profile.languages_of(name))
+                options = replace(options, voice=voice)
             async with aclosing(self._main.speak(text, options, urgency)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -76,11 +119,11 @@ class VoiceByLanguage:
                 yield replace(chunk, pcm=resampler.feed(chunk.pcm), words=words)
         yield SpeechChunk(resampler.flush())
 
-    def _language_of(self, text: str, before: str) -> str:
-        own = self._main.profile.languages
+    def _language_of(self, text: str, options: VoiceOptions) -> str:
+        before, own = options.spoken_before, self._main.profile.languages_of(options.voice)
         for seen in (text, f"{before} {text}") if before else (text,):
             language, probability = self._likeliest(without_pauses(seen))
-            if self._fallback is None:
+            if self._fallback is None and language not in self.profile.languages:
                 is_sure = probability >= MIN_REFUSED_PROBABILITY and sum(map(str.isalpha, seen)) >= MIN_REFUSED_LETTERS
                 return language if is_sure else own[0]
             if probability >= MIN_PROBABILITY and language in self.profile.languages:

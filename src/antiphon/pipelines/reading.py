@@ -77,7 +77,7 @@ class ReadingVoice:
         yield SpeechChunk(np.zeros(round(pause_s(mark) * self.profile.sample_rate_hz), np.float32))
 
     def _language(self, options: VoiceOptions) -> str | None:
-        languages = self.profile.languages
+        languages = self.profile.languages_of(options.voice)
         return options.language or (languages[0] if len(languages) == 1 else None)
 
     @property

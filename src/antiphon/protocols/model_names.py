@@ -22,6 +22,8 @@ HOSTED_VOICES = frozenset(
 OTHER_VOICES = "for another language the server needs eSpeak NG (apt install espeak-ng) or another --synthesizer"
 # Maximum number of characters of a name that an error quotes.
 MAX_SHOWN_CHARS = 100
+# Maximum number of voices that an error lists. A voice of many speakers has hundreds.
+MAX_SHOWN_VOICES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,9 @@ def is_hosted_voice(name: str, *, strict: bool) -> bool:
 
 
 def voice_not_found(name: str, voices: Sequence[str], param: str) -> RemoteProtocolError:
-    """Return the error for an unknown voice. It lists the loaded voices."""
-    there_are = ", ".join(voices)
+    """Return the error for an unknown voice. It lists the loaded voices, if there are many only the first."""
+    more = f" and {len(voices) - MAX_SHOWN_VOICES} more" if len(voices) > MAX_SHOWN_VOICES else ""
+    there_are = ", ".join(voices[:MAX_SHOWN_VOICES]) + more
     return RemoteProtocolError(
         "voice_not_found", f"The voice `{name[:MAX_SHOWN_CHARS]}` does not exist; there are: {there_are}.", param
     )

@@ -403,8 +403,9 @@ class SpeechSettings:
 
     synthesizer: str = option(
         "",
-        "Speech synthesizer: a name from `antiphon pull --list`, a checkpoint's folder (Qwen3-TTS), `URL#MODEL` of a "
-        "server that speaks, or `none`.",
+        "Speech synthesizer: a name from `antiphon pull --list`, a folder (a checkpoint of Qwen3-TTS, Piper's voices), "
+        "`URL#MODEL` of a server that speaks, or `none`. Names and folders of voices may be several, separated by "
+        "commas; the first has the default voice.",
     )
     voices: tuple[str, ...] = option(
         (),

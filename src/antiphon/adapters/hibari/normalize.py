@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from textwrap import wrap
 
-from antiphon.text.sentences import SentenceSplitter
+from antiphon.text.sentences import spoken_parts
 
 # A longer text is synthesized in several parts. The model reads a part in one pass, at 0.1 ms per character.
 MAX_PART_CHARS = 300
@@ -21,7 +21,6 @@ _PUNCTUATION = str.maketrans("。！？、，；：（）【】「」『』…",
 # The phonemizer truncates unknown words that are longer than this.
 MAX_WORD_CHARS = 20
 _LONG_WORD = re.compile(rf"[^\W\d_]{{{MAX_WORD_CHARS + 1},}}")
-_CLAUSE_END = re.compile(r"[,;:—–]\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +46,14 @@ def parts(text: str) -> Iterator[SpokenPart]:
 
     Each written word of the text is in exactly one part. Accepts any text.
     """
-    for sentence in _sentences(text):
-        for piece in _pieces(sentence):
-            written = tuple(piece.split())
-            spoken, skipped = [], []
-            for word in written:
-                speakable, dropped = _speakable(word)
-                spoken.append(speakable)
-                skipped.append(dropped)
-            yield SpokenPart(written, tuple(spoken), " ".join(filter(None, skipped)))
+    for part in spoken_parts(text, MAX_PART_CHARS):
+        written = tuple(part.split())
+        spoken, skipped = [], []
+        for word in written:
+            speakable, dropped = _speakable(word)
+            spoken.append(speakable)
+            skipped.append(dropped)
+        yield SpokenPart(written, tuple(spoken), " ".join(filter(None, skipped)))
 
 
 def source_words(spoken: Sequence[str], normalized: Sequence[str]) -> list[int]:
@@ -73,25 +71,6 @@ def source_words(spoken: Sequence[str], normalized: Sequence[str]) -> list[int]:
             at = a + (k - c) * (b - a) // (d - c) if b > a else max(0, a - 1)
             out.append(flat[min(at, len(flat) - 1)][0])
     return out
-
-
-def _sentences(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        splitter = SentenceSplitter()
-        yield from splitter.feed(line)
-        yield from splitter.flush()
-
-
-def _pieces(sentence: str) -> Iterator[str]:
-    """Split a sentence at the last clause end that fits, else at the last white space, else anywhere."""
-    while len(sentence) > MAX_PART_CHARS:
-        head = sentence[:MAX_PART_CHARS]
-        clauses = [m.end() for m in _CLAUSE_END.finditer(head) if m.end() > MAX_PART_CHARS // 4]
-        at = clauses[-1] if clauses else head.rfind(" ") + 1 or MAX_PART_CHARS
-        yield sentence[:at]
-        sentence = sentence[at:]
-    if sentence.strip():
-        yield sentence
 
 
 def _speakable(word: str) -> tuple[str, str]:

@@ -14,6 +14,8 @@ from antiphon.shares.places import current_owner
 
 # Prefix of the subprotocol in which OpenAI's clients send the key, since a browser cannot set headers on a WebSocket.
 BROWSER_KEY = "openai-insecure-api-key."
+# The header in which ElevenLabs' clients send the key.
+ELEVENLABS_KEY = "xi-api-key"
 # Messages of the 401 response.
 NO_KEY = "You didn't provide an API key. Send it as `Authorization: Bearer KEY`."
 WRONG_KEY = "Incorrect API key provided."
@@ -22,11 +24,13 @@ WRONG_KEY = "Incorrect API key provided."
 def bearer(headers: Headers) -> str | None:
     """Return the key of a request without checking it; None if the request has no key.
 
-    Reads the Authorization header (`Bearer KEY`), or else the subprotocols that a WebSocket offers.
+    Reads the Authorization header (`Bearer KEY`), or else ELEVENLABS_KEY or the subprotocols that a WebSocket offers.
     """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
+    if key := headers.get(ELEVENLABS_KEY, "").strip():
+        return key
     for offered in headers.get("sec-websocket-protocol", "").split(","):
         if offered.strip().startswith(BROWSER_KEY):
             return offered.strip().removeprefix(BROWSER_KEY)

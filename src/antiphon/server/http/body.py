@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
@@ -34,7 +35,7 @@ CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin
 _encoder = msgspec.json.Encoder()
 
 
-def json_response(body: msgspec.Struct, status: int = 200) -> Response:
+def json_response(body: msgspec.Struct | Sequence[msgspec.Struct], status: int = 200) -> Response:
     """Make a response with this value as compact JSON in UTF-8."""
     return Response(_encoder.encode(body), status, media_type="application/json")
 

@@ -14,6 +14,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.model_names import hosted_task, is_hosted_model
 from antiphon.server.http.body import json_response
 from antiphon.server.http.errors import error_response
+from antiphon.server.routes.elevenlabs import elevenlabs_models, is_elevenlabs
 from antiphon.server.state import ServerState
 
 # The task of each role, as Hugging Face names it.
@@ -68,8 +69,15 @@ class SpeechModelList(msgspec.Struct):
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models: return the loaded models and `default`; an empty list while they load."""
-    return json_response(ModelList("list", list(_entries(request.app.state.antiphon))))
+    """GET /v1/models: return the loaded models and `default`; an empty list while they load.
+
+    Programs for ElevenLabs' service get the synthesizer in its form.
+    """
+    state: ServerState = request.app.state.antiphon
+    if is_elevenlabs(request):
+        synthesizer = state.models.synthesizer if state.models else None
+        return json_response(elevenlabs_models(synthesizer.profile if synthesizer else None))
+    return json_response(ModelList("list", list(_entries(state))))
 
 
 async def model(request: Request) -> Response:

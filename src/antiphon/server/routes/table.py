@@ -8,6 +8,7 @@ from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
 from antiphon.server.routes.control import bury, drain_host, list_hosts, start_profile, stop_profile
+from antiphon.server.routes.elevenlabs import elevenlabs_voices
 from antiphon.server.routes.health import health, metrics, ready
 from antiphon.server.routes.models import model, models, speech_models
 from antiphon.server.routes.page import asset, client_module, root
@@ -43,6 +44,7 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
     Route("/v1/speakers", speakers, methods=["GET", "POST"]),
     Route("/v1/speakers/{name:path}", speaker, methods=["DELETE"]),
+    Route("/v1/voices", elevenlabs_voices),
     WebSocketRoute("/v1/audio/speech/stream", speech_stream),
     WebSocketRoute("/v1/video/chat/stream", video_stream),
     Route("/v1/realtime/calls", calls, methods=["POST"]),

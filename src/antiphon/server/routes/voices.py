@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import quote
 
@@ -78,10 +79,11 @@ class Voice(msgspec.Struct):
 class VoiceList(msgspec.Struct):
     """All usable voices, their names, and the voices that the caller has uploaded.
 
-    `voices` and `voice_names` include uploaded voices only if the synthesizer can clone them.
+    `voices` and `voice_names` include uploaded voices only if the synthesizer can clone them. With `?legacy=true`, as
+    Kokoro-FastAPI has it, `voices` are the names too.
     """
 
-    voices: list[Voice]
+    voices: Sequence[Voice | str]
     voice_names: list[str]
     uploaded_voices: list[UploadedVoice]
 
@@ -120,12 +122,16 @@ async def _list(request: Request, state: ServerState) -> Response:
     uploaded = await in_thread(state.uploaded_voices(identify(request)).list)
     own, synthesizer = _own_voices(state), state.loaded().synthesizer
     profile = synthesizer.profile if synthesizer else None
-    languages = list(profile.languages) if profile else []
     names = [*own, *(voice.name for voice in uploaded if profile and profile.clones_voices)]
-    voices = [
-        Voice(name, name[:1].upper() + name[1:], languages[0] if languages else None, languages) for name in names
-    ]
-    return json_response(VoiceList(voices, names, [UploadedVoice.of(voice) for voice in uploaded]))
+    listed = [UploadedVoice.of(voice) for voice in uploaded]
+    if request.query_params.get("legacy", "").lower() in ("true", "1"):
+        return json_response(VoiceList(names, names, listed))
+    voices = list[Voice | str]()
+    for name in names:
+        languages = list(profile.languages_of(name)) if profile else []
+        shown = name.capitalize() if name.isalpha() and name.islower() else name
+        voices.append(Voice(name, shown, languages[0] if languages else None, languages))
+    return json_response(VoiceList(voices, names, listed))
 
 
 async def _upload(request: Request, state: ServerState) -> Response:
