@@ -18,7 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 MODEL, ANSWER = "scripted", ("That ", "is ", "right.")
@@ -59,17 +59,14 @@ async def realtime(wire: WebSocket) -> None:
         return
 
 
-def main() -> None:
-    routes = [
-        Route("/v1/models", models),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        WebSocketRoute("/v1/realtime", realtime),
-    ]
+def serve(*routes: BaseRoute) -> None:
+    """Serve `routes` and the list of models on a free port, and print the base URL."""
     sock = socket.create_server(("127.0.0.1", 0))
     print(f"http://127.0.0.1:{sock.getsockname()[1]}/v1", flush=True)
-    config = uvicorn.Config(Starlette(routes=routes), log_level="warning", ws_per_message_deflate=False)
+    app = Starlette(routes=[Route("/v1/models", models), *routes])
+    config = uvicorn.Config(app, log_level="warning", ws_per_message_deflate=False)
     asyncio.run(uvicorn.Server(config).serve(sockets=[sock]))
 
 
 if __name__ == "__main__":
-    main()
+    serve(Route("/v1/chat/completions", chat, methods=["POST"]), WebSocketRoute("/v1/realtime", realtime))

@@ -7,30 +7,23 @@ Prints its base URL. Each text is a second of a tone, in chunks of 20 ms.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import socket
 from collections.abc import AsyncIterator
 
 import numpy as np
-import uvicorn
-from starlette.applications import Starlette
+from bench.scripted_models import serve
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
 
-MODEL, RATE_HZ, CHUNK_BYTES = "scripted", 24_000, 960
+RATE_HZ, CHUNK_BYTES = 24_000, 960
 TONE = to_pcm16(np.sin(np.arange(RATE_HZ) / 20).astype(np.float32) / 4)
 CHUNKS = [TONE[at : at + CHUNK_BYTES] for at in range(0, len(TONE), CHUNK_BYTES)]
-
-
-async def models(request: Request) -> JSONResponse:
-    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "bench"}]})
 
 
 async def speech(request: Request) -> StreamingResponse:
@@ -77,18 +70,9 @@ async def realtime(wire: WebSocket) -> None:
         return
 
 
-def main() -> None:
-    routes = [
-        Route("/v1/models", models),
+if __name__ == "__main__":
+    serve(
         Route("/v1/audio/speech", speech, methods=["POST"]),
         WebSocketRoute("/v1/audio/speech/stream", stream),
         WebSocketRoute("/v1/realtime", realtime),
-    ]
-    sock = socket.create_server(("127.0.0.1", 0))
-    print(f"http://127.0.0.1:{sock.getsockname()[1]}/v1", flush=True)
-    config = uvicorn.Config(Starlette(routes=routes), log_level="warning", ws_per_message_deflate=False)
-    asyncio.run(uvicorn.Server(config).serve(sockets=[sock]))
-
-
-if __name__ == "__main__":
-    main()
+    )

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,13 +110,21 @@ class Host:
 class Cluster:
     """Hosts with scripted models that share a store. `hosts` has the started ones, which are all stopped together."""
 
-    def __init__(self, state: str, folder: Path, *flags: str, pace_s: float = 0.0, api_key: str = "") -> None:
+    def __init__(
+        self,
+        state: str,
+        folder: Path,
+        *flags: str,
+        pace_s: float = 0.0,
+        api_key: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.state = state
         self.folder = folder
         self.hosts: list[Host] = []
         self.doors: list[Host] = []
         self._flags = flags
-        self._env = {"ANTIPHON_INTERNAL_KEY": INTERNAL_KEY, "ANTIPHON_TEST_PACE_S": str(pace_s)}
+        self._env = {"ANTIPHON_INTERNAL_KEY": INTERNAL_KEY, "ANTIPHON_TEST_PACE_S": str(pace_s)} | dict(env or {})
         if api_key:
             self._env["ANTIPHON_API_KEYS"] = api_key
 
@@ -175,10 +183,20 @@ class Cluster:
 
 
 @contextmanager
-def cluster(state: str, *flags: str, num_hosts: int = 3, pace_s: float = 0.0, api_key: str = "") -> Iterator[Cluster]:
-    """Run hosts that share the store `state` during the block, which begins when they are ready."""
+def cluster(
+    state: str,
+    *flags: str,
+    num_hosts: int = 3,
+    pace_s: float = 0.0,
+    api_key: str = "",
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Cluster]:
+    """Run hosts that share the store `state` during the block, which begins when they are ready.
+
+    `env`: variables for all hosts.
+    """
     with tempfile.TemporaryDirectory(prefix="antiphon-hosts-") as folder:
-        found = Cluster(state or f"{folder}/state", Path(folder), *flags, pace_s=pace_s, api_key=api_key)
+        found = Cluster(state or f"{folder}/state", Path(folder), *flags, pace_s=pace_s, api_key=api_key, env=env)
         try:
             for _ in range(num_hosts):
                 found.add_host()

@@ -4,8 +4,9 @@
 
 Environment variables: ANTIPHON_TEST_PACE_S is the time that the model takes for each word, which is 0.3 s of audio.
 ANTIPHON_TEST_FINAL_S is the time that the transcriber takes for each window. ANTIPHON_TEST_SKEW_S is the time by which
-the wall clock is ahead. ANTIPHON_TEST_TRANSCRIBER is a transcriber on other servers (`URL#MODEL`), used instead. When
-the process would answer DEADLY, it exits at once.
+the wall clock is ahead. ANTIPHON_TEST_TRANSCRIBER is a transcriber on other servers (`URL#MODEL`), used instead, and
+ANTIPHON_TEST_PARTNER a conversation model on other servers. With ANTIPHON_TEST_NATIVE, the conversation model is a
+native one that does not stop by itself. When the process would answer DEADLY, it exits at once.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ import anyio
 
 from antiphon.cli import preparation
 from antiphon.cli.main import main
-from antiphon.contracts import Message, ResponseChunk
+from antiphon.contracts import Message, NativeOptions, ResponseChunk, Unit
 from antiphon.loading.loaded import LoadedModels
-from antiphon.remote.address import TRANSCRIBER, parse_address
+from antiphon.pipelines.native_conversation import NativeConversationModel
+from antiphon.remote.address import CONVERSATION_MODEL, TRANSCRIBER, parse_address
+from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.server import run
 from antiphon.settings import RemoteSettings
 from tests.scripted import ScriptedTranscriber
 from tests.server.scripted import Echo, scripted_models
+from tests.traces.models import Native, NativeTalk
 
 DEADLY = "the words that end it"
 
@@ -42,6 +46,19 @@ class Mortal(Echo):
             os._exit(1)
         async for chunk in super().respond(messages, *options):
             yield chunk
+
+
+class _EndlessTalk(NativeTalk):
+    async def append(self, unit: Unit) -> None:
+        await super().append(unit)
+        self.saying += ["again"] * (100 if self.saying else 0)
+
+
+class Endless(Native):
+    """A native model that goes on speaking until it is interrupted."""
+
+    async def open(self, options: NativeOptions) -> NativeTalk:
+        return _EndlessTalk(options, speaks=True)
 
 
 def _after(seconds: float) -> anyio.Event:
@@ -65,11 +82,17 @@ if __name__ == "__main__":
     def load(*_: object) -> LoadedModels:
         """Return the scripted models, perhaps with a transcriber on other servers. Called in a thread."""
         models = scripted_models(echo, transcriber)
-        if not (named := os.environ.get("ANTIPHON_TEST_TRANSCRIBER", "")):
-            return models
-        address = parse_address(named, "--transcriber", schemes=TRANSCRIBER)
-        elsewhere = RemoteTranscriber(address, "", RemoteSettings())
-        return replace(models, transcriber=elsewhere, pools=(elsewhere.pool,))
+        if os.environ.get("ANTIPHON_TEST_NATIVE"):
+            models = replace(models, conversation_model=NativeConversationModel(Endless()), names=("native",))
+        if named := os.environ.get("ANTIPHON_TEST_TRANSCRIBER", ""):
+            address = parse_address(named, "--transcriber", schemes=TRANSCRIBER)
+            ears = RemoteTranscriber(address, "", RemoteSettings())
+            models = replace(models, transcriber=ears, pools=(ears.pool,))
+        if named := os.environ.get("ANTIPHON_TEST_PARTNER", ""):
+            address = parse_address(named, "--conversation-model", schemes=CONVERSATION_MODEL)
+            partner = RemoteConversationModel(address, "", RemoteSettings())
+            models = replace(models, conversation_model=partner, pools=(*models.pools, partner.pool))
+        return models
 
     run.load = load  # type: ignore[assignment]
     # Model files are not checked, so they need not exist.

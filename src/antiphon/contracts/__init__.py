@@ -33,6 +33,7 @@ from antiphon.contracts.language import (
     VideoPart,
 )
 from antiphon.contracts.native import (
+    AwayStep,
     ListenStep,
     NativeLoad,
     NativeModel,
@@ -88,6 +89,7 @@ from antiphon.contracts.video import VideoFrame, VideoModel, VideoProfile, Video
 __all__ = [
     "RESPONSE_FEATURES",
     "AudioPart",
+    "AwayStep",
     "BackchannelDetector",
     "BackchannelStream",
     "ConversationModel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,6 +39,8 @@ class NativeOptions:
     - `voice_reference`: the voice to speak with, float32 [num_samples], mono, 16 kHz.
     - `listen_only_units`: the number of units at the start in which the model only listens.
     - `sampling`: how the model chooses its words and its voice.
+    - `recall`: returns what was said and heard so far, a line for each message. A model on other servers needs it when
+      another server takes over.
     """
 
     instructions: str = ""
@@ -45,6 +48,7 @@ class NativeOptions:
     voice_reference: Pcm | None = None
     listen_only_units: int | None = None
     sampling: NativeSampling = field(default_factory=NativeSampling)
+    recall: Callable[[], str] = field(default=lambda: "", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,14 @@ class SpeakStep:
     end_of_turn: bool
 
 
-NativeStep = ListenStep | SpeakStep
+@dataclass(frozen=True, slots=True)
+class AwayStep:
+    """The model cannot be reached: this unit is lost. The stream of the conversation model that has this native model
+    answers the user's turns until a step is another one.
+    """
+
+
+NativeStep = ListenStep | SpeakStep | AwayStep
 
 
 @dataclass(frozen=True, slots=True)

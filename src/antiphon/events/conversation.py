@@ -131,6 +131,9 @@ class ConversationConfig:
     create_response: bool = True
     # Whether speech ends the response in progress.
     interrupt_response: bool = True
+    # Whether a native model decides by itself if speech ends what it says. `interrupt_response` then applies only to
+    # responses of other models.
+    native_decides_interruptions: bool = False
     # Whether the client receives the transcripts of the user's turns.
     reports_transcripts: bool = False
     # A response was a false start if the user goes on at most this number of milliseconds after it became audible. The

@@ -62,8 +62,11 @@ def with_fallback(
         voice: The voice of the fallback, which also speaks the line.
     """
     line, native = settings.speech.failure_line, getattr(partner, "native", None)
-    if isinstance(native, RemoteNativeModel) and voice:
-        native.say = partial(whole_audio, voice, rate_hz=native.profile.sample_rate_hz)
-    if settings.remote.fallback and isinstance(partner, RemoteConversationModel) and language:
+    is_remote = isinstance(partner, RemoteConversationModel)
+    if isinstance(native, RemoteNativeModel):
+        is_remote, native.has_fallback = True, settings.remote.fallback and language is not None
+        if voice:
+            native.say = partial(whole_audio, voice, rate_hz=native.profile.sample_rate_hz)
+    if is_remote and settings.remote.fallback and language:
         return ConversationWithFallback(partner, Cascade(language, voice, line), line)
     return partner

@@ -82,13 +82,12 @@ class ConversationWithFallback:
     """A ConversationModel on other servers, `main`, and a cascade that answers while its servers fail.
 
     The caller owns the cascade's models and closes them. `failure_line` is spoken by the cascade's voice if the servers
-    fail in the middle of a spoken answer, unless it is empty.
+    fail in the middle of a spoken answer, unless it is empty. If `main` is native, it is not asked for responses: the
+    cascade makes all that are requested of this model, and `native` takes its turns by itself.
     """
 
-    native = None
-
     def __init__(self, main: ConversationModel, fallback: Cascade, failure_line: str = "") -> None:
-        self.profile = main.profile
+        self.profile, self.native = main.profile, main.native
         self.main, self.fallback, self.failure_line = main, fallback, failure_line
 
     async def open(self, owner: Hashable | None = None) -> _FallbackStream:
@@ -121,14 +120,16 @@ class _FallbackStream:
         If it fails later, the failure line is spoken before the error is raised.
         """
         text, model = "", self._model
-        try:
-            async with aclosing(self._main.respond(messages, options, voice)) as chunks:
-                async for chunk in chunks:
-                    text += chunk.text if isinstance(chunk, TextDelta) else " "
-                    yield chunk
-            return
-        except (RemoteError, Refused) as error:
-            failure: AntiphonError = error
+        failure: AntiphonError = RemoteError("it cannot be reached")
+        if model.native is None:
+            try:
+                async with aclosing(self._main.respond(messages, options, voice)) as chunks:
+                    async for chunk in chunks:
+                        text += chunk.text if isinstance(chunk, TextDelta) else " "
+                        yield chunk
+                return
+            except (RemoteError, Refused) as error:
+                failure = error
         profile = model.fallback.profile
         other_voice = VoiceOptions(profile.voices[0], voice.speed) if voice and profile.voices else None
         if not text:

@@ -18,6 +18,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 MAX_WAITING = 16
 # Interval of pings, and the time without a pong after which the connection counts as broken, in seconds.
 PING_S, PING_TIMEOUT_S = 10.0, 20.0
+# Seconds for which a connection that is closed waits for the server's closing frame.
+CLOSE_TIMEOUT_S = 1.0
 
 
 class ConnectHere(connect):
@@ -61,6 +63,7 @@ async def open_websocket(
             open_timeout=CONNECT_TIMEOUT_S,
             ping_interval=PING_S,
             ping_timeout=PING_TIMEOUT_S,
+            close_timeout=CLOSE_TIMEOUT_S,
             proxy=None,
         )
     except InvalidStatus as error:
@@ -79,7 +82,8 @@ def _refusal(server: str, error: InvalidStatus) -> AntiphonError:
         return Refused("The model's server has no room.", retry_after_s(error.response.headers.get("Retry-After", "")))
     if status in (404, 405):
         return ModelError(f"{server} has no WebSocket at this path (status {status})")
-    return RemoteError(f"{server} refuses a WebSocket with status {status}")
+    what = ", a redirect, which is not followed" if 300 <= status < 400 else ""
+    return RemoteError(f"{server} refuses a WebSocket with status {status}{what}")
 
 
 def broken(server: str, error: WebSocketException | OSError) -> RemoteError:

@@ -50,8 +50,8 @@ class RemoteSettings:
     )
     fallback: bool = option(
         False,
-        "Also load the profile's own models, which continue while the servers of a conversation model or of a voice do "
-        "not answer.",
+        "Also load the profile's own models, which continue while the servers of a conversation model, native or not, "
+        "or of a voice do not answer.",
     )
     remote_first_token_s: float = option(
         10.0,

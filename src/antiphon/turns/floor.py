@@ -207,6 +207,10 @@ class Floor:
             self.response_due = True
         return turn
 
+    def owe_response(self) -> None:
+        """Record that the user's turns wait for a response after all, because nobody has answered them."""
+        self.response_due = True
+
     def item_deleted(self, item_id: str) -> None:
         """Record that an item was deleted from the history. If it was the item of a turn, no response waits for that
         turn any more.

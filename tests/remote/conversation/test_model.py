@@ -6,13 +6,16 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from websockets.asyncio.server import ServerConnection
 
+from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import (
+    AudioPart,
     ImagePart,
     Message,
     ReplyDone,
@@ -28,6 +31,7 @@ from antiphon.errors import ModelError, RemoteError
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.remote.address import CONVERSATION_MODEL, parse_address
 from antiphon.remote.conversation import session
+from antiphon.remote.conversation.items import WIRE_HZ
 from antiphon.remote.conversation.model import RemoteConversationModel, RemoteConversationStream
 from antiphon.settings import RemoteSettings
 from antiphon.vision.images import EncodedImage
@@ -169,6 +173,97 @@ def test_functions_are_called_and_their_results_are_sent() -> None:
         assert not sent(servers[0], "conversation.item.delete")
 
     asked((calls, says("Red.")), use=use)
+
+
+SPEECH = np.sin(np.arange(2 * SAMPLE_RATE_HZ) / 9).astype(np.float32) / 2
+
+
+def spoken(turn: object, seconds: float, *, grows: bool = False) -> tuple[Message, ...]:
+    """Return the beginning of a conversation, with a turn of which this much was spoken."""
+    part = AudioPart(SPEECH[: int(seconds * SAMPLE_RATE_HZ)], turn, grows=grows)
+    return (HELLO[0], Message("user", "" if grows else "Hello.", parts=(part,)))
+
+
+def committed(item: str, then: Script) -> Script:
+    async def script(socket: ServerConnection) -> None:
+        await tell(socket, "input_audio_buffer.committed", item_id=item)
+        await then(socket)
+
+    return script
+
+
+def audio_s(server: Server) -> float:
+    appended = "".join(message["audio"] for message in sent(server, "input_audio_buffer.append"))
+    return len(appended) * 3 / 4 / 2 / WIRE_HZ
+
+
+def test_a_turn_is_sent_while_it_is_spoken_and_becomes_an_item_when_it_is_answered() -> None:
+    async def use(stream: RemoteConversationStream, servers: Sequence[Server]) -> None:
+        (server,), turn = servers, object()
+        await stream.prefill(spoken(turn, 0.1, grows=True))
+        await stream.prefill(spoken(turn, 0.9, grows=True))
+        await stream.prefill(spoken(turn, 1.2, grows=True))
+        while audio_s(server) < 1.1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (configured,) = sent(server, "session.update")
+        assert configured["session"]["audio"]["input"]["turn_detection"] is None
+        server.messages.clear()
+        said = spoken(turn, 1.5)
+        await answer(stream, said)
+        assert audio_s(server) == pytest.approx(0.3, abs=0.05)
+        kinds = [message["type"] for message in server.messages]
+        assert kinds[-3:] == ["input_audio_buffer.append", "input_audio_buffer.commit", "response.create"]
+        assert not sent(server, "conversation.item.create")
+        server.messages.clear()
+        # The next turn follows an answer that was heard whole: the server has all but the turn.
+        said = (*said, Message("assistant", "Good morning."))
+        another = object()
+        await stream.prefill((*said, *spoken(another, 0.9, grows=True)[1:]))
+        await answer(stream, (*said, *spoken(another, 1.0)[1:]))
+        assert not sent(server, "conversation.item.delete")
+        assert not sent(server, "conversation.item.create")
+        server.messages.clear()
+        # What the user said is deleted by the id that the server gave it.
+        await answer(stream, (Message("user", "Bye."),))
+        deleted = [message["item_id"] for message in sent(server, "conversation.item.delete")]
+        assert deleted == ["item_1", "turn_2", "item_1", "turn_1"]
+
+    greets = says("Good ", "morning.")
+    asked((committed("turn_1", greets), committed("turn_2", greets), greets), use=use)
+
+
+def test_a_turn_that_is_dropped_or_comes_with_an_image_is_not_made_an_item_of_what_was_sent() -> None:
+    async def use(stream: RemoteConversationStream, servers: Sequence[Server]) -> None:
+        (server,) = servers
+        await stream.prefill(spoken(object(), 0.9, grows=True))
+        await stream.prefill(HELLO)
+        turn = object()
+        await stream.prefill(spoken(turn, 0.9, grows=True))
+        image = ImagePart(EncodedImage(b"\x89PNG"))
+        system, user = spoken(turn, 1.0)
+        await answer(stream, (system, replace(user, parts=(*user.parts, image))))
+        assert len(sent(server, "input_audio_buffer.clear")) == 2
+        assert not sent(server, "input_audio_buffer.commit")
+        (created,) = sent(server, "conversation.item.create")
+        assert [part["type"] for part in created["item"]["content"]] == ["input_audio", "input_image"]
+
+    asked((says("Good."),), use=use)
+
+
+def test_a_server_that_makes_no_item_of_the_audio_gets_the_turn_as_an_item() -> None:
+    async def refuses(socket: ServerConnection) -> None:
+        await tell(socket, "error", error={"message": "buffer too small", "event_id": "commit_2"})
+
+    async def use(stream: RemoteConversationStream, servers: Sequence[Server]) -> None:
+        (server,) = servers
+        for seconds in (1.0, 1.2):
+            turn = object()
+            await stream.prefill(spoken(turn, 0.9, grows=True))
+            assert words_of(await answer(stream, spoken(turn, seconds))) == "Good."
+        assert len(sent(server, "input_audio_buffer.commit")) == 1
+        assert len(sent(server, "conversation.item.create")) == 2
+
+    asked((refuses, says("Good.")), use=use)
 
 
 async def hangs(socket: ServerConnection) -> None:

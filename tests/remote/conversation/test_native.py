@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
+from antiphon.contracts import AwayStep, ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
 from antiphon.errors import ModelError, RemoteError
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.remote.address import CONVERSATION_MODEL, parse_address
@@ -43,10 +43,11 @@ async def say(text: str) -> Pcm:
     return np.full(VOICE_HZ, 0.5, np.float32)
 
 
-async def at(urls: Sequence[str], use: Use) -> Any:
+async def at(urls: Sequence[str], use: Use, *, has_fallback: bool = False) -> Any:
     address = parse_address(f"{','.join(urls)}#native", "--native", schemes=CONVERSATION_MODEL)
     model = await asyncio.to_thread(RemoteNativeModel, address, "", RemoteSettings(), LINE, say)
-    stream = await model.open(NativeOptions("Be brief."))
+    model.has_fallback = has_fallback
+    stream = await model.open(NativeOptions("Be brief.", recall=lambda: "user: Hello.\nassistant: Good"))
     try:
         return await use(stream)
     finally:
@@ -59,7 +60,10 @@ def run(main: Awaitable[Any]) -> Any:
 
 
 def scripted(
-    *servers: tuple[Script, ...], use: Callable[[RemoteNativeStream, Sequence[Server]], Awaitable[Any]]
+    *servers: tuple[Script, ...],
+    use: Callable[[RemoteNativeStream, Sequence[Server]], Awaitable[Any]],
+    status: int | None = None,
+    has_fallback: bool = False,
 ) -> Any:
     """Run `use` with a stream at servers that follow scripts, one for each unit."""
 
@@ -70,8 +74,9 @@ def scripted(
                 for scripts in servers
             ]
             for server in found:
-                server.greeting = {"type": "session.created", "session": {}}
-            return await at([f"{server.url}/duplex" for server in found], lambda stream: use(stream, found))
+                server.greeting, server.status = {"type": "session.created", "session": {}}, status
+            urls = [f"{server.url}/duplex" for server in found]
+            return await at(urls, lambda stream: use(stream, found), has_fallback=has_fallback)
 
     return run(main())
 
@@ -129,7 +134,7 @@ def test_each_step_has_what_the_server_said_since_the_last_one() -> None:
         assert isinstance(steps[1], SpeakStep)
         np.testing.assert_allclose(steps[1].pcm, TONE, atol=1e-4)
         (opened,) = [m for m in servers[0].messages if m["type"] == "session.update"]
-        assert opened["session"]["instructions"] == "Be brief."
+        assert opened["session"]["instructions"].startswith("Be brief.")
         assert servers[0].messages[1]["sample_rate_hz"] == SAMPLE_RATE_HZ
 
     scripted((listens, speaks("Good "), speaks("morning.", ends=True), listens), use=use)
@@ -176,7 +181,7 @@ def test_when_a_server_dies_then_it_is_said_and_another_one_goes_on() -> None:
             servers[0].status = 500
             await units(stream, np.zeros(0, np.float32), 1)
             await asyncio.sleep(0.01)
-        assert "Good" in servers[1].messages[0]["session"]["instructions"]
+        assert servers[1].messages[0]["session"]["instructions"].endswith("user: Hello.\nassistant: Good")
         steps = await units(stream, np.zeros(0, np.float32), 2)
         assert any(isinstance(step, SpeakStep) and step.text == "Here." for step in steps)
 
@@ -195,6 +200,26 @@ def test_when_no_server_is_left_then_the_model_listens_and_the_session_goes_on(
         assert all(isinstance(step, ListenStep) for step in await units(stream, np.zeros(0, np.float32), 3))
 
     scripted((dies,), use=use)
+
+
+def test_with_a_fallback_the_steps_say_that_no_server_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "RETRY_S", 0.01)
+
+    async def use(stream: RemoteNativeStream, servers: Sequence[Server]) -> None:
+        # The conversation begins without a server.
+        assert await units(stream, np.zeros(0, np.float32), 2) == [AwayStep(), AwayStep()]
+        servers[0].status = None
+        while (await units(stream, np.zeros(0, np.float32), 1)) == [AwayStep()]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        steps = await units(stream, np.zeros(0, np.float32), 1)
+        assert isinstance(steps[0], SpeakStep)
+        servers[0].status = 500
+        steps = await units(stream, np.zeros(0, np.float32), 2)
+        assert isinstance(steps[0], SpeakStep)
+        assert steps[0].text.strip() == LINE
+        assert steps[1] == AwayStep()
+
+    scripted((listens, speaks("Good "), dies), use=use, status=500, has_fallback=True)
 
 
 def test_a_server_of_another_kind_or_without_the_model_is_refused(url: str) -> None:

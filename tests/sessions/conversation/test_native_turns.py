@@ -14,6 +14,8 @@ from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
 from antiphon.contracts import (
     AudioPart,
+    AwayStep,
+    ConversationModel,
     ListenStep,
     NativeLoad,
     NativeOptions,
@@ -48,6 +50,8 @@ from antiphon.events.duplex import (
     SpeakStepTaken,
 )
 from antiphon.events.transcription import AppendAudio, CommitAudio, ServerVad, TranscriptionConfig
+from antiphon.pipelines.cascade import Cascade
+from antiphon.pipelines.fallback import ConversationWithFallback
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, NativeTurns
@@ -55,7 +59,7 @@ from antiphon.sessions.conversation.native_units import MAX_WAITING_UNITS, UnitC
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
-from tests.scripted import ScriptedDetector, ScriptedTranscriber
+from tests.scripted import ScriptedDetector, ScriptedTranscriber, speech
 
 UNIT = 800
 RATE_HZ = 8000
@@ -77,7 +81,7 @@ class Native:
         self.held, self.go = held, asyncio.Semaphore(0)
         self.interrupts = self.closes = 0
         self.refuses: bytes | None = None
-        self.obeys = False
+        self.obeys = self.away = False
 
     async def open(self, options: NativeOptions) -> Native:
         self.options = options
@@ -91,6 +95,8 @@ class Native:
     async def step(self, *, must_speak: bool = False) -> NativeStep:
         if self.held:
             await self.go.acquire()
+        if self.away:
+            return AwayStep()
         self.forced.append(must_speak)
         if must_speak and not self.steps:
             return says("At last.", last=True)
@@ -118,7 +124,12 @@ def says(text: str, *, last: bool = False, samples: int = 400) -> SpeakStep:
 class Scene:
     """A duplex session with a native partner."""
 
-    def __init__(self, native: Native, duplex: DuplexConfig | None = None, **config: Any) -> None:
+    def __init__(
+        self, native: Native, duplex: DuplexConfig | None = None, fallback: Cascade | None = None, **config: Any
+    ) -> None:
+        model: ConversationModel = NativeConversationModel(native)
+        if fallback:
+            model = ConversationWithFallback(model, fallback)
         self.native, self.out = native, []  # type: ignore[var-annotated]
         self.inbox = Inbox(10)
         count = itertools.count()
@@ -131,7 +142,7 @@ class Scene:
         context = ConversationContext(
             transcriber=ScriptedTranscriber(),
             detector=ScriptedDetector(),
-            model=NativeConversationModel(native),
+            model=model,
             new_id=lambda prefix: f"{prefix}{next(count)}",
         )
         make = partial(ConversationSession, talk, context, self.inbox)
@@ -153,6 +164,10 @@ class Scene:
 
     async def hears(self, units: float = 1) -> None:
         await self.inbox.put(AppendAudio(np.full(int(units * UNIT), QUIET, np.float32)))
+
+    async def hears_words(self, first: int, count: int, silence_units: int = 12) -> None:
+        silence = np.zeros(silence_units * UNIT, np.float32)
+        await self.inbox.put(AppendAudio(np.concatenate((speech(first, count), silence))))
 
     async def until(self, done: Any) -> None:
         async with asyncio.timeout(10):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +23,6 @@ from antiphon.adapters.qwen3_asr.audio_encoder import EncoderBatch, KnownWindow
 from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts, read
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import (
     FileInfo,
     FileOptions,
@@ -33,6 +33,7 @@ from antiphon.contracts import (
     TuningLimits,
     Window,
 )
+from antiphon.contracts.file_parts import transcribed_parts
 from antiphon.engine.api import Sampling, Session, Token
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
@@ -150,23 +151,14 @@ class Qwen3Asr:
         The language that is detected first is used for the rest. Closing the iterator stops the decode within a step.
         Raises Refused if the engine is full, and ModelError.
         """
-        stream, language, number, num_samples = self.open(), options.language, 0, 0
+        stream = self.open()
         try:
-            async for start, part in split_at_quiet(slabs, PART_S, PART_SLACK_S):
-                window = Window(
-                    part,
-                    prompt=options.prompt,
-                    language=language,
-                    final=True,
-                    word_times=options.word_times,
-                    start_sample=start,
-                )
-                found = await stream.decode(window, options.temperature)
-                language = language or found.language or None
-                if found.is_speech:
-                    yield _segment(number, start, len(part), found, options.temperature)
-                number, num_samples = number + 1, start + len(part)
-            yield FileInfo(language or "", num_samples / SAMPLE_RATE_HZ)
+            found = transcribed_parts(
+                slabs, options, lambda window: stream.decode(window, options.temperature), PART_S, PART_SLACK_S
+            )
+            async with aclosing(found):
+                async for one in found:
+                    yield one
         finally:
             stream.close()
 
@@ -407,21 +399,3 @@ def first_loop(ids: Sequence[int]) -> tuple[int, int] | None:
 
 def _least_probability(tokens: Sequence[Token]) -> float:
     return math.exp(min((t.logprob or 0.0 for t in tokens), default=0.0))
-
-
-def _segment(number: int, start: int, samples: int, found: Hypothesis, temperature: float) -> TranscriptSegment:
-    shift_s = start / SAMPLE_RATE_HZ
-    probabilities = [max(p.probability, 1e-9) for p in found.pieces]
-    return TranscriptSegment(
-        id=number,
-        seek=start // (SAMPLE_RATE_HZ // 100),
-        start_s=shift_s,
-        end_s=shift_s + samples / SAMPLE_RATE_HZ,
-        text="".join(p.text for p in found.pieces),
-        tokens=tuple(t for p in found.pieces for t in p.tokens),
-        temperature=temperature,
-        avg_logprob=sum(math.log(p) for p in probabilities) / max(1, len(probabilities)),
-        compression_ratio=1.0,
-        no_speech_prob=0.0,
-        words=tuple(Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability) for w in found.words),
-    )

@@ -86,8 +86,8 @@ class BridgeSession:
             audio_output=bool(voices),
             voice=voice if voice in voices else None,
             reports_transcripts=True,
-            # A native model hears the user during its responses, and decides by itself whether to stop.
-            interrupt_response=not self.context.unit_ms,
+            # A native model hears the user during its responses.
+            native_decides_interruptions=True,
             allows_backchannels=True,
             duplex=DuplexConfig(voice_reference=reference),
         )

@@ -135,15 +135,14 @@ class DuplexSessionState:
             # With null, the server chooses: a native model decides by itself, and a cascade uses a turn detector.
             transcription = replace(transcription, vad=semantic_vad())
         policy = self.own.overlap_policy
-        # A native model hears the user during its responses. It decides by itself whether to stop, unless the client
-        # has set turn detection.
-        interrupts = (vad is not None or not self._context.unit_ms) and (vad or TurnDetection()).interrupts
         return ConfigureConversation(
             replace(
                 config,
                 transcription=replace(transcription, partials=True),
                 create_response=self.responds,
-                interrupt_response=interrupts and policy != "listen_only",
+                interrupt_response=(vad or TurnDetection()).interrupts and policy != "listen_only",
+                # A native model hears the user during its responses. The client may set turn detection instead.
+                native_decides_interruptions=vad is None,
                 reports_transcripts=True,
                 allows_backchannels=policy == "auto",
                 duplex=duplex_config(self.own),

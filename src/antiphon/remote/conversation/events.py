@@ -64,6 +64,24 @@ class ItemDeletion(msgspec.Struct, tag="conversation.item.delete"):
     item_id: str
 
 
+class AudioAppend(msgspec.Struct, tag="input_audio_buffer.append"):
+    """Appends audio to the user's open turn. `audio`: base64 of PCM16 at WIRE_HZ."""
+
+    audio: str
+
+
+class AudioCommit(msgspec.Struct, tag="input_audio_buffer.commit"):
+    """Makes an item of the audio of the open turn."""
+
+    event_id: str
+
+
+class AudioClear(msgspec.Struct, tag="input_audio_buffer.clear"):
+    """Drops the audio of the open turn."""
+
+    event_id: str
+
+
 class RequestedResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a response has to be."""
 

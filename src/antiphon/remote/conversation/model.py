@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from antiphon.contracts import ConversationProfile, Message, ReplyOptions, ResponseChunk, VoiceOptions
-from antiphon.errors import RemoteError
+from antiphon.contracts import AudioPart, ConversationProfile, Message, ReplyOptions, ResponseChunk, VoiceOptions
+from antiphon.errors import Refused, RemoteError
 from antiphon.events.tools import Tool
 from antiphon.remote.address import ServerAddress, split_api
 from antiphon.remote.conversation.items import WIRE_HZ
@@ -27,6 +27,8 @@ from antiphon.settings import RemoteSettings
 log = logging.getLogger(__name__)
 
 PATH = "/realtime"
+# The audio of an open turn is sent in pieces of this length, in milliseconds.
+AHEAD_MS = 300
 # The name that stands for a server's own voice, which is not sent to it.
 SERVERS_VOICE = "default"
 
@@ -42,8 +44,8 @@ class RemoteConversationModel:
 
     def __init__(self, address: ServerAddress, key: str, remote: RemoteSettings) -> None:
         self._model, self.next_s = address.model, remote.remote_token_s
-        # The servers that take no images.
-        self.blind = set[Endpoint]()
+        # The servers that take no images, and those that take no audio of an open turn.
+        self.blind, self.late = set[Endpoint](), set[Endpoint]()
         self.pool = Pool(
             "conversation_model",
             [Endpoint(_base(url)) for url in address.urls],
@@ -60,17 +62,18 @@ class RemoteConversationModel:
             listed.voices or (SERVERS_VOICE,),
             accepts_media=True,
             max_preemptive=remote.remote_preemptive,
+            audio_window_ms=AHEAD_MS,
         )
 
     async def open(self, owner: Hashable | None = None) -> RemoteConversationStream:
-        """Open a conversation. A connection is opened with the first response."""
+        """Open a conversation. A connection is opened with the first spoken turn, or else with the first response."""
         return RemoteConversationStream(self, owner)
 
     async def connect(self, endpoint: Endpoint) -> RealtimeSession:
         """Open a session at a server. Raises RemoteError, Refused and ModelError."""
         url = f"ws{endpoint.url.removeprefix('http')}{PATH}?model={self._model}"
         socket = await open_websocket(SERVER, url, self.pool.headers(), self.pool.tls)
-        session = RealtimeSession(socket, can_see=endpoint not in self.blind)
+        session = RealtimeSession(socket, can_see=endpoint not in self.blind, can_hear=endpoint not in self.late)
         try:
             await session.begin()
         except BaseException:
@@ -128,10 +131,42 @@ class RemoteConversationStream:
         # The server that has the conversation, and the session there. None: no server has it.
         self._endpoint: Endpoint | None = None
         self._session: RealtimeSession | None = None
-        self._is_closed = False
+        self._is_closed = self._is_connecting = False
+        # The attempts at a response that are under way.
+        self._num_attempts = 0
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Do nothing: a turn is sent when it has ended."""
+        """Send the audio so far of the last message, if its turn is still open. Raises ModelError."""
+        last = messages[-1].parts[-1] if messages and messages[-1].parts else None
+        part = last if isinstance(last, AudioPart) and last.grows else None
+        session = self._session if self._session and self._session.is_open else None
+        if session is None and part:
+            session = await self._connected()
+        if session:
+            try:
+                await session.hear(part)
+            except RemoteError as error:
+                log.info("a turn is not sent while it is spoken: %s", error)
+                session.close()
+
+    async def _connected(self) -> RealtimeSession | None:
+        """Connect to a server before a response needs it. None: that failed, or a response is under way."""
+        if self._is_connecting or self._num_attempts:
+            return None
+        self._is_connecting, pool = True, self._model.pool
+        try:
+            endpoint = pool.choose(self._owner, self._endpoint)
+            session = await self._model.connect(endpoint)
+        except (RemoteError, Refused) as error:
+            log.info("a turn is not sent while it is spoken: %s", error)
+            return None
+        finally:
+            self._is_connecting = False
+        if self._is_closed or self._num_attempts:
+            session.close()
+            return None
+        self._endpoint, self._session = endpoint, session
+        return session
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
@@ -159,13 +194,14 @@ class RemoteConversationStream:
             self._session = None
 
     async def _attempt(self, endpoint: Endpoint, call: _Call) -> AsyncGenerator[ResponseChunk, None]:
-        session = self._session if endpoint is self._endpoint else None
-        if session is None or not session.is_open:
-            session = await self._model.connect(endpoint)
-        else:
-            self._session = None
+        self._num_attempts += 1
+        session: RealtimeSession | None = None
         is_usable = False
         try:
+            if endpoint is self._endpoint:
+                session, self._session = self._session, None
+            if session is None or not session.is_open:
+                session = await self._model.connect(endpoint)
             async with aclosing(session.respond(call.messages, call.options, call.voice)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -175,11 +211,14 @@ class RemoteConversationStream:
             is_usable = not call.has_failed
             raise
         finally:
-            if not session.can_see:
+            self._num_attempts -= 1
+            if session and not session.can_see:
                 self._model.blind.add(endpoint)
-            if is_usable and session.is_open and self._session is None and not self._is_closed:
+            if session and not session.can_hear:
+                self._model.late.add(endpoint)
+            if session and is_usable and session.is_open and self._session is None and not self._is_closed:
                 self._endpoint, self._session = endpoint, session
-            else:
+            elif session:
                 session.close()
 
 

@@ -2,7 +2,8 @@
 
 Units of audio go to the server as they are complete, and what it says comes back while it is made. The dialect does not
 say which unit an answer belongs to, so a step returns what has arrived since the last one. If a server fails, another
-one begins a conversation with what was said so far; what was not said yet is lost.
+one begins a conversation with what was said and heard so far; what was not said yet is lost. While no server can be
+reached, the model listens. With `has_fallback`, its steps then say that it is away, and another model answers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from websockets.exceptions import WebSocketException
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import Resampler, to_pcm16
 from antiphon.audio.wav import wav_header
-from antiphon.contracts import ListenStep, NativeLoad, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
+from antiphon.contracts import (
+    AwayStep,
+    ListenStep,
+    NativeLoad,
+    NativeOptions,
+    NativeProfile,
+    NativeStep,
+    SpeakStep,
+    Unit,
+)
 from antiphon.errors import ModelError, Refused, RemoteError
 from antiphon.remote.address import ServerAddress, split_api
 from antiphon.remote.conversation.events import ServerEvent, read
@@ -38,8 +48,8 @@ PATH = "/duplex"
 UNIT_S, VOICE_HZ = 1.0, 24_000
 # Seconds for which a step waits for more of what a server says, after its first part has arrived.
 TOGETHER_S = 0.05
-# Bounds: characters of what was said that another server gets, and parts of answers that wait for their steps.
-MAX_SAID_CHARS, MAX_PARTS = 2000, 4096
+# Bounds: characters of the conversation that another server gets, and parts of answers that wait for their steps.
+MAX_RECALLED_CHARS, MAX_PARTS = 4000, 4096
 # Seconds between attempts to reach a server while all of them fail.
 RETRY_S = 2.0
 NO_AUDIO: Pcm = np.zeros(0, np.float32)
@@ -119,6 +129,7 @@ class RemoteNativeModel:
 
     - `line`: the text that is said when a server was lost in the middle of an answer; "": none.
     - `say`: returns the audio of a text, float32 [num_samples], mono, at VOICE_HZ; None: there is no voice for it.
+    - `has_fallback`: whether another model answers while no server can be reached.
     """
 
     def __init__(
@@ -128,8 +139,10 @@ class RemoteNativeModel:
         remote: RemoteSettings,
         line: str = "",
         say: Callable[[str], Awaitable[Pcm]] | None = None,
+        *,
+        has_fallback: bool = False,
     ) -> None:
-        self.model, self.line, self.say = address.model, line, say
+        self.model, self.line, self.say, self.has_fallback = address.model, line, say, has_fallback
         self.pool = Pool(
             "conversation_model",
             [Endpoint(_base(url)) for url in address.urls],
@@ -142,9 +155,15 @@ class RemoteNativeModel:
         self.num_open = 0
 
     async def open(self, options: NativeOptions) -> RemoteNativeStream:
-        """Open a conversation at one of the servers. Raises Refused, RemoteError and ModelError."""
+        """Open a conversation at one of the servers. Raises ModelError and, without a fallback, Refused."""
         stream = RemoteNativeStream(self, options)
-        await stream.connect()
+        try:
+            await stream.connect()
+        except (RemoteError, Refused) as error:
+            if not self.has_fallback:
+                raise
+            log.warning("a conversation begins without the native model %s: %s", self.model, error)
+        stream.begin()
         self.num_open += 1
         return stream
 
@@ -176,15 +195,16 @@ class RemoteNativeStream:
         # The response whose events arrive, and the one that was interrupted, of which nothing more is used.
         self._response = self._cut = ""
         self._is_speaking = self._is_closed = self._was_lost = False
-        # What the model has said, for another server.
-        self._said = ""
         self._resampler, self._resampled_hz = Resampler(VOICE_HZ, VOICE_HZ), VOICE_HZ
 
     async def connect(self) -> None:
         """Open a session at one of the servers. Raises Refused, RemoteError and ModelError."""
-        self._socket = socket = await self._model.pool.ask(self._opened)
+        self._socket = await self._model.pool.ask(self._opened)
         self._response = self._cut = ""
-        self._reading = asyncio.create_task(self._read(socket))
+
+    def begin(self) -> None:
+        """Read what the server says from now on, and connect to another one whenever it is lost."""
+        self._reading = asyncio.create_task(self._read())
 
     async def append(self, unit: Unit) -> None:
         """Send a unit. While no server can be reached, units are lost, and the model listens."""
@@ -206,8 +226,10 @@ class RemoteNativeStream:
                 await asyncio.wait_for(self._arrived.wait(), UNIT_S)
         if any(part.kind == "speak" for part in self._parts):
             await asyncio.sleep(TOGETHER_S)
-        if self._was_lost:
-            return await self._lost()
+        if self._was_lost and (spoken := await self._lost()):
+            return spoken
+        if self._socket is None and self._model.has_fallback:
+            return AwayStep()
         self._arrived.clear()
         return self._taken()
 
@@ -251,13 +273,14 @@ class RemoteNativeStream:
             return SpeakStep(text, _joined(sounds), end_of_turn=False)
         return ListenStep()
 
-    async def _lost(self) -> NativeStep:
-        """End the turn of a server that was lost: say that it was, if a turn was under way."""
+    async def _lost(self) -> SpeakStep | None:
+        """End the turn of a server that was lost: say that it was. None if no turn was under way."""
         self._was_lost = False
-        was_speaking, self._is_speaking = self._is_speaking or bool(self._parts), False
+        was_speaking = self._is_speaking or any(part.kind == "speak" for part in self._parts)
+        self._is_speaking = False
         self._parts.clear()
         if not was_speaking:
-            return ListenStep()
+            return None
         line, pcm = self._model.line, NO_AUDIO
         if line and self._model.say:
             with suppress(ModelError, Refused):
@@ -270,8 +293,8 @@ class RemoteNativeStream:
         socket = await open_websocket(SERVER, url, pool.headers(), pool.tls)
         try:
             instructions = options.instructions
-            if self._said:
-                instructions += f"\n\nYou have already said: {self._said}"
+            if said := options.recall()[-MAX_RECALLED_CHARS:]:
+                instructions += f"\n\nThe conversation so far, in which you are the assistant:\n{said}"
             reference = None
             if options.voice_reference is not None:
                 pcm = to_pcm16(options.voice_reference)
@@ -307,23 +330,24 @@ class RemoteNativeStream:
             with suppress(WebSocketException):
                 await self._socket.send(_encode(event), text=True)
 
-    async def _read(self, socket: ClientConnection) -> None:
-        """Read a server's events, until it fails. Then connect to another one."""
-        try:
-            while True:
-                self._take(read(await socket.recv()))
-        except (WebSocketException, RemoteError) as error:
-            log.warning("the server of the native model %s was lost: %s", self._model.model, error)
-        abort(socket)
-        self._socket, self._was_lost = None, True
-        self._arrived.set()
+    async def _read(self) -> None:
+        """Read a server's events. Whenever it fails, connect to another one."""
         while not self._is_closed:
+            if self._socket is None:
+                try:
+                    await self.connect()
+                except (ModelError, Refused) as error:
+                    log.info("no server of the native model %s: %s", self._model.model, error)
+                    await asyncio.sleep(RETRY_S)
+                continue
             try:
-                await self.connect()
-                return
-            except (ModelError, Refused) as error:
-                log.info("no server of the native model %s: %s", self._model.model, error)
-                await asyncio.sleep(RETRY_S)
+                while True:
+                    self._take(read(await self._socket.recv()))
+            except (WebSocketException, RemoteError) as error:
+                log.warning("the server of the native model %s was lost: %s", self._model.model, error)
+            abort(self._socket)
+            self._socket, self._was_lost = None, True
+            self._arrived.set()
 
     def _take(self, event: ServerEvent) -> None:
         """Note an event. Raises RemoteError if it is not valid."""
@@ -332,7 +356,6 @@ class RemoteNativeStream:
             return
         self._response = response or self._response
         if event.type in TEXT:
-            self._said = (self._said + event.delta)[-MAX_SAID_CHARS:]
             self._put(_Part("speak", event.delta))
         elif event.type in ("response.output_audio.delta", "response.audio.delta"):
             self._put(_Part("speak", "", self._resampled(pcm_of(event.delta or event.audio), event.sample_rate_hz)))

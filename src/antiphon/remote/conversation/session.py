@@ -1,7 +1,8 @@
 """One session at a server of OpenAI's Realtime API, whose items are kept equal to the conversation as it was heard.
 
 The session's items are compared with the messages of each response. What differs is deleted and sent again: what was
-not heard of an answer is not in the server's conversation either.
+not heard of an answer is not in the server's conversation either. The audio of the user's turn is sent while it is
+spoken, and becomes an item when the turn is answered.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 from websockets.protocol import State
 
-from antiphon.audio import Pcm
-from antiphon.audio.pcm import from_pcm16
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
 from antiphon.contracts import (
+    AudioPart,
     Message,
     ReplyDone,
     ReplyOptions,
@@ -44,8 +46,11 @@ log = logging.getLogger(__name__)
 SERVER = "the model's server"
 # Seconds in which a cancelled response has to end. A session in which it does not is closed.
 SETTLE_S = 2.0
+# The least audio of a turn that is sent while it is spoken. Servers refuse to make an item of less than 0.1 s.
+MIN_AHEAD_S = 0.2
 # The beginnings of the ids of events. An error about a deletion is ignored: a server may remove items by itself.
 _CREATES, _DELETES, _RESPONDS, _CANCELS = "create_", "delete_", "respond_", "cancel_"
+_COMMITS, _CLEARS = "commit_", "clear_"
 TEXT = ("response.output_audio_transcript.delta", "response.output_text.delta", "response.audio_transcript.delta",
          "response.text.delta")  # fmt: skip
 _AUDIO = ("response.output_audio.delta", "response.audio.delta")
@@ -73,6 +78,22 @@ class _Known:
         return self.is_whole and said and [call.id for call in message.tool_calls] == self.calls
 
 
+class _Ahead:
+    """The audio of a turn that was sent while it was spoken. `num_sent`: its samples so far."""
+
+    def __init__(self, turn: object) -> None:
+        self.turn, self.num_sent = turn, 0
+        self._resampler = Resampler(SAMPLE_RATE_HZ, WIRE_HZ)
+
+    def rest(self, pcm: Pcm, *, ends: bool = False) -> events.AudioAppend | None:
+        """Return the event with the audio of the turn that was not sent yet, if there is any."""
+        data = to_pcm16(self._resampler.feed(pcm[self.num_sent :]))
+        self.num_sent = max(self.num_sent, len(pcm))
+        if ends:
+            data += to_pcm16(self._resampler.flush())
+        return events.AudioAppend(base64.b64encode(data).decode()) if data else None
+
+
 def _is_same_sound(sent: Message, message: Message) -> bool:
     """Return whether a message differs only in its transcript, or has lost its media, which the server still has."""
     if not sent.parts or sent.role != message.role:
@@ -83,15 +104,19 @@ def _is_same_sound(sent: Message, message: Message) -> bool:
 class RealtimeSession:
     """One session over an open connection. It makes one response at a time.
 
-    `can_see`: whether images are sent; set to False when the server refuses one.
+    - `can_see`: whether images are sent; set to False when the server refuses one.
+    - `can_hear`: whether the audio of an open turn is sent; set to False when the server makes no item of it.
     """
 
-    def __init__(self, socket: ClientConnection, *, can_see: bool = True) -> None:
+    def __init__(self, socket: ClientConnection, *, can_see: bool = True, can_hear: bool = True) -> None:
         self._socket = socket
-        self.can_see = can_see
+        self.can_see, self.can_hear = can_see, can_hear
         self._known: list[_Known] = []
         self._voice: tuple[str, float] | None = None
         self._num_sent = 0
+        # The turn whose audio the server has got so far, and the message of the one that it makes an item of.
+        self._ahead: _Ahead | None = None
+        self._committed: _Known | None = None
         # Waits for the end of a cancelled response.
         self._settling: asyncio.Task[None] | None = None
 
@@ -123,6 +148,22 @@ class RealtimeSession:
             raise ModelError(f"{SERVER} refuses a conversation: {event.error.message[:300]}")
         if event.type != "session.created":
             raise RemoteError(f"{SERVER} is none of OpenAI's Realtime API: it began with {event.type[:60]!r}")
+
+    async def hear(self, part: AudioPart | None) -> None:
+        """Send the audio of the user's open turn so far. None: there is no such turn any more. Raises RemoteError."""
+        try:
+            if self._ahead and (part is None or part.turn is not self._ahead.turn):
+                self._ahead = None
+                await self._send(events.AudioClear(self._event_id(_CLEARS)))
+            is_short = part is not None and len(part.pcm) < MIN_AHEAD_S * SAMPLE_RATE_HZ
+            if part is None or is_short or not self.can_hear:
+                return
+            await self._configure(None)
+            self._ahead = self._ahead or _Ahead(part.turn)
+            if append := self._ahead.rest(part.pcm):
+                await self._send(append)
+        except WebSocketException as error:
+            raise broken(SERVER, error) from None
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
@@ -175,8 +216,8 @@ class RealtimeSession:
     async def _configure(self, voice: VoiceOptions | None) -> None:
         wanted = (voice.voice, voice.speed) if voice else (self._voice or ("", 1.0))
         if wanted != self._voice:
-            await self._send(events.session_update(*wanted))
             self._voice = wanted
+            await self._send(events.session_update(*wanted))
 
     async def _send_messages(self, messages: Sequence[Message], *, hears: bool) -> None:
         """Make the server's items equal to the messages."""
@@ -189,11 +230,27 @@ class RealtimeSession:
             for item_id in reversed(known.ids):
                 await self._send(events.ItemDeletion(self._event_id(_DELETES), item_id))
         del self._known[same:]
+        ahead, self._ahead = self._ahead, None
+        spoken = messages[-1].parts[0] if messages and len(messages[-1].parts) == 1 else None
+        if ahead and not (same < len(messages) and isinstance(spoken, AudioPart) and spoken.turn is ahead.turn):
+            await self._send(events.AudioClear(self._event_id(_CLEARS)))
+            ahead = None
         for message in messages[same:]:
+            if ahead and message is messages[-1] and isinstance(spoken, AudioPart):
+                await self._commit(ahead, message, spoken)
+                continue
             items = items_of(message, hears=hears or message is messages[-1], sees=self.can_see)
             for item in items:
                 await self._send(events.ItemCreation(self._event_id(_CREATES), item))
             self._known.append(_Known(message, [item.id for item in items]))
+
+    async def _commit(self, ahead: _Ahead, message: Message, part: AudioPart) -> None:
+        """Make an item of the audio that was sent ahead. It may have more of the pause after the turn than `part`."""
+        if append := ahead.rest(part.pcm, ends=True):
+            await self._send(append)
+        await self._send(events.AudioCommit(self._event_id(_COMMITS)))
+        self._committed = _Known(message)
+        self._known.append(self._committed)
 
     async def _request(self, instructions: str, options: ReplyOptions, voice: VoiceOptions | None) -> None:
         choice: str | dict[str, str] = options.tool_choice
@@ -223,6 +280,9 @@ class RealtimeSession:
             match event.type:
                 case "error":
                     self._check(event.error or events.ServerFault())
+                case "input_audio_buffer.committed" if self._committed:
+                    self._committed.ids.append(event.item_id)
+                    self._committed = None
                 case "response.output_item.added" if event.item:
                     answer.ids.append(event.item.id)
                     if event.item.type == "function_call":
@@ -250,12 +310,16 @@ class RealtimeSession:
     def _check(self, error: events.ServerFault) -> None:
         """Raise the error that the server reports, unless it is about something that has no effect."""
         about = error.event_id or ""
-        if about.startswith((_DELETES, _CANCELS)) or error.code == "response_cancel_not_active":
+        if about.startswith((_DELETES, _CANCELS, _CLEARS)) or error.code == "response_cancel_not_active":
             return
         said = error.message[:300] or error.code or "it failed"
         if about.startswith(_CREATES) and "image" in said.lower() and self.can_see:
             self.can_see = False
             raise RemoteError(f"{SERVER} takes no images: {said}")
+        if self._committed and (not about or about.startswith(_COMMITS)):
+            # Another connection gets the turn as an item.
+            self.can_hear = False
+            raise RemoteError(f"{SERVER} takes no audio of an open turn: {said}")
         if about.startswith((_CREATES, _RESPONDS)):
             raise ModelError(f"{SERVER} does not accept this: {said}")
         raise RemoteError(f"{SERVER} reports an error: {said}")

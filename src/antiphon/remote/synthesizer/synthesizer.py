@@ -26,7 +26,7 @@ from antiphon.remote.synthesizer.sound import SampleFormat
 from antiphon.remote.synthesizer.stream import StreamSpeech
 from antiphon.remote.synthesizer.voices import ServerVoices, ask_voices, ordered_voices
 from antiphon.remote.synthesizer.wyoming import WyomingSpeech
-from antiphon.remote.transcriber.wyoming import described
+from antiphon.remote.wyoming import described
 from antiphon.settings import RemoteSettings
 
 log = logging.getLogger(__name__)

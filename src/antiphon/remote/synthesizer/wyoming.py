@@ -1,4 +1,4 @@
-"""Speech over the Wyoming protocol: one connection for each text, without TLS and without a key."""
+"""Speech over the Wyoming protocol: one connection for each text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from antiphon.contracts import VoiceOptions
 from antiphon.errors import RemoteError
 from antiphon.remote.pool import Endpoint
 from antiphon.remote.synthesizer.sound import SampleFormat, SoundReader
-from antiphon.remote.transcriber.wyoming import connected
+from antiphon.remote.wyoming import WyomingFailure, connected
 from antiphon.wyoming import WyomingAudio
 
 
@@ -28,12 +28,6 @@ class _Synthesize(msgspec.Struct, omit_defaults=True):
 
     text: str
     voice: _Voice | None = None
-
-
-class _Failure(msgspec.Struct):
-    """Why a server has not spoken a text."""
-
-    text: str = ""
 
 
 class WyomingSpeech:
@@ -65,7 +59,7 @@ class WyomingSpeech:
                             case "audio-stop":
                                 break
                             case "error":
-                                raise RemoteError(f"the voice's server failed: {event.read(_Failure).text[:300]}")
+                                raise RemoteError(f"the voice's server failed: {event.read(WyomingFailure).text[:300]}")
                     except ValueError as error:
                         raise RemoteError(f"the voice's server sent {error}") from None
         if reader and len(pcm := reader.finish()):

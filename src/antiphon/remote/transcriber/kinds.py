@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 import numpy as np
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import WebSocketException
 
 from antiphon.contracts import Window
-from antiphon.errors import ModelError, Refused, RemoteError
+from antiphon.errors import ModelError, RemoteError
 from antiphon.remote.address import split_api
 from antiphon.remote.http import PROBE_TIMEOUT_S, ListedModel, ask_document, error_text, models_in, optional, reason
 from antiphon.remote.pool import Endpoint, Pool
@@ -30,11 +30,11 @@ from antiphon.remote.transcriber.sockets import (
     StreamingServer,
     StreamWire,
     VllmWire,
+    open_socket,
     read_message,
-    refusal,
-    socket,
 )
-from antiphon.remote.transcriber.wyoming import WyomingServer, described
+from antiphon.remote.transcriber.wyoming import WyomingServer
+from antiphon.remote.wyoming import described
 
 FILES, REALTIME = "/audio/transcriptions", "/realtime"
 # The name by which antiphon calls its first model, and its name as the owner of models in its list.
@@ -154,10 +154,15 @@ async def _wire(
 ) -> StreamWire | None:
     """Return the wire of a WebSocket; None if there is none.
 
-    Raises ModelError if the server does not accept the session that an utterance needs, such as its sample rate.
+    Raises Refused if the server has no room, and ModelError if it does not accept the session that an utterance needs,
+    such as its sample rate.
     """
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S), socket(pool, url) as connection:
+        connection = await open_socket(pool, url, endpoint.host)
+    except ModelError:
+        return None
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S), connection:
             first = read_message(await connection.recv(), pool.key)
             if first.type not in ("session.created", "transcription_session.created"):
                 return None
@@ -172,11 +177,6 @@ async def _wire(
                     what = error_text(optional(_any_decoder, answer.error))
                     raise ModelError(f"{endpoint.url} refuses PCM at {wire.rate_hz} Hz or its session: {what}")
             return wire
-    except InvalidStatus as error:
-        refused = refusal(endpoint.host, error)
-        if isinstance(refused, Refused):
-            raise refused from None
-        return None
     except (WebSocketException, TimeoutError):
         return None
 

@@ -14,23 +14,21 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import WebSocketException
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler, to_pcm16
 from antiphon.contracts import Window
-from antiphon.errors import Refused, RemoteError
+from antiphon.errors import ModelError, Refused, RemoteError
 from antiphon.events.languages import language_code
 from antiphon.events.words import Word
-from antiphon.remote.breaker import retry_after_s
-from antiphon.remote.http import CONNECT_TIMEOUT_S, MAX_OBJECTS, decoded, error_text, optional, reason, without_key
+from antiphon.remote.http import MAX_OBJECTS, decoded, error_text, optional, reason, without_key
 from antiphon.remote.pool import Endpoint, Pool
 from antiphon.remote.transcriber.heard import HeardText, timed_words, words_of
-from antiphon.remote.websocket import ConnectHere
+from antiphon.remote.websocket import open_websocket
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +37,6 @@ MAX_MESSAGE_BYTES, MAX_BYTES, MAX_CHARS = 1 << 20, 16 << 20, 1 << 16
 # Audio is sent in pieces of at least PIECE_SAMPLES, so that a session sends ten messages a second. After
 # MESSAGES_A_TURN messages, the event loop can run other tasks.
 PIECE_SAMPLES, MESSAGES_A_TURN = SAMPLE_RATE_HZ // 10, 64
-# Seconds for which a connection waits for the server's closing frame.
-CLOSE_TIMEOUT_S = 1.0
 # OpenAI's service takes PCM at this rate only.
 OPENAI_RATE_HZ = 24_000
 
@@ -215,30 +211,9 @@ def _failure(message: _Message) -> RemoteError:
     return RemoteError(f"the transcriber's server failed: {said}")
 
 
-def socket(pool: Pool[Any], url: str) -> ConnectHere:
-    """Return the connection to a URL, to be entered. Entering raises what `refusal` converts."""
-    return ConnectHere(
-        url,
-        additional_headers=pool.headers(),
-        ssl=pool.tls if urlsplit(url).scheme == "wss" else None,
-        compression=None,
-        max_size=MAX_MESSAGE_BYTES,
-        open_timeout=CONNECT_TIMEOUT_S,
-        close_timeout=CLOSE_TIMEOUT_S,
-        ping_interval=None,
-    )
-
-
-def refusal(host: str, error: Exception) -> Refused | RemoteError:
-    """Convert an error of a connection. Raises no error; the text has no key."""
-    if not isinstance(error, InvalidStatus):
-        return RemoteError(f"{host}: {reason(error)}")
-    status, headers = error.response.status_code, error.response.headers
-    if status in (429, 503):
-        return Refused("The transcriber's server has no room.", retry_after_s(headers.get("Retry-After", "")))
-    what = ", a redirect, which is not followed" if 300 <= status < 400 else ""
-    what = " (it does not accept the key)" if status in (401, 403) else what
-    return RemoteError(f"{host} refused a connection with status {status}{what}")
+async def open_socket(pool: Pool[Any], url: str, host: str) -> ClientConnection:
+    """Open the connection to a URL of a server. Raises the errors of `open_websocket`."""
+    return await open_websocket(host, url, pool.headers(), pool.tls, max_bytes=MAX_MESSAGE_BYTES)
 
 
 def read_message(data: str | bytes, key: str) -> _Message:
@@ -346,7 +321,8 @@ class Utterance:
 
     async def _run(self) -> None:
         try:
-            async with socket(self._pool, self._url) as connection:
+            connection = await open_socket(self._pool, self._url, self.endpoint.host)
+            async with connection:
                 sending = asyncio.create_task(self._send(connection))
                 try:
                     await self._receive(connection)
@@ -354,8 +330,11 @@ class Utterance:
                     sending.cancel()
         except (RemoteError, Refused) as error:
             self._failure = error
-        except (OSError, WebSocketException, TimeoutError) as error:
-            self._failure = refusal(self.endpoint.host, error)
+        except ModelError as error:
+            # Another server may accept the key.
+            self._failure = RemoteError(str(error))
+        except WebSocketException as error:
+            self._failure = RemoteError(f"{self.endpoint.host}: {reason(error)}")
         finally:
             self._news.set()
 

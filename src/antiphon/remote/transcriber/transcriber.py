@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import (
     FileInfo,
     FileOptions,
@@ -25,6 +24,7 @@ from antiphon.contracts import (
     TranscriptSegment,
     Window,
 )
+from antiphon.contracts.file_parts import transcribed_parts
 from antiphon.errors import ModelError, Refused, RemoteError
 from antiphon.events.languages import LANGUAGE_NAMES
 from antiphon.events.words import Word
@@ -95,25 +95,14 @@ class RemoteTranscriber:
 
         The language that the server reports first is used for the rest. Raises Refused and ModelError.
         """
-        stream, language, number, num_samples = self.open(), options.language, 0, 0
-        async for start, part in split_at_quiet(slabs, PART_S, PART_SLACK_S):
-            num_samples = start + len(part)
-            if not len(part):
-                continue
-            window = Window(
-                part,
-                prompt=options.prompt,
-                language=language,
-                final=True,
-                word_times=options.word_times,
-                start_sample=start,
-            )
-            found = await stream.decode_file(window, options)
-            language = language or found.language or None
-            if found.is_speech:
-                yield _segment(number, start, len(part), found, options.temperature)
-                number += 1
-        yield FileInfo(language or "", num_samples / SAMPLE_RATE_HZ)
+        stream = self.open()
+        found = transcribed_parts(
+            slabs, options, lambda window: stream.decode_file(window, options), PART_S, PART_SLACK_S
+        )
+        async with aclosing(found):
+            async for one in found:
+                # The tokens of this model are its own, not those of a vocabulary.
+                yield replace(one, tokens=()) if isinstance(one, TranscriptSegment) else one
 
     def close(self) -> None:
         """Do nothing: connections are closed with their event loop."""
@@ -333,21 +322,3 @@ def _profile(model: str, endpoints: Sequence[TranscriberEndpoint]) -> Transcribe
         return of_windows
     # A streaming server does not take words back, so they are sent when they have come.
     return replace(of_windows, step_s=0.1, first_step_s=0.1, agreement_s=0.0, first_agreement_s=0.0, rollback_tokens=0)
-
-
-def _segment(number: int, start: int, num_samples: int, found: Hypothesis, temperature: float) -> TranscriptSegment:
-    shift_s = start / SAMPLE_RATE_HZ
-    logprobs = [math.log(max(piece.probability, 1e-9)) for piece in found.pieces]
-    return TranscriptSegment(
-        id=number,
-        seek=start // (SAMPLE_RATE_HZ // 100),
-        start_s=shift_s,
-        end_s=shift_s + num_samples / SAMPLE_RATE_HZ,
-        text="".join(piece.text for piece in found.pieces),
-        tokens=(),
-        temperature=temperature,
-        avg_logprob=sum(logprobs) / max(1, len(logprobs)),
-        compression_ratio=1.0,
-        no_speech_prob=0.0,
-        words=tuple(Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability) for w in found.words),
-    )

@@ -21,10 +21,10 @@ import anyio.abc
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_beginning
 from antiphon.contracts import (
+    AwayStep,
     ListenStep,
     NativeModel,
     NativeOptions,
-    NativeStep,
     NativeStream,
     ReplyDone,
     ResponseAudio,
@@ -145,6 +145,9 @@ class NativeTurns:
       `ListenStepTaken` for each unit in which the model listens.
     - `on_unit`: called with the measurement of each unit whose result has come, also if the result is discarded.
     - `clock`: returns monotonic seconds. It paces the silence that is fed while the model speaks.
+    - `on_away`: awaited when the model cannot be reached any more, with the request that is due, if there is one. From
+      then on, until `is_away` is false again, the model of the conversation answers.
+    - `may_return`: returns whether the model may take turns again after it was away.
     """
 
     def __init__(
@@ -154,9 +157,13 @@ class NativeTurns:
         emit: Callable[[ConversationEvent], Awaitable[None]],
         on_unit: Callable[[UnitDone], None] = lambda unit: None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        on_away: Callable[[CreateResponse | None], Awaitable[None]] | None = None,
+        may_return: Callable[[], bool] = lambda: True,
     ) -> None:
         self._model = model
-        self._on_turn, self._emit, self._on_unit = on_turn, emit, on_unit
+        self._on_turn, self._on_away, self._may_return = on_turn, on_away, may_return
+        self._emit, self._on_unit = emit, on_unit
         self._clock = clock
         self._units = UnitQueue(int(model.profile.unit_s * SAMPLE_RATE_HZ), model.profile.max_frames)
         self._stream: NativeStream | None = None
@@ -172,9 +179,12 @@ class NativeTurns:
         self._text = ""
         # Whether a turn has begun whose response waits until the previous response is closed.
         self.is_waiting = False
+        # Whether the model cannot be reached, so that it takes no turns.
+        self.is_away = False
 
-    async def open(self, config: ConversationConfig) -> None:
+    async def open(self, config: ConversationConfig, recall: Callable[[], str] = lambda: "") -> None:
         """Open the model's stream, and decode the first 30 s of the reference voice. Returns after both are done.
+        `recall`: see `NativeOptions`.
 
         Raises Refused if the model has no room for another conversation, and ModelError if it fails or if the reference
         voice cannot be decoded.
@@ -200,6 +210,7 @@ class NativeTurns:
             reference,
             listen_only_units=duplex.listen_only_units,
             sampling=duplex.sampling,
+            recall=recall,
         )
         self._stream = await self._model.open(options)
         if self._discards_step:
@@ -351,7 +362,14 @@ class NativeTurns:
             must_speak = self._must_speak()
             step = await stream.step(must_speak=must_speak)
             self._on_unit(self._unit_clock.done(self._clock()))
-            if not self._discards_step:
+            if isinstance(step, AwayStep):
+                await self._leave()
+            elif self.is_away and not self._may_return():
+                # Another model answers this turn, of which this one has heard a part only.
+                if isinstance(step, SpeakStep):
+                    stream.interrupt()
+            elif not self._discards_step:
+                self.is_away = False
                 await self._apply(step)
             if must_speak and self._due and self._must_speak():
                 log.warning("a native model said nothing although it had to")
@@ -395,7 +413,19 @@ class NativeTurns:
         """Whether the current unit is the last in which the answer that is due may begin."""
         return bool(self._due and self._due.units_left <= 0 and not self._turn)
 
-    async def _apply(self, step: NativeStep) -> None:
+    async def _leave(self) -> None:
+        """Take no more turns, because the model cannot be reached."""
+        self._end_turn()
+        self._text = ""
+        due, self._due = self._due, None
+        if not self.is_away or due:
+            self.is_away = True
+            if self._on_away:
+                await self._on_away(due.request if due else None)
+        if self._reports_listening:
+            await self._emit(ListenStepTaken("model"))
+
+    async def _apply(self, step: ListenStep | SpeakStep) -> None:
         match step:
             case ListenStep():
                 self._end_turn()

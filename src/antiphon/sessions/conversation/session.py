@@ -186,7 +186,7 @@ class ConversationSession:
     async def _commit(self, turn: int) -> None:
         """Handle the client's commit of a turn, which counts as a turn even if it was said over a response."""
         self._responder.cancel_kept()
-        if self._native:
+        if self._native and self._queue.takes_turns:
             is_due = self.config.create_response and self.config.transcription.vad is not None
             is_skipped = self._floor.take_skip()
             self._native.commit(answers=is_due and not is_skipped)
@@ -197,14 +197,27 @@ class ConversationSession:
         """Whether the server answers a turn that it has detected, if the turn has words. False for a native model,
         which takes turns by itself.
         """
-        return self.config.create_response and self._native is None and self.config.transcription.vad is not None
+        return self._creates_responses and self.config.transcription.vad is not None
+
+    @property
+    def _creates_responses(self) -> bool:
+        """Whether the end of a turn creates a response. False for a native model."""
+        return self.config.create_response and not self._queue.takes_turns
+
+    @property
+    def may_interrupt(self) -> bool:
+        """Whether speech ends a response, according to the configuration. False for a native model that decides this by
+        itself.
+        """
+        config = self.config
+        return config.interrupt_response and not (config.native_decides_interruptions and self._queue.takes_turns)
 
     @property
     def interruptible(self) -> bool:
         """Whether speech that begins now ends a response, according to the configuration and the client's last
         decision.
         """
-        return self.config.interrupt_response and not self._floor.is_dismissed(self._listener.audio_s)
+        return self.may_interrupt and not self._floor.is_dismissed(self._listener.audio_s)
 
     async def handle(self, command: ConversationCommand) -> None:
         """Handle one command. Call it only while `run` runs. Waits for `emit`, but not for a response that the command
@@ -222,7 +235,7 @@ class ConversationSession:
                 await self._listener.configure(config.transcription)
             case CreateItem(new, after):
                 self._queue.item_media.check_size(new)
-                if self._native:
+                if self._native and self._queue.takes_turns:
                     self._native.append_item(new)
                 await self._queue.item_media.add(new, after)
                 self._queue.resolve(new, command)
@@ -253,7 +266,7 @@ class ConversationSession:
         """Apply one event of the transcription session: emit it, and begin or end responses. Returns after the
         resulting events were emitted, except that a task decides an overlap later. Call it only while `run` runs.
         """
-        if isinstance(event, TurnCommitted) and not self._native and self._floor.take_skip():
+        if isinstance(event, TurnCommitted) and not self._queue.takes_turns and self._floor.take_skip():
             self._floor.skip(event.turn)
         assert self._group
         config = self.config
@@ -346,7 +359,7 @@ class ConversationSession:
         await self._emit(event)
         active = self._responder.active
         has_output = bool(active and active.response.output)
-        answers = self.config.create_response and self._native is None
+        answers = self._creates_responses
         false_start = self._is_false_start(event.at_ms)
         if false_start:
             self._continue_turn(turn, event.at_ms)
@@ -368,7 +381,7 @@ class ConversationSession:
         early.
         """
         config = self.config
-        if self._last_turn is None or self._native or not (config.create_response and config.false_start_ms):
+        if self._last_turn is None or not (self._creates_responses and config.false_start_ms):
             return False
         item, speech_end_ms = self._last_turn
         is_newest = self._responder.newest_user_item() == item.id
@@ -411,6 +424,8 @@ class ConversationSession:
         # its response as due.
         done = self._floor.transcribed(turn, owes_response=has_words and self._answers_detected_turns)
         self._listener.settle_turn(turn)
+        if has_words:
+            self._queue.note_words()
         if not has_words and self.config.transcription.vad:
             # A detected turn without words, such as a cough, is dropped. A committed turn counts without words too.
             item.parts[0].media = None

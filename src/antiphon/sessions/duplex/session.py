@@ -259,7 +259,7 @@ class DuplexSession:
         await self._signal("user_speech_started")
 
     def _overlap_reason(self) -> str:
-        return "client_overlap_action" if self._session.config.interrupt_response else "policy_listen_only"
+        return "client_overlap_action" if self._session.may_interrupt else "policy_listen_only"
 
     async def _overlap_decided(self, takes_floor: bool, reason: str) -> None:
         if takes_floor:

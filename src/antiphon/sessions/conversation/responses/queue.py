@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from antiphon.events.transcription import OverlapDecided
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation, rejected
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
-from antiphon.sessions.conversation.native_turns import NativeResponse, NativeTurns
+from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, NativeResponse, NativeTurns
 from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.kept import KeptResponse
 from antiphon.sessions.conversation.responses.responder import Responder
@@ -123,7 +124,16 @@ class ResponseQueue:
         self.responder = Responder(config, context, history, emit, heard, floor)
         self.native: NativeTurns | None = None
         if model.native:
-            self.native = NativeTurns(model.native, self._begin_native, emit, context.on_unit, context.clock)
+            self.native = NativeTurns(
+                model.native,
+                self._begin_native,
+                emit,
+                context.on_unit,
+                context.clock,
+                on_away=self._native_left,
+                may_return=self._is_silent,
+            )
+            self._answer_s = ANSWER_UNITS * model.native.profile.unit_s
         self.item_media = ItemMediaResolver(
             history, context.image_reader, context.transcriber, emit, accepts_media=model.profile.accepts_media
         )
@@ -143,6 +153,8 @@ class ResponseQueue:
         self._idle: anyio.CancelScope | None = None
         self._idle_is_held = False
         self._group: anyio.abc.TaskGroup | None = None
+        # The second of audio at which the user's newest words were transcribed.
+        self._words_s = -math.inf
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
         """Open the model's stream. Responses run as tasks of `group`. Raises Refused if the model has no room for
@@ -152,7 +164,7 @@ class ResponseQueue:
         self._group = group
         await self.calls.open()
         if self.native:
-            await self.native.open(self.responder.config)
+            await self.native.open(self.responder.config, self._recall)
             group.start_soon(self.native.run)
 
     def end(self) -> None:
@@ -169,11 +181,16 @@ class ResponseQueue:
         await self.responder.close()
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether a native model takes turns by itself. False while its server is away, and for all other models."""
+        return self.native is not None and not self.native.is_away
+
+    @property
     def owed(self) -> list[CreateResponse]:
         """The responses of the conversation that are under way, due to the user's turns, waiting, or due to the
         results of calls, in order. Empty for a native model.
         """
-        if self.native:
+        if self.takes_turns:
             return []
         active = self.responder.active
         # A response that is being cancelled because it is due again counts once.
@@ -188,7 +205,7 @@ class ResponseQueue:
         """The request of the response that has ended by itself, until it is closed. Empty for a native model."""
         active = self.responder.active
         ended = active is not None and active.response.status in ("completed", "incomplete", "failed")
-        return [active.response.request] if active and ended and not self.native else []
+        return [active.response.request] if active and ended and not self.takes_turns else []
 
     def has_unresolved(self) -> bool:
         """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
@@ -228,7 +245,7 @@ class ResponseQueue:
             await self.interrupt("client_cancelled")
         if self._has_to_wait(command):
             self._waiting.add(command)
-        elif self.native:
+        elif self.native and self.takes_turns:
             self.native.ask(command)
         else:
             self._begin(command)
@@ -260,7 +277,7 @@ class ResponseQueue:
         """
         active = self.responder.active
         is_first = active is None or (request.when_busy == "refuse" and not (request.stored and active.cancelled))
-        return not is_first or (self.native is None and self.has_unresolved())
+        return not is_first or (not self.takes_turns and self.has_unresolved())
 
     # --- due responses ------------------------------------------------------------------------------------------------
 
@@ -274,7 +291,7 @@ class ResponseQueue:
             await self.ask(request)
             if self._floor.is_closed:
                 self.responder.cancel_all(SESSION_ENDED)
-            elif withdrawn and self.native:
+            elif withdrawn and self.native and self.takes_turns:
                 self.native.withdraw()
             elif withdrawn and self.responder.active:
                 self.responder.cancel(None)
@@ -330,6 +347,31 @@ class ResponseQueue:
             await self._run(task)
         else:
             await self.go_on()
+
+    # --- a native model whose server is away --------------------------------------------------------------------------
+
+    def note_words(self) -> None:
+        """Note that a turn of the user has words, which a native model may be about to answer."""
+        self._words_s = self._listener.audio_s
+
+    async def _native_left(self, request: CreateResponse | None) -> None:
+        """Answer what the native model did not: the request that is due, or the user's newest turn."""
+        config = self.responder.config
+        answers = config.create_response and config.transcription.vad is not None
+        newest = next(reversed(self._history.messages()), None)
+        is_recent = self._listener.audio_s - self._words_s <= self._answer_s
+        if request:
+            self._waiting.add(replace(request, when_busy="wait"))
+        elif answers and is_recent and newest and newest.role == "user":
+            self._floor.owe_response()
+        await self.go_on()
+
+    def _is_silent(self) -> bool:
+        """Whether neither side speaks and nothing is to be answered, so that a native model may take turns again."""
+        return not (self._listener.spoken_ms or self._is_busy() or self.owed or self._heard.left_s > 0)
+
+    def _recall(self) -> str:
+        return "\n".join(f"{m.role}: {m.text}" for m in self._history.messages() if m.text and m.role != "tool")
 
     # --- a response and its end ---------------------------------------------------------------------------------------
 
