@@ -83,6 +83,14 @@ class Continuing:
             self._model, settled, segmenter, ended, events, decoding.transcripts.unread, window, sent
         )
 
+    @property
+    def emits_more(self) -> bool:
+        """Whether another event follows the one that is emitted, without waiting for audio or for a decode."""
+        decoding = self._decoding
+        # A transcript whose last window was finished follows at once.
+        is_read = isinstance(next(iter(decoding.unfinished), None), TurnEnded)
+        return is_read or bool(decoding.to_emit) or any(not isinstance(s, WindowEnded | TurnEnded) for s in self._steps)
+
     def take_parts(self) -> list[TurnPart]:
         """Return what finished windows have added to turns since the last call."""
         parts, self._decoding.transcripts.parts = self._decoding.transcripts.parts or [], []
