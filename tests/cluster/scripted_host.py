@@ -4,8 +4,9 @@
 
 Environment variables: ANTIPHON_TEST_PACE_S is the time that the model takes for each word, which is 0.3 s of audio.
 ANTIPHON_TEST_FINAL_S is the time that the transcriber takes for each window. ANTIPHON_TEST_SKEW_S is the time by which
-the wall clock is ahead. ANTIPHON_TEST_TRANSCRIBER is a transcriber on other servers (`URL#MODEL`), used instead. When
-the process would answer DEADLY, it exits at once.
+the wall clock is ahead. ANTIPHON_TEST_TRANSCRIBER is a transcriber on other servers (`URL#MODEL`), used instead.
+ANTIPHON_TEST_VOICES are the voices of a `ScriptedVoice`, separated by commas; without them, there is no synthesizer.
+When the process would answer DEADLY, it exits at once.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from antiphon.remote.address import TRANSCRIBER, parse_address
 from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.server import run
 from antiphon.settings import RemoteSettings
+from tests.cluster.scripted_voice import ScriptedVoice
 from tests.scripted import ScriptedTranscriber
 from tests.server.scripted import Echo, scripted_models
 
@@ -65,6 +67,8 @@ if __name__ == "__main__":
     def load(*_: object) -> LoadedModels:
         """Return the scripted models, perhaps with a transcriber on other servers. Called in a thread."""
         models = scripted_models(echo, transcriber)
+        if voices := os.environ.get("ANTIPHON_TEST_VOICES", ""):
+            models = replace(models, synthesizer=ScriptedVoice(echo.pace_s, tuple(voices.split(","))))
         if not (named := os.environ.get("ANTIPHON_TEST_TRANSCRIBER", "")):
             return models
         address = parse_address(named, "--transcriber", schemes=TRANSCRIBER)
