@@ -21,6 +21,8 @@ have scripted models. These repeat a word every tenth of a second, as 0.3 s of a
 - states: as `captions`, but in this process, from a state in the middle of each of 40 turns, and without a pace. It
   counts words that are lost, doubled or retracted, however busy the machine is.
 - keeping: what storing captions costs, with scripted models: CPU time of the host, and bytes in the store (Redis).
+- speech: a text is spoken behind a door, by a stream and by a request, and its host is killed while it speaks, 20 times
+  each. Counts seconds that are said twice or are missing, and measures the silence that a listener hears.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import psutil
 import websockets
 from bench.common import machine, options, save, show, spread
 from bench.hosts_captions import continued_captions, kept, killed_captions
+from bench.hosts_speech import killed_speech
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.chaos import SERVERS, store_url
 from tests.cluster.processes import INTERNAL_KEY, Host, cluster
@@ -258,7 +261,9 @@ async def _sessions_at(ws: str, count: int) -> list[tuple[str, str]]:
 
 def main() -> None:
     parser = options(
-        "antiphon bench hosts", __doc__, ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states")
+        "antiphon bench hosts",
+        __doc__,
+        ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states", "speech"),
     )
     parser.add_argument("--callers", type=int, default=40)
     parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
@@ -281,6 +286,7 @@ def main() -> None:
         },
         "captions": {"captions, killed and reported, behind a door": killed_captions},
         "keeping": {"keeping captions": kept},
+        "speech": {"speech, killed and reported, behind a door": killed_speech},
         "states": {"captions continued with real models": continued_captions},
     }
     result: dict[str, Any] = {"machine": machine(), "store": args.store, "callers": args.callers}
@@ -289,7 +295,7 @@ def main() -> None:
             # Each section has a new store, because the last section's hosts stay alive in the old one for a while.
             with store_url(args.store) as state:
                 result[name] = found = measure(state)
-            show(name, found if section in ("frames", "keeping") else [found.get("gap", found)])
+            show(name, found if section in ("frames", "keeping", "speech") else [found.get("gap", found)])
             # Saves now, so that no results are lost if a later section fails.
             save("hosts", result)
     print(f"\nwritten: {save('hosts', result)}")

@@ -41,8 +41,9 @@ CHUNK_S = 0.1
 KILL_EVERY_S = 6.0
 # The transcriber of `continued_captions`, and the seconds between two messages there.
 STATES_TRANSCRIBER, STATES_PACE_S = "whisper-tiny.en", 0.05
-# Listeners and seconds of the measurement of costs.
-COST_LISTENERS, COST_S = 20, 40.0
+# Listeners and seconds of the measurement of costs. Words of a turn, a tenth of a second each: a short turn, and one of
+# the length of a sentence.
+COST_LISTENERS, COST_S, COST_WORDS = 20, 40.0, (12, 40)
 
 
 class RecordedListener(Listener):
@@ -151,11 +152,16 @@ def killed_captions(state: str) -> dict[str, Any]:
 
 def kept(state: str) -> dict[str, Any]:
     """Measure what keeping captions costs a host and its store, with scripted models: with and without keeping."""
-    found = {"kept": spent(state, "--store-captions"), "not kept": spent(state, "--no-store-captions")}
-    return found | {"keeping": {key: found["kept"][key] - found["not kept"][key] for key in found["kept"]}}
+    found: dict[str, Any] = {}
+    for num_words in COST_WORDS:
+        kept, free = (spent(state, flag, num_words) for flag in ("--store-captions", "--no-store-captions"))
+        keeping = {key: value - free[key] for key, value in kept.items()}
+        name = f"turns of {num_words} words"
+        found |= {f"{name}, kept": kept, f"{name}, not kept": free, f"{name}, keeping": keeping}
+    return found
 
 
-def spent(state: str, flag: str) -> dict[str, float]:
+def spent(state: str, flag: str, num_words: int) -> dict[str, float]:
     """Return the share of a core and the bytes in the store that a captions session takes, with this flag."""
     flags = (flag, "--sessions-per-key", "500", "--max-sessions", "500", "--max-events-per-s", "2000")
 
@@ -165,7 +171,7 @@ def spent(state: str, flag: str) -> dict[str, float]:
         async def one(listener: Listener) -> None:
             async with listener.connected():
                 while not over.is_set():
-                    await listener.speak(num_words=12)
+                    await listener.speak(num_words=num_words)
 
         async with asyncio.TaskGroup() as group:
             for number in range(COST_LISTENERS):

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.client.held_session import CannotResume, HeldSession
+from antiphon.client.held_session import (
+    MAX_CAPTIONS_BYTES,
+    MAX_GONE_BYTES,
+    MAX_KEPT_BYTES,
+    CannotResume,
+    HeldSession,
+)
 
 CREATED = '{"type":"session.created","event_id":"e","session":{"id":"sess-1"},"resume_token":"t1"}'
 
@@ -83,17 +89,57 @@ def test_when_the_host_has_received_less_than_was_sent_then_the_rest_is_sent_aga
     assert json.loads(held.resume_request())["resume_token"] == "t2"
 
 
-def test_when_the_host_needs_more_than_is_kept_then_the_session_cannot_go_on() -> None:
-    held = HeldSession(max_kept_bytes=4)
+def append(audio: str) -> str:
+    return json.dumps({"type": "input_audio_buffer.append", "audio": audio})
+
+
+def held_with(*frames: str, max_kept_bytes: int) -> HeldSession:
+    held = HeldSession(max_kept_bytes)
     held.receive(CREATED)
-    for frame in ("aa", "bb", "cc"):
+    for frame in frames:
         held.keep(frame)
         held.next_frame()
+    return held
+
+
+def test_when_the_host_needs_audio_that_is_no_longer_kept_then_it_gets_silence_of_the_same_length() -> None:
+    frames = [append("abcd"), append("efgh"), '{"type":"x"}', append("ijklmnop"), append("qrst"), append("uvwx")]
+    held = held_with(*frames, max_kept_bytes=2 * len(append("abcd")))
+    held.resumed(resumed(1))
+    silent = [append("AAAA"), '{"type":"x"}', append("AAAAAAAA")]
+    assert [json.loads(frame) for frame in sent(held)] == [json.loads(frame) for frame in (*silent, *frames[4:])]
+    # The next host may lack them too.
+    held.resumed(resumed(2))
+    assert len(sent(held)) == 4
+
+
+def test_when_the_host_needs_a_long_message_that_is_no_longer_kept_then_the_session_cannot_go_on() -> None:
+    held = held_with("a" * (MAX_GONE_BYTES + 1), append("abcd"), append("efgh"), max_kept_bytes=1)
     with pytest.raises(CannotResume, match="client_gap") as lost:
         held.resumed(resumed(0))
     assert lost.value.is_final
     held.resumed(resumed(1))
-    assert sent(held) == ["bb", "cc"]
+    assert sent(held)[-1] == append("efgh")
+
+
+@pytest.mark.parametrize(
+    ("updated", "max_bytes"),
+    [
+        ({"type": "session.updated", "session": {"type": "transcription"}}, MAX_CAPTIONS_BYTES),
+        ({"type": "transcription_session.updated", "session": {}}, MAX_CAPTIONS_BYTES),
+        ({"type": "session.updated", "model": "m"}, MAX_CAPTIONS_BYTES),
+        ({"type": "session.updated", "session": {"type": "realtime"}}, MAX_KEPT_BYTES),
+    ],
+)
+def test_a_transcription_session_keeps_less_audio_than_a_conversation(updated: dict[str, Any], max_bytes: int) -> None:
+    held = opened()
+    held.receive(numbered(1, **updated))
+    frame = append("abcd" * 16_000)
+    for _ in range(2 * MAX_KEPT_BYTES // len(frame)):
+        held.keep(frame)
+        held.next_frame()
+    held.resumed(resumed(0))
+    assert sent(held).count(frame) == max_bytes // len(frame)
 
 
 def test_frames_that_no_host_was_sent_are_never_dropped() -> None:
@@ -122,14 +168,15 @@ def test_any_other_answer_to_a_resume_is_a_refusal(answer: str | bytes, code: st
     assert (refused.value.code, refused.value.is_final) == (code, final)
 
 
-def test_events_are_acknowledged_in_batches() -> None:
+def test_pieces_of_responses_are_acknowledged_in_batches_and_other_events_at_once() -> None:
     held = opened()
     reported = []
     for seq in range(1, 100):
-        held.receive(numbered(seq))
+        held.receive(numbered(seq, type="x" if seq in (40, 41) else "response.output_audio.delta"))
         if acknowledgement := held.acknowledgement():
             reported.append(json.loads(acknowledgement)["server_event_seq"])
-    assert reported == [32, 64, 96]
+    assert reported == [32, 40, 41, 73]
+    assert held.acknowledgement() is None
 
 
 class Host:

@@ -1,13 +1,13 @@
 """Hosts die and hang repeatedly while callers talk to them. No words may be lost or repeated.
 
     python -m tests.cluster.chaos [--kills 500] [--hangs 20] [--handovers 50] [--callers 9] [--listeners 4]
-        [--store sqlite|redis|postgres] [--seed 1]
+        [--speakers 2] [--store sqlite|redis|postgres] [--seed 1]
 
 Callers take written and spoken turns. Half of them resume their sessions; the others cannot, and use a door. Listeners
-get captions through the door, half of them in vLLM's dialect, and say a few words a turn or a hundred. Each round
-picks a host that has sessions, at a random moment of their turns. A kill ends it and starts it again. A hang is SIGSTOP
-for longer than the time after which a host counts as dead, then SIGCONT. A handover is SIGTERM, then SIGKILL while the
-host hands its sessions over.
+get captions through the door, half of them in vLLM's dialect, and say a few words a turn or a hundred. Speakers have
+texts spoken through the door. Each round picks a host that has sessions, at a random moment of their turns. A kill ends
+it and starts it again. A hang is SIGSTOP for longer than the time after which a host counts as dead, then SIGCONT. A
+handover is SIGTERM, then SIGKILL while the host hands its sessions over.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from antiphon.store.sessions import SessionStore, open_store
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.listeners import Listener
 from tests.cluster.processes import Cluster, Host, cluster, until
+from tests.cluster.speakers import Speaker
 from tests.store.servers import PostgresServer, RedisServer, Server
 
 # Seconds after which a host's key expires.
@@ -50,6 +51,7 @@ class Outcome:
     handovers: int = 0
     turns: int = 0
     captions: int = 0
+    texts: int = 0
     num_hit: int = 0
     how: Counter[str] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)
@@ -97,8 +99,9 @@ async def rounds(
     seed: int,
     handovers: int = 0,
     listeners: Sequence[Listener] = (),
+    speakers: Sequence[Speaker] = (),
 ) -> Outcome:
-    """Kill and hang hosts, and interrupt their handovers, while the callers talk and the listeners speak.
+    """Kill and hang hosts, and interrupt their handovers, while the callers talk, and the listeners and speakers speak.
 
     At the end, end all callers, and check the events that they got.
     """
@@ -119,6 +122,11 @@ async def rounds(
             while not over.is_set():
                 await listener.speak(num_words=chance.choice((1, 3, 8, 100)))
             listener.check()
+
+    async def have_spoken(speaker: Speaker) -> None:
+        async with speaker:
+            while not over.is_set():
+                await speaker.speak(chance)
 
     async def befall() -> None:
         plan = ["kill"] * kills + ["hang"] * hangs + ["handover"] * handovers
@@ -142,12 +150,15 @@ async def rounds(
                 group.create_task(talk(caller))
             for listener in listeners:
                 group.create_task(listen(listener))
+            for speaker in speakers:
+                group.create_task(have_spoken(speaker))
             # Every caller is in a conversation now.
             await asyncio.sleep(1.0)
             group.create_task(befall())
     finally:
         store.close()
     outcome.captions = sum(len(listener.said) for listener in listeners)
+    outcome.texts = sum(speaker.num_done for speaker in speakers)
     for caller in callers:
         outcome.turns += len(caller.said)
         outcome.how.update(getattr(caller, "how", ()))
@@ -196,11 +207,18 @@ def check_stored(store: SessionStore, caller: Caller) -> None:
 
 
 def run(
-    kind: str, kills: int, hangs: int, num_callers: int, seed: int, handovers: int = 0, num_listeners: int = 0
+    kind: str,
+    kills: int,
+    hangs: int,
+    num_callers: int,
+    seed: int,
+    handovers: int = 0,
+    num_listeners: int = 0,
+    num_speakers: int = 0,
 ) -> Outcome:
     """Start a door and three hosts that share a store of this kind. Run the rounds, then stop all of them."""
     flags = ("--host-ttl-s", str(HOST_TTL_S), "--sessions-per-key", "200", "--max-sessions", "200")
-    with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S) as hosts:
+    with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S, voices="one") as hosts:
         door = hosts.add_door()
         door.wait()
         urls = [host.ws for host in hosts.hosts]
@@ -210,7 +228,8 @@ def run(
         ]
         try:
             listeners = [Listener(n, [door.ws], seed + n, vllm=bool(n % 2)) for n in range(num_listeners)]
-            return asyncio.run(rounds(hosts, callers, kills, hangs, seed, handovers, listeners))
+            speakers = [Speaker(door.ws) for _ in range(num_speakers)]
+            return asyncio.run(rounds(hosts, callers, kills, hangs, seed, handovers, listeners, speakers))
         except BaseException:
             for process in [*hosts.hosts, *hosts.doors]:
                 print(f"--- {process.name}\n{process.log[-4000:]}")
@@ -225,13 +244,15 @@ def main() -> None:
     parser.add_argument("--handovers", type=int, default=50)
     parser.add_argument("--callers", type=int, default=9)
     parser.add_argument("--listeners", type=int, default=4)
+    parser.add_argument("--speakers", type=int, default=2)
     parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    found = run(args.store, args.kills, args.hangs, args.callers, args.seed, args.handovers, args.listeners)
+    nums = args.callers, args.seed, args.handovers, args.listeners, args.speakers
+    found = run(args.store, args.kills, args.hangs, *nums)
     print(
         f"{found.kills} kills, {found.hangs} hangs and {found.handovers} handovers cut off hit "
-        f"{found.num_hit} sessions in {found.turns} turns and {found.captions} captions"
+        f"{found.num_hit} sessions in {found.turns} turns, {found.captions} captions and {found.texts} texts"
     )
     print(f"resumed: {dict(found.how)}; phases: {dict(found.phases)}")
 

@@ -117,6 +117,7 @@ class Cluster:
         *flags: str,
         pace_s: float = 0.0,
         api_key: str = "",
+        voices: str = "",
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.state = state
@@ -127,6 +128,8 @@ class Cluster:
         self._env = {"ANTIPHON_INTERNAL_KEY": INTERNAL_KEY, "ANTIPHON_TEST_PACE_S": str(pace_s)} | dict(env or {})
         if api_key:
             self._env["ANTIPHON_API_KEYS"] = api_key
+        if voices:
+            self._env["ANTIPHON_TEST_VOICES"] = voices
 
     def add_host(
         self,
@@ -135,13 +138,15 @@ class Cluster:
         prefix: tuple[str, ...] = (),
         address: str = "127.0.0.1",
         skew_s: float = 0.0,
+        voices: str = "",
     ) -> Host:
         """Start another host at `address`. With `wait`, return when it is ready.
 
-        `prefix` is the beginning of its command line. `skew_s` is the time by which its clock is ahead.
+        `prefix` is the beginning of its command line. `skew_s` is the time by which its clock is ahead. `voices` are
+        its scripted voices, separated by commas, if they are not those of the cluster.
         """
         name = f"host-{len(self.hosts) + 1}"
-        env = self._env | {"ANTIPHON_TEST_SKEW_S": str(skew_s)}
+        env = self._env | {"ANTIPHON_TEST_SKEW_S": str(skew_s)} | ({"ANTIPHON_TEST_VOICES": voices} if voices else {})
         host = Host(name, module, ("--state", self.state, "--host-name", name, *self._flags, *flags), self.folder,
                     env, prefix, address)  # fmt: skip
         self.hosts.append(host)
@@ -189,14 +194,18 @@ def cluster(
     num_hosts: int = 3,
     pace_s: float = 0.0,
     api_key: str = "",
+    voices: str = "",
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """Run hosts that share the store `state` during the block, which begins when they are ready.
 
-    `env`: variables for all hosts.
+    `voices`: those of a scripted synthesizer, separated by commas. `env`: variables for all hosts.
     """
     with tempfile.TemporaryDirectory(prefix="antiphon-hosts-") as folder:
-        found = Cluster(state or f"{folder}/state", Path(folder), *flags, pace_s=pace_s, api_key=api_key, env=env)
+        place = Path(folder)
+        found = Cluster(
+            state or f"{folder}/state", place, *flags, pace_s=pace_s, api_key=api_key, voices=voices, env=env
+        )
         try:
             for _ in range(num_hosts):
                 found.add_host()

@@ -5,7 +5,8 @@
 Environment variables: ANTIPHON_TEST_PACE_S is the time that the model takes for each word, which is 0.3 s of audio.
 ANTIPHON_TEST_FINAL_S is the time that the transcriber takes for each window. ANTIPHON_TEST_SKEW_S is the time by which
 the wall clock is ahead. ANTIPHON_TEST_TRANSCRIBER is a transcriber on other servers (`URL#MODEL`), used instead, and
-ANTIPHON_TEST_PARTNER a conversation model on other servers. With ANTIPHON_TEST_NATIVE, the conversation model is a
+ANTIPHON_TEST_PARTNER a conversation model on other servers. ANTIPHON_TEST_VOICES are the voices of a `ScriptedVoice`,
+separated by commas; without them, there is no synthesizer. With ANTIPHON_TEST_NATIVE, the conversation model is a
 native one that does not stop by itself. When the process would answer DEADLY, it exits at once.
 """
 
@@ -31,6 +32,7 @@ from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.server import run
 from antiphon.settings import RemoteSettings
+from tests.cluster.scripted_voice import ScriptedVoice
 from tests.scripted import ScriptedTranscriber
 from tests.server.scripted import Echo, scripted_models
 from tests.traces.models import Native, NativeTalk
@@ -82,6 +84,8 @@ if __name__ == "__main__":
     def load(*_: object) -> LoadedModels:
         """Return the scripted models, perhaps with a transcriber on other servers. Called in a thread."""
         models = scripted_models(echo, transcriber)
+        if voices := os.environ.get("ANTIPHON_TEST_VOICES", ""):
+            models = replace(models, synthesizer=ScriptedVoice(echo.pace_s, tuple(voices.split(","))))
         if os.environ.get("ANTIPHON_TEST_NATIVE"):
             models = replace(models, conversation_model=NativeConversationModel(Endless()), names=("native",))
         if named := os.environ.get("ANTIPHON_TEST_TRANSCRIBER", ""):

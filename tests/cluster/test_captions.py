@@ -16,8 +16,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from antiphon.audio.pcm import to_pcm16
-from antiphon.client import Client
+from antiphon.client import Client, held_session
 from antiphon.contracts import TranscriberProfile
+from antiphon.server.live.moving import stored_copy
 from antiphon.settings.sections import ResumeSettings
 from antiphon.signals import become
 from tests.cluster.chaos import HOST_TTL_S, busiest
@@ -265,6 +266,32 @@ def test_when_the_settings_say_so_then_no_text_is_in_the_store_and_a_session_end
                 assert refused["error"]["code"] == "unknown_session"
 
     asyncio.run(main())
+
+
+def test_when_a_door_no_longer_keeps_the_audio_of_a_turn_then_its_client_goes_on_without_these_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_session, "MAX_CAPTIONS_BYTES", 40_000)
+    monkeypatch.setattr(stored_copy, "MAX_TURN_S", 0.0)
+
+    async def main(url: str, hosts: list[Server]) -> None:
+        async with connect(url, "?intent=transcription") as wire:
+            await wire.say("session.update", session=OPENAI)
+            pcm = speech(1, 12)
+            for at in range(0, len(pcm), 1600):
+                await wire.say("input_audio_buffer.append", audio=b64(pcm[at : at + 1600], 24_000))
+            await wire.until("transcription.delta")
+            (owner,) = (host for host in hosts if host.state.admission.num_sessions)
+            await asyncio.to_thread(owner.stop.close)
+            await wire.say("input_audio_buffer.append", audio=b64(np.zeros(16_000, np.float32), 24_000))
+            cut = await wire.until("transcription.completed")
+            # The last host has heard the end of the turn, and silence before it.
+            assert cut["transcript"].split()[-3:] == text(10, 3).split()
+            await wire.say("input_audio_buffer.append", audio=b64(speech(20, 3, 40), 24_000))
+            assert (await wire.until("transcription.completed"))["transcript"] == text(20, 3)
+
+    with sharing(tmp_path, 2, reachable=True) as hosts, door(*hosts) as url:
+        asyncio.run(main(url, hosts))
 
 
 def test_when_the_beta_names_are_in_use_then_a_client_of_a_door_goes_on_too(tmp_path: Path) -> None:

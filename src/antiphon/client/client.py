@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from antiphon.client import captions, conversation, speech, video
+from antiphon.client import captions, conversation, video
 from antiphon.client.captions import ClientCaptions
 from antiphon.client.conversation import ClientConversation, tools_of
+from antiphon.client.held_speech import PATH as SPEECH_PATH
 from antiphon.client.in_process import App, connect_in_process
 from antiphon.client.link import Json, JsonObject, ResumingLink, SessionEnded
 from antiphon.client.network import connect_over_network, trusting
@@ -179,7 +180,7 @@ class Client:
             config: Any other fields of the configuration (docs/wire/speech-stream.md).
         """
         given = _given(voice=voice, language=language, sample_rate=rate_hz)
-        link = self._link(speech.PATH, {"resume": "1"})
+        link = self._link(SPEECH_PATH, {"resume": "1"})
         return ClientSpeech(link, {"response_format": "pcm", "stream_audio": True, **given, **(config or {})})
 
     def video(self, *, system_prompt: str | None = None, config: JsonObject | None = None) -> ClientVideo:

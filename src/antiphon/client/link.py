@@ -12,13 +12,14 @@ from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Self, TypedDict, cast
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from antiphon.client.held_session import END, CannotResume, HeldSession, fields_of
+from antiphon.client.held_session import END, CannotResume, fields_of
+from antiphon.client.held_speech import held_for, resume_over
 from antiphon.client.in_process import AppSocket
 from antiphon.client.network import CLOSE_S, CONNECT_S, connect_over_network
 from antiphon.errors import AntiphonError
@@ -37,7 +38,7 @@ FINAL_CLOSE_CODES = frozenset({1000, 1002, 1003, 1007, 1008, 1009, 1011})
 # Close reason that a door sends if it has not found a host for the session yet: the key of the dead host may not have
 # expired in the store yet. The client tries again, whatever the close code.
 HOST_LOST = "host_lost"
-# Close reasons that end a session for good, whatever the close code.
+# Close reasons that end a session for good, whatever the close code. A speech stream begins anew after the second.
 FINAL_REASONS = frozenset({"idle_timeout", "server_shutting_down", "session_expired"})
 # HTTP statuses of refused upgrades that are worth another attempt.
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -168,7 +169,7 @@ class ResumingLink:
     ) -> None:
         self._connect = connect or partial(connect_over_network, None)
         self._url, self._headers, self._query, self._give_up_s = url, dict(headers), dict(query), give_up_s
-        self._held = HeldSession()
+        self._held = held_for(urlsplit(url).path)
         self._heartbeat, self._heartbeat_s = heartbeat, heartbeat_s
         # Received messages, each with its size in bytes. The last entry is the reason why the session ended.
         self._incoming: asyncio.Queue[tuple[ServerMessage | bytes | SessionEnded, int]] = asyncio.Queue()
@@ -316,14 +317,15 @@ class ResumingLink:
         Raises SessionEnded if the session is over, _TryAgain if another attempt may help, and what connecting raises.
         """
         held = self._held
-        query = {**self._query, "resume": held.session_id} if held.can_resume else self._query
+        resumes = held.can_resume and not held.is_lost
+        query = {**self._query, "resume": held.session_id} if resumes else self._query
         try:
             socket = await self._connect(f"{self._url}?{urlencode(query)}" if query else self._url, self._headers)
         except InvalidStatus as refused:
             # For a new session, the caller decides what to do about a full server; a resuming session tries again.
             raise _refusal(refused, may_change=held.can_resume) from refused
         async with socket:
-            if held.can_resume:
+            if held.can_resume or held.is_lost:
                 await self._resume(socket)
             else:
                 held.restart()
@@ -337,13 +339,13 @@ class ResumingLink:
                 await asyncio.gather(writing, return_exceptions=True)
 
     async def _resume(self, socket: ClientConnection | AppSocket) -> None:
-        await socket.send(self._held.resume_request())
-        async with asyncio.timeout(CONNECT_S):
-            answer = await socket.recv()
         try:
-            self._held.resumed(answer)
+            async with asyncio.timeout(CONNECT_S):
+                answer = await resume_over(self._held, socket)
         except CannotResume as refused:
-            if refused.is_final or refused.code in ("unknown_session", "restored_too_often"):
+            if refused.code == "unknown_session" and self._held.begins_anew:
+                self._held.is_lost = True
+            elif refused.is_final or refused.code in ("unknown_session", "restored_too_often"):
                 raise SessionEnded(refused.code, refused.reason) from None
             raise _TryAgain(refused.code, refused.reason) from None
         self.num_resumed += 1
@@ -368,7 +370,8 @@ class ResumingLink:
         except ConnectionClosed as closed:
             code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
             is_final = (code in FINAL_CLOSE_CODES and reason != HOST_LOST) or reason in FINAL_REASONS
-            if is_final or self._leaves:
+            self._held.is_lost = self._held.begins_anew and reason == "server_shutting_down"
+            if (is_final and not self._held.is_lost) or self._leaves:
                 raise _ended_by(code, reason, last) from closed
             if not self._held.can_resume:
                 raise _TryAgain("connection_lost", str(closed)) from closed

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from antiphon.client.held_speech import OF_A_SENTENCE
 from antiphon.client.link import JsonObject, LinkedSession, ResumingLink, SessionEnded
-
-PATH = "/v1/audio/speech/stream"
-# Prefix of the server's error about a sentence that it could not speak. The server continues with the next sentence.
-OF_A_SENTENCE = "Generation failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,8 @@ class SpeechAudio:
 class ClientSpeech(LinkedSession):
     """One speech stream. It is entered with `async with`; each iteration yields the audio of one utterance.
 
-    It survives a broken connection. The server ends it after 30 s without text.
+    It survives a broken connection, and the loss of its host: another host continues it where its audio broke off. The
+    server ends it after 30 s without text.
     """
 
     def __init__(self, link: ResumingLink, config: JsonObject) -> None:

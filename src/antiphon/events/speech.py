@@ -93,7 +93,18 @@ class CancelSpeech:
     """Stop speaking, and drop all text received so far. UtteranceDone with `cancelled` ends an open utterance."""
 
 
-SpeechCommand = ConfigureSpeech | AppendText | FlushText | CancelSpeech
+@dataclass(frozen=True, slots=True)
+class ContinueSpeech:
+    """Continue another session, before any text. The first utterance has the number `utterance`. Its first `sentence`
+    sentences are not spoken, and of the next one, the first `num_bytes` bytes of audio are left out.
+    """
+
+    utterance: int
+    sentence: int
+    num_bytes: int
+
+
+SpeechCommand = ConfigureSpeech | AppendText | FlushText | CancelSpeech | ContinueSpeech
 
 
 @dataclass(frozen=True, slots=True)

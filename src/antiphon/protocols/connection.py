@@ -172,8 +172,9 @@ class Dialect:
     connect: Callable[[Opening, Context], WireConnection]
     # URL paths that the dialect serves in addition to /v1/realtime.
     paths: tuple[str, ...] = ()
-    # When its sessions outlive their connection.
-    resume: Resume = Resume.NEVER
+    # When its sessions outlive their connection. A door resumes those that do so on request, for clients that do not
+    # resume themselves. All other sessions behind a door end with their host, unless their client resumes them.
+    resume: Resume
     # Whether the client sends the first message, which may resume a session.
     client_first: bool = False
     # WebSocket subprotocol that the server accepts if a client offers it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 # The value that stands for a missing optional JSON field.
@@ -47,6 +49,21 @@ class Opening(msgspec.Struct, frozen=True):
     def has_session(self) -> bool:
         """Whether a client secret or a call defines the session."""
         return bytes(self.session) != b"null"
+
+
+def opening_of(path: str, query: Mapping[str, str], headers: Mapping[str, str], session: msgspec.Raw = NULL) -> Opening:
+    """Return the opening of an upgrade request. `headers` have lower-case names; `session` is that of its secret."""
+    return Opening(
+        model=query.get("model", ""),
+        dialect=query.get("dialect", ""),
+        intent=query.get("intent", ""),
+        beta="realtime=v1" in headers.get("openai-beta", "") or query.get("events") == "beta",
+        session=session,
+        duplex=query.get("duplex") in TRUE_VALUES,
+        path=path,
+        mode=query.get("mode", ""),
+        consents=query.get("record") in TRUE_VALUES,
+    )
 
 
 class _Typed(msgspec.Struct):

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -24,8 +24,11 @@ from starlette.websockets import WebSocket
 
 from antiphon.cluster.door.carry import Carrier, DoorMetrics, HostRefused
 from antiphon.cluster.door.hosts import Hosts
+from antiphon.cluster.door.speech import SpokenAnswer, is_kept, unless_gone, with_seed
 from antiphon.cluster.relay import FORWARDED_HEADERS, forwarded
-from antiphon.protocols.opening import TRUE_VALUES
+from antiphon.protocols.connection import Resume
+from antiphon.protocols.dialects import dialect_of
+from antiphon.protocols.opening import opening_of
 from antiphon.signals import Signal
 from antiphon.transports.http import CutStream, LineLimit, in_time
 from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients, raw_path, respond
@@ -95,9 +98,8 @@ class WebSocketClient:
     def __init__(self, websocket: WebSocket) -> None:
         self.connection = self._websocket = websocket
         self.path, self.query = raw_path(websocket.scope), websocket.query_params
-        # True if the client asks to resume, or if its dialect always resumes.
-        asks = bool(self.query.get("resume")) or self.query.get("duplex") in TRUE_VALUES
-        self.resumes_itself = asks or self.path == "/v1/duplex"
+        dialect = dialect_of(opening_of(self.path, self.query, websocket.headers))
+        self.is_held = dialect.resume is Resume.ON_REQUEST and not self.query.get("resume")
         self._transport = WebSocketTransport(websocket)
 
     async def accept(self, subprotocol: str | None) -> None:
@@ -209,39 +211,62 @@ class _Hidden:
 
 
 async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> Response:
-    """Forward the request to the first host that can be reached. Bodies are streamed both ways."""
-    path, query = raw_path(request.scope).encode("latin-1"), request.scope["query_string"]
-    asked = {"target": path + b"?" + query if query else path}
+    """Forward the request to the first host that can be reached. Bodies are streamed both ways.
+
+    Speech is asked for again at other hosts if its host is lost.
+    """
+    path, query = raw_path(request.scope), request.scope["query_string"]
+    target = path.encode("latin-1")
+    asked = {"target": target + b"?" + query if query else target}
     has_body, headers = _of_request(request)
     timed = Request(request.scope, in_time(request.receive, door.body_timeout_s))
-    for url in door.hosts.in_order():
-        body = timed.stream() if has_body else None
+    kept: bytes | None = None
+    if is_kept(request, path):
         try:
-            answer = await client.send(
-                client.build_request(request.method, url, headers=headers, content=body, extensions=asked), stream=True
-            )
+            kept = with_seed(await timed.body())
+        except (TimeoutError, ClientDisconnect) as error:
+            return _of_body(error)
+        headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+
+    async def ask(url: str) -> httpx.Response:
+        body = kept if kept is not None else timed.stream() if has_body else None
+        made = client.build_request(request.method, url, headers=headers, content=body, extensions=asked)
+        return await client.send(made, stream=True)
+
+    for url in door.hosts.in_order():
+        try:
+            answer = await (ask(url) if kept is None else unless_gone(door.hosts, url, partial(ask, url)))
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             door.warn("the host %s cannot be reached: %s", url, error)
             door.hosts.failed(url)
             continue
-        except TimeoutError:
-            return _failed(408, "The body came too slowly.", "request_timeout")
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except (TimeoutError, ClientDisconnect) as error:
+            return _of_body(error)
         except Exception as error:
             # The boundary of the request: any failure ends only this request.
             door.warn("the host %s has broken off a request: %s", url, type(error).__name__)
+            if kept is not None:
+                door.hosts.failed(url)
+                continue
             return _failed(502, "The host has broken off the request.", "host_lost")
-        kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS}
+        shown = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS}
+        lost = partial(_broken_off, door)
+        body: AsyncIterable[bytes] = answer.aiter_raw()
+        ends = answer.aclose
+        if kept is not None:
+            body = spoken = SpokenAnswer(answer, url, door.hosts, ask, lost)
+            ends = spoken.aclose
         return CutStream(
-            answer.aiter_raw(),
-            httpx.HTTPError,
-            partial(_broken_off, door, url),
-            answer.status_code,
-            kept,
-            background=BackgroundTask(answer.aclose),
+            body, httpx.HTTPError, partial(lost, url), answer.status_code, shown, background=BackgroundTask(ends)
         )
     return _failed(503, "No host can be reached.", "no_host")
+
+
+def _of_body(error: TimeoutError | ClientDisconnect) -> Response:
+    """Return the response to a request whose body did not arrive."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return _failed(408, "The body came too slowly.", "request_timeout")
 
 
 def _broken_off(door: Door, url: str, error: Exception) -> None:

@@ -139,7 +139,7 @@ class CallClient:
     """
 
     path = "/v1/realtime"
-    resumes_itself = False
+    is_held = True
 
     def __init__(self, request: HTTPConnection, call: WebRtcCall, session: msgspec.Raw | None) -> None:
         headers = [h for h in request.scope["headers"] if h[0] not in DROPPED_HEADERS]

@@ -23,7 +23,8 @@ from starlette.requests import HTTPConnection
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from antiphon.client.held_session import END, CannotResume, HeldSession
+from antiphon.client.held_session import END, CannotResume
+from antiphon.client.held_speech import held_for, resume_over
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.relay import close_of, connect_to_host
 from antiphon.signals import Signal
@@ -37,6 +38,8 @@ MAX_UNSENT_BYTES = 4 << 20
 # The close code of a host whose session continues on another host; and the code and reason that close a client whose
 # host is lost.
 MOVED, HOST_LOST = 1012, (1011, "host_lost")
+# How a host closes a session that it does not hand over, because it stops.
+STOPS = (1001, "server_shutting_down")
 # Timeout of closing the connection to a host, in seconds.
 CLOSE_S = 2.0
 # Backoff between rounds of attempts to resume, in seconds; the last value repeats.
@@ -59,7 +62,8 @@ class DoorClient(Protocol):
 
     - `connection`: the client's request; its headers are forwarded to hosts.
     - `path` (percent-encoded), `query`: the path and query of the WebSocket to open at a host.
-    - `resumes_itself`: the client resumes its session itself, so the door only forwards frames.
+    - `is_held`: the door resumes the session. For clients that do so themselves, and for dialects whose sessions end
+      with their connection, it only forwards frames.
     """
 
     @property
@@ -72,7 +76,7 @@ class DoorClient(Protocol):
     def query(self) -> QueryParams: ...
 
     @property
-    def resumes_itself(self) -> bool: ...
+    def is_held(self) -> bool: ...
 
     async def accept(self, subprotocol: str | None) -> None:
         """Accept the client, after a host has accepted its session."""
@@ -124,7 +128,7 @@ class Carrier:
         self._metrics = metrics
         self._grace_s = grace_s
         self._warn = warn
-        self._held = HeldSession()
+        self._held = held_for(client.path, hides_created=True)
         self._url = ""
         self._host: ClientConnection | None = None
         self._changed = Signal()
@@ -136,7 +140,7 @@ class Carrier:
         Raises HostRefused, before the client is accepted, if no host accepts the session.
         """
         query = self._client.query
-        host = await self._open(_query(query, resume="1") if self._is_held else _query(query))
+        host = await self._open(_query(query, resume="1") if self._client.is_held else _query(query))
         await self._client.accept(host.subprotocol)
         code, reason = HOST_LOST
         try:
@@ -154,11 +158,6 @@ class Carrier:
 
     # --- the client ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_held(self) -> bool:
-        """True if the door resumes the session, and not the client itself."""
-        return not self._client.resumes_itself
-
     async def _read_client(self) -> None:
         while (frame := await self._client.receive()) is not None:
             self._held.keep(frame)
@@ -174,7 +173,7 @@ class Carrier:
         if self._host:
             # This client cannot resume, so its session ends with its connection.
             try:
-                if self._is_held:
+                if self._client.is_held:
                     await self._host.send(END)
                 await self._host.close()
             except ConnectionClosed:
@@ -229,8 +228,8 @@ class Carrier:
                 await self._read_host(host)
             self._host = None
             closed = close_of(host)
-            has_gone = closed is None or closed[0] == MOVED
-            if self._client_left or not (self._is_held and self._held.can_resume and has_gone):
+            has_gone = closed is None or closed[0] == MOVED or (closed == STOPS and self._held.begins_anew)
+            if self._client_left or not (self._client.is_held and self._held.can_resume and has_gone):
                 return closed or HOST_LOST
             log.info("the host %s has gone; a session is resumed", self._url)
             if closed is None:
@@ -252,10 +251,10 @@ class Carrier:
     async def _read_host(self, host: ClientConnection) -> None:
         try:
             async for frame in host:
-                given = self._held.receive(frame) if self._is_held else frame
+                given = self._held.receive(frame) if self._client.is_held else frame
                 if given is not None:
                     await self._send_client(given)
-                if self._is_held and (acknowledgement := self._held.acknowledgement()):
+                if self._client.is_held and (acknowledgement := self._held.acknowledgement()):
                     await host.send(acknowledgement)
         except ConnectionClosed:
             return
@@ -304,12 +303,21 @@ class Carrier:
         raise last
 
     async def _resume_at(self, url: str) -> ClientConnection:
-        """Resume the session at this host. Raises CannotResume, and what connecting raises."""
-        host = await self._connect(url, _query(self._client.query, resume=self._held.session_id))
+        """Resume the session at this host, or begin it anew. Raises CannotResume, and what connecting raises."""
         try:
-            await host.send(self._held.resume_request())
+            return await self._resume_over(url)
+        except CannotResume as error:
+            if error.code != "unknown_session" or not self._held.begins_anew:
+                raise
+        self._held.is_lost = True
+        return await self._resume_over(url)
+
+    async def _resume_over(self, url: str) -> ClientConnection:
+        resume = "1" if self._held.is_lost else self._held.session_id
+        host = await self._connect(url, _query(self._client.query, resume=resume))
+        try:
             with anyio.fail_after(RESUME_S):
-                self._held.resumed(await host.recv())
+                await resume_over(self._held, host)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await host.close()

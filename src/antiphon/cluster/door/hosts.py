@@ -50,6 +50,10 @@ class Hosts:
 
         return sorted(urls, key=rank)
 
+    def has(self, url: str) -> bool:
+        """Return whether the host is alive, as far as the store knows. A host that was given by its URL always is."""
+        return url in self._urls
+
     def found(self, alive: Collection[Host]) -> None:
         """Set the hosts that are alive, from the store. Hosts without an address are ignored."""
         urls = dict.fromkeys([*self._given, *(host.address for host in alive if host.address)])

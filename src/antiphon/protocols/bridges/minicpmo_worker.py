@@ -24,7 +24,7 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import BargeIn, EpochRaised
 from antiphon.protocols.bridges.base import OUT_HZ, BridgeConnection, BridgeSession, f32_base64, read_bridge
-from antiphon.protocols.connection import Command, Dialect, Event
+from antiphon.protocols.connection import Command, Dialect, Event, Resume
 from antiphon.protocols.realtime.audio_buffer import appended
 
 
@@ -184,4 +184,5 @@ DIALECT = Dialect(
     matches=lambda opening: opening.path == "/ws/duplex",
     connect=lambda opening, context: BridgeConnection(opening, context, MinicpmoWorkerBridge),
     paths=("/ws/duplex",),
+    resume=Resume.NEVER,
 )

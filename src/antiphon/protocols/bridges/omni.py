@@ -21,7 +21,7 @@ from antiphon.events.conversation import (
 from antiphon.events.duplex import ListenStepTaken
 from antiphon.events.transcription import AppendAudio, CommitAudio
 from antiphon.protocols.bridges.base import OUT_HZ, BridgeConnection, BridgeSession, read_bridge
-from antiphon.protocols.connection import Command, Dialect, Event
+from antiphon.protocols.connection import Command, Dialect, Event, Resume
 
 
 class OmniConfig(msgspec.Struct, tag_field="type", tag="session.config"):
@@ -121,4 +121,5 @@ DIALECT = Dialect(
     matches=lambda opening: opening.path == "/v1/omni",
     connect=lambda opening, context: BridgeConnection(opening, context, OmniBridge),
     paths=("/v1/omni",),
+    resume=Resume.NEVER,
 )

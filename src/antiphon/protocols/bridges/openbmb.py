@@ -20,7 +20,7 @@ from antiphon.events.conversation import (
 from antiphon.events.duplex import AppendFrames, BargeIn, ListenStepTaken
 from antiphon.events.transcription import SessionEnding, TranscriptDone
 from antiphon.protocols.bridges.base import BridgeConnection, BridgeSession, f32_base64, read_bridge
-from antiphon.protocols.connection import Command, Dialect, Event
+from antiphon.protocols.connection import Command, Dialect, Event, Resume
 from antiphon.protocols.realtime.audio_buffer import appended
 from antiphon.protocols.realtime.items import video_frames
 
@@ -136,5 +136,6 @@ DIALECT = Dialect(
     name="openbmb",
     matches=lambda opening: opening.mode in ("audio", "video"),
     connect=lambda opening, context: BridgeConnection(opening, context, OpenbmbBridge),
+    resume=Resume.NEVER,
     subprotocol=SUBPROTOCOL,
 )

@@ -6,6 +6,7 @@ The client sends text in pieces. The server answers each sentence with audio. `f
 from __future__ import annotations
 
 from base64 import b64encode
+from typing import Annotated
 
 import msgspec
 
@@ -14,6 +15,7 @@ from antiphon.events.speech import (
     AppendText,
     CancelSpeech,
     ConfigureSpeech,
+    ContinueSpeech,
     FlushText,
     SentenceAudio,
     SentenceDone,
@@ -36,6 +38,10 @@ IDLE_TIMEOUT = "Idle timeout: no message received"
 BYTES_PER_SAMPLE = 2
 
 
+# A number that a client has counted.
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+
+
 class _SessionConfig(SpeechFields, tag="session.config"):
     """Configures speech. It takes effect from the next utterance on."""
 
@@ -52,12 +58,21 @@ class _InputCancel(msgspec.Struct, tag="input.cancel"):
     """Drops all text and audio that the user has not heard yet."""
 
 
+class _SessionContinue(msgspec.Struct, tag="session.continue"):
+    """Continues the stream of a host that was lost, see ContinueSpeech. `num_chunks`: those of the divided sentence."""
+
+    utterance_index: _Count = 0
+    sentence_index: _Count = 0
+    num_bytes: _Count = 0
+    num_chunks: _Count = 0
+
+
 class _SessionClose(msgspec.Struct, tag="session.close"):
     """Ends the session. The remaining text is not spoken."""
 
 
 # The messages of a client, by their `type`.
-SpeechMessage = _SessionConfig | _InputText | _InputDone | _InputCancel | _SessionClose
+SpeechMessage = _SessionConfig | _InputText | _InputDone | _InputCancel | _SessionContinue | _SessionClose
 _MESSAGE: Reader[SpeechMessage] = Reader(SpeechMessage)
 
 
@@ -70,6 +85,8 @@ class SpeechDialect:
         self._num_chunks = 0
         self._num_bytes = 0
         self._sentences_started: dict[int, int] = {}
+        self._continued = _SessionContinue()
+        self._has_text = False
         # Whether a `session.config` was accepted. Until then, any error ends the connection, and the server waits for
         # messages with a different timeout.
         self.configured = False
@@ -84,7 +101,8 @@ class SpeechDialect:
         An error before the first configuration ends the connection.
         """
         try:
-            return Received(self._commands(data))
+            commands = self._commands(data)
+            return Received(commands, [frame for each in commands if (frame := self._answer(each))])
         except RemoteProtocolError as error:
             return Received(answers=[self.refuse(error.message)])
 
@@ -104,16 +122,29 @@ class SpeechDialect:
             raise RemoteProtocolError("unexpected", f"Expected session.config, got: {kind}")
         if len(data) > MAX_MESSAGE_BYTES:
             raise RemoteProtocolError("too_large", f"{kind} message too large")
+        self._has_text = self._has_text or isinstance(received, _InputText | _InputDone)
         match received:
             case _InputText(text=text):
                 return [AppendText(text)]
             case _InputDone():
                 return [FlushText()]
+            case _SessionContinue(utterance_index=utterance, sentence_index=sentence, num_bytes=num_bytes):
+                if self._has_text:
+                    raise RemoteProtocolError("unexpected", "session.continue has to come before any text")
+                self._continued = received
+                self._sentences_started = {utterance: sentence}
+                return [ContinueSpeech(utterance, sentence, num_bytes)]
             case _InputCancel():
                 return [CancelSpeech()]
             case _SessionClose():
                 self.closing = True
                 return []
+
+    def _answer(self, command: SpeechCommand) -> Frame | None:
+        """Return the answer to a command. Only one has an answer, since its client has to know that it succeeded."""
+        if not isinstance(command, ContinueSpeech):
+            return None
+        return message(type="session.continued", utterance_index=command.utterance, sentence_index=command.sentence)
 
     def _read(self, data: str | bytes) -> SpeechMessage:
         try:
@@ -139,6 +170,8 @@ class SpeechDialect:
                 return RemoteProtocolError("unexpected", f"Expected session.config, got: {_short(kind)}")
             case "input.text":
                 return RemoteProtocolError(error.code, "input.text requires a string value")
+            case "session.continue":
+                return RemoteProtocolError(error.code, "session.continue requires numbers of 0 or more")
             case _:
                 return RemoteProtocolError("unknown", f"Unknown message type: {_short(kind)}")
 
@@ -174,6 +207,9 @@ class SpeechDialect:
 
     def _start_sentence(self, sentence: SentenceStarted) -> Frame:
         self._sentence, self._num_chunks, self._num_bytes = sentence, 0, 0
+        before = self._continued
+        if (sentence.utterance, sentence.sentence) == (before.utterance_index, before.sentence_index):
+            self._num_chunks, self._num_bytes = before.num_chunks, before.num_bytes
         self._sentences_started[sentence.utterance] = sentence.sentence + 1
         config = sentence.config
         return _about(

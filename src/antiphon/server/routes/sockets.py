@@ -11,8 +11,7 @@ from starlette.websockets import WebSocket
 from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import DIALECTS, dialect_of
-from antiphon.protocols.opening import TRUE_VALUES, Opening
-from antiphon.server.credentials import Caller
+from antiphon.protocols.opening import opening_of
 from antiphon.server.http.auth import identify
 from antiphon.server.live.handshake import (
     accept,
@@ -53,7 +52,7 @@ async def realtime(websocket: WebSocket) -> None:
     state.admission.refuse_if_draining()
     state.loaded()
     check_query(websocket.query_params)
-    opening = _opening(caller, websocket)
+    opening = opening_of(websocket.url.path, websocket.query_params, websocket.headers, caller.session)
     dialect = dialect_of(opening)
     if caller.granted is not None and not dialect.opens_secret(opening):
         raise Unauthorized("the client secret was made for another session")
@@ -72,21 +71,6 @@ async def realtime(websocket: WebSocket) -> None:
             return
         transport = WebSocketTransport(websocket)
         await LiveRealtime(state, caller, wire, transport, first_frames=first_frames, token=token).run()
-
-
-def _opening(caller: Caller, websocket: WebSocket) -> Opening:
-    query = websocket.query_params
-    return Opening(
-        model=query.get("model", ""),
-        dialect=query.get("dialect", ""),
-        intent=query.get("intent", ""),
-        beta="realtime=v1" in websocket.headers.get("openai-beta", "") or query.get("events") == "beta",
-        session=caller.session,
-        duplex=query.get("duplex") in TRUE_VALUES,
-        path=websocket.url.path,
-        mode=query.get("mode", ""),
-        consents=query.get("record") in TRUE_VALUES,
-    )
 
 
 async def speech_stream(websocket: WebSocket) -> None:

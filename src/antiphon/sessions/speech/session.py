@@ -26,6 +26,7 @@ from antiphon.events.speech import (
     AppendText,
     CancelSpeech,
     ConfigureSpeech,
+    ContinueSpeech,
     FlushText,
     SentenceAudio,
     SentenceDone,
@@ -49,6 +50,8 @@ MAX_WAITING_BYTES = 2 << 20
 MAX_WAITING_CHARS = 1 << 19
 # Maximum number of flushed utterances that wait to be spoken. When it is reached, text is refused.
 MAX_WAITING_UTTERANCES = 1000
+# Bytes of a sample of PCM16.
+BYTES_PER_SAMPLE = 2
 # Bytes that an event counts as, in addition to its audio.
 EVENT_BYTES = 200
 
@@ -128,8 +131,11 @@ class _Utterance:
     is_complete: bool = False
     # Whether it was cancelled, after which none of its events is emitted.
     is_cancelled: bool = False
-    # Number of sentences whose synthesis has begun.
+    # Number of sentences whose synthesis has begun, or that another session has spoken.
     num_started: int = 0
+    # Number of sentences that another session has spoken, and the bytes of the next sentence's audio that it has sent.
+    num_spoken: int = 0
+    num_sent: int = 0
     # The whole text, if it is spoken while it is being written, else None.
     live: _LiveText | None = None
 
@@ -176,6 +182,7 @@ class SpeechSession:
         self._utterances: deque[_Utterance] = deque()
         self._open: _Utterance | None = None
         self._num_utterances = 0
+        self._continued: ContinueSpeech | None = None
         self._listener = PlaybackClock(time.monotonic)
         self._speaking: anyio.CancelScope | None = None
         self._is_closed = self._has_ended = False
@@ -234,6 +241,8 @@ class SpeechSession:
                 utterance.is_complete, self._open = True, None
             case CancelSpeech():
                 self._cancel()
+            case ContinueSpeech(utterance=first):
+                self._continued, self._num_utterances = command, first
         self._changed.notify()
 
     def close(self) -> None:
@@ -258,7 +267,10 @@ class SpeechSession:
                 elif utterance.sentences:
                     text = utterance.sentences.popleft()
                     self._num_chars -= len(text)
-                    await self._speak(utterance, text)
+                    if utterance.num_started < utterance.num_spoken:
+                        utterance.num_started += 1
+                    else:
+                        await self._speak(utterance, text)
                 elif await self._emit(utterance, UtteranceDone(utterance.index, utterance.num_started)):
                     self._utterances.popleft()
                     if utterance.live:
@@ -317,6 +329,12 @@ class SpeechSession:
         reads_on = self._synthesizer.profile.streams_text and not self._config.whole_text
         if self._config.granularity == "none" and reads_on:
             utterance.live = _LiveText(self._on_read)
+        if continued := self._continued:
+            utterance.num_spoken, utterance.num_sent = continued.sentence, continued.num_bytes
+            self._continued = None
+            if utterance.live and utterance.num_spoken:
+                utterance.num_started = 1
+                utterance.live.abandon()
         self._num_utterances += 1
         self._utterances.append(utterance)
         return utterance
@@ -364,6 +382,7 @@ class SpeechSession:
         await self._emit(utterance, started)
         aligns = config.word_times and not profile.word_times
         words, data = list[Word](), list[bytes]()
+        left_out = utterance.num_sent if index == utterance.num_spoken else 0
         skipped, error, asked_s, has_begun = "", "", time.monotonic(), False
         try:
             async with aclosing(speak(self._synthesizer, text, config, self._listener)) as chunks:
@@ -376,9 +395,12 @@ class SpeechSession:
                     self.audio_s += chunk.end_s - chunk.start_s
                     if aligns:
                         data.append(chunk.data)
-                    if chunk.data:
-                        audio = SentenceAudio(utterance.index, index, chunk.data, chunk.start_s, chunk.end_s)
-                        await self._emit(utterance, audio)
+                    new = chunk.data[left_out:]
+                    left_out -= len(chunk.data) - len(new)
+                    if new:
+                        # Only PCM is divided. All other audio is one file, which was sent or not.
+                        start_s = max(chunk.start_s, chunk.end_s - len(new) / BYTES_PER_SAMPLE / rate_hz)
+                        await self._emit(utterance, SentenceAudio(utterance.index, index, new, start_s, chunk.end_s))
         except (RemoteProtocolError, Refused) as failure:
             error = str(failure)
         except ModelError as failure:

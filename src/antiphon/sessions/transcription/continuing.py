@@ -86,6 +86,14 @@ class Continuing:
         unread, num_labels = decoding.transcripts.unread, self._labels.num_labels if self._labels else 0
         return TranscriptionState(self._model, settled, segmenter, ended, events, unread, window, sent, num_labels)
 
+    @property
+    def emits_more(self) -> bool:
+        """Whether another event follows the one that is emitted, without waiting for audio or for a decode."""
+        decoding = self._decoding
+        # A transcript whose last window was finished follows at once.
+        is_read = isinstance(next(iter(decoding.unfinished), None), TurnEnded)
+        return is_read or bool(decoding.to_emit) or any(not isinstance(s, WindowEnded | TurnEnded) for s in self._steps)
+
     def take_parts(self) -> list[TurnPart]:
         """Return what finished windows have added to turns since the last call."""
         parts, self._decoding.transcripts.parts = self._decoding.transcripts.parts or [], []

@@ -2,12 +2,16 @@
 
 Each script is atomic. The scripts build key names themselves, which Redis Cluster does not allow. The server's own
 setting `appendfsync` decides how much it loses when it is killed.
+
+A row that differs little from the session's last whole row is written as a patch (`patches.py`) beside it, since each
+write crosses a network. A released row is whole, so that hosts of an earlier version can continue the session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +19,7 @@ from antiphon.errors import RowError, SettingsError, StoreError
 from antiphon.store.sessions.api import (
     HOST_TTL_S,
     MAX_TAIL_BYTES,
+    ROW_VERSION,
     ClaimRefusal,
     Host,
     StoredSession,
@@ -30,20 +35,29 @@ from antiphon.store.sessions.backend import (
     row_of,
     superseded,
 )
+from antiphon.store.sessions.patches import Bases, Patch, base_id, patched
 from antiphon.store.sessions.url import StoreUrl
 
 # The format of the keys, stored in `antiphon:format`.
 FORMAT = 1
 PREFIX = "antiphon:"
 FIELDS = ("version", "key_hash", "token", "snapshot", "owner", "fence", "events", "audio_ms", "restores")
-# KEYS: row, tail. ARGV: owner and fence of the hold; whether the write forgets, has a row, clears the tail, releases;
-# the row's lifetime in milliseconds; the limit on the tail in bytes; the number of the row's values, and these values;
-# then at_ms and data of each chunk. A forgotten row has only a fence, so its owner equals no host.
+# Answers of WRITE: the write was applied, and the base of a patch is missing, so that nothing was changed.
+WRITTEN, NO_BASE = b"written", b"no base"
+# The version of a row whose snapshot is the base of its patch. Earlier versions of the server refuse such a row.
+PATCHED_VERSION = 100 + ROW_VERSION
+# KEYS: row. ARGV: owner and fence of the hold; four flags, "1" or "0": whether the write forgets, has a row, clears the
+# tail, releases; the row's lifetime in milliseconds; the limit on the tail in bytes; the id of the base, "" without a
+# patch; the number of the row's values, and these values; then at_ms and data of each chunk. The values are names and
+# values of fields or, with a patch, the patch, events, audio_ms and restores. A forgotten row has only a fence, so its
+# owner equals no host.
 WRITE = """
-local kind, tail = redis.call('TYPE', KEYS[1])['ok'], redis.call('TYPE', KEYS[2])['ok']
+local tail_key = string.gsub(KEYS[1], ':session:', ':tail:', 1)
+local kind, tail = redis.call('TYPE', KEYS[1])['ok'], redis.call('TYPE', tail_key)['ok']
 if (kind ~= 'none' and kind ~= 'hash') or (tail ~= 'none' and tail ~= 'hash') then return 'damaged' end
-local owner, fence, max_ms = ARGV[1], tonumber(ARGV[2]), ARGV[7]
-local forgets, has_row, clears, releases = ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1', ARGV[6] == '1'
+local owner, fence, max_ms, base = ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[6]
+local function flag(n) return string.sub(ARGV[3], n, n) == '1' end
+local forgets, has_row, clears, releases = flag(1), flag(2), flag(3), flag(4)
 local found = kind == 'hash'
 if found then
     local held = redis.call('HMGET', KEYS[1], 'owner', 'fence')
@@ -56,38 +70,45 @@ if found then
 end
 if forgets then
     if found then
-        redis.call('DEL', KEYS[1], KEYS[2])
+        redis.call('DEL', KEYS[1], tail_key)
         redis.call('HSET', KEYS[1], 'fence', ARGV[2])
         redis.call('PEXPIRE', KEYS[1], max_ms)
     end
     return 'written'
 end
-local at = 10 + tonumber(ARGV[9])
+local at = 8 + tonumber(ARGV[7])
 if has_row then
-    redis.call('HSET', KEYS[1], unpack(ARGV, 10, at - 1))
+    if base == '' then
+        redis.call('HSET', KEYS[1], unpack(ARGV, 8, at - 1))
+    else
+        local held = redis.call('HMGET', KEYS[1], 'base', 'fence')
+        if held[1] ~= base or held[2] ~= ARGV[2] then return 'no base' end
+        redis.call('HSET', KEYS[1], 'version', PATCHED, 'patch', ARGV[8], 'events', ARGV[9], 'audio_ms', ARGV[10],
+            'restores', ARGV[11])
+    end
     redis.call('PEXPIRE', KEYS[1], max_ms)
-    redis.call('PEXPIRE', KEYS[2], max_ms)
+    redis.call('PEXPIRE', tail_key, max_ms)
 elseif releases and found then
     redis.call('HSET', KEYS[1], 'owner', '', 'restores', '0')
 end
 if clears then
-    redis.call('DEL', KEYS[2])
+    redis.call('DEL', tail_key)
 end
 if at <= #ARGV and (found or has_row) then
-    local size = tonumber(redis.call('HGET', KEYS[2], 'size') or '0')
+    local size = tonumber(redis.call('HGET', tail_key, 'size') or '0')
     if not size then return 'damaged' end
     while at < #ARGV do
         local data = ARGV[at + 1]
-        if size + #data <= tonumber(ARGV[8]) and redis.call('HSETNX', KEYS[2], ARGV[at], data) == 1 then
+        if size + #data <= tonumber(ARGV[5]) and redis.call('HSETNX', tail_key, ARGV[at], data) == 1 then
             size = size + #data
         end
         at = at + 2
     end
-    redis.call('HSET', KEYS[2], 'size', size)
-    redis.call('PEXPIRE', KEYS[2], max_ms)
+    redis.call('HSET', tail_key, 'size', size)
+    redis.call('PEXPIRE', tail_key, max_ms)
 end
 return 'written'
-"""
+""".replace("PATCHED", str(PATCHED_VERSION))
 # KEYS: row, whose values are known to be valid. ARGV: new owner, seen fence, prefix of the hosts' keys.
 CLAIM = """
 local row = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'snapshot')
@@ -98,7 +119,7 @@ redis.call('HSET', KEYS[1], 'owner', ARGV[1])
 redis.call('HINCRBY', KEYS[1], 'fence', 1)
 redis.call('HINCRBY', KEYS[1], 'restores', 1)
 return redis.call('HMGET', KEYS[1], 'version', 'key_hash', 'token', 'snapshot', 'owner', 'fence', 'events', 'audio_ms',
-    'restores')
+    'restores', 'patch')
 """
 
 
@@ -118,7 +139,9 @@ class RedisBackend(Backend):
             raise SettingsError(f"--state {url.shown} needs the package redis: pip install '.[redis]'") from None
         self._url = url
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
+        self._no_script = redis.exceptions.NoScriptError
         # Redis deletes a key with a lifetime of 0 ms at once.
+        self._bases = Bases()
         self._max_age_ms, self._host_ttl_ms = max(1, round(max_age_s * 1000)), round(host_ttl_s * 1000)
         retry = Retry(NoBackoff(), 0)
         try:
@@ -138,47 +161,81 @@ class RedisBackend(Backend):
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
-        failures: list[StoreError | None] = self._ask(lambda: self._write_all(writes))
-        return failures
+        answers = self._answers(writes)
+        if again := [number for number, answer in enumerate(answers) if answer == NO_BASE]:
+            # The server has lost the base, or its answer to the write of a base was lost.
+            for number in again:
+                self._bases.drop(writes[number].hold.session_id)
+            for number, answer in zip(again, self._answers([writes[n] for n in again]), strict=True):
+                answers[number] = answer
+        return [self._failure(write, answer) for write, answer in zip(writes, answers, strict=True)]
 
-    def _write_all(self, writes: Sequence[Write]) -> list[StoreError | None]:
+    def _answers(self, writes: Sequence[Write]) -> list[bytes | StoreError]:
+        """Apply the writes, and return the script's answer for each, or the error of an invalid row."""
+        answers: list[bytes | StoreError] = [b""] * len(writes)
+        asked: dict[int, tuple[Write, Patch | None]] = {}
         pipe = self._redis.pipeline(transaction=False)
-        failures: dict[int, StoreError | None] = {}
-        asked: list[int] = []
         for number, write in enumerate(writes):
+            if write.releases and write.row is None:
+                write = replace(write, row=self._bases.newest(write.hold.session_id))
             try:
-                values = self._values(write)
+                patch = None if write.row is None or write.releases else self._bases.patch(write.row)
+                pipe.evalsha(self._write.sha, 1, _keys(write.hold.session_id)[0], *self._values(write, patch))
+                asked[number] = write, patch
             except (TypeError, ValueError) as error:
-                failures[number] = RowError(f"the session {write.hold.session_id} cannot be stored: {error}")
-                continue
-            self._write(_keys(write.hold.session_id), values, client=pipe)
-            asked.append(number)
-        for number, answer in zip(asked, pipe.execute(), strict=True):
-            session_id = writes[number].hold.session_id
-            outcomes = {b"written": None, b"superseded": superseded(session_id)}
-            failures[number] = outcomes.get(answer, damaged(session_id))
-        return [failures[number] for number in range(len(writes))]
+                answers[number] = RowError(f"the session {write.hold.session_id} cannot be stored: {error}")
+        found = self._ask(partial(self._executed, pipe)) if asked else ()
+        for (number, (write, patch)), answer in zip(asked.items(), found, strict=True):
+            answers[number] = answer
+            if answer != WRITTEN or write.releases or write.forgets:
+                self._bases.drop(write.hold.session_id)
+            elif write.row:
+                self._bases.wrote(write.row, whole=patch is None)
+        return answers
 
-    def _values(self, write: Write) -> list[str | int | float | bytes]:
+    def _executed(self, pipe: Any) -> list[bytes]:
+        """Execute a pipeline of scripts, and return their answers. Loads the script if the server has forgotten it."""
+        queued = list(pipe.command_stack)
+        found = pipe.execute(raise_on_error=False)
+        if any(isinstance(answer, self._no_script) for answer in found):
+            self._redis.script_load(WRITE)
+            pipe.command_stack = queued
+            found = pipe.execute(raise_on_error=False)
+        for answer in found:
+            if isinstance(answer, Exception):
+                raise answer
+        return list(found)
+
+    def _failure(self, write: Write, answer: bytes | StoreError) -> StoreError | None:
+        if isinstance(answer, StoreError):
+            return answer
+        session_id = write.hold.session_id
+        return {WRITTEN: None, b"superseded": superseded(session_id)}.get(answer, damaged(session_id))
+
+    def _values(self, write: Write, patch: Patch | None) -> list[str | int | float | bytes]:
         row, hold = write.row, write.hold
-        flags = [int(flag) for flag in (write.forgets, row is not None, write.clears_tail, write.releases)]
+        flags = "".join(str(int(f)) for f in (write.forgets, row is not None, write.clears_tail, write.releases))
         fields: list[str | int | float | bytes] = []
-        if row:
-            for name, value in zip(FIELDS, write.values, strict=True):
-                if not isinstance(value, str | int | bytes):
-                    raise TypeError(f"{name} is a {type(value).__name__}")
-                fields += [name, value]
+        for name, value in zip(FIELDS, write.values, strict=True) if row else ():
+            if not isinstance(value, str | int | bytes):
+                raise TypeError(f"{name} is a {type(value).__name__}")
+            fields += [] if patch else [name, value]
+        if row and patch:
+            counts = row.received
+            fields += [patch.data, counts.events, counts.audio_ms, row.restores]
+        elif row:
+            fields += ["base", base_id(row.snapshot)]
         chunks: list[int | bytes] = []
         for chunk in write.chunks.items():
             chunks += chunk
-        bounds = [self._max_age_ms, MAX_TAIL_BYTES]
-        return [hold.owner, hold.fence, *flags, *bounds, len(fields), *fields, *chunks]
+        bounds = [self._max_age_ms, MAX_TAIL_BYTES, patch.base if patch else ""]
+        return [hold.owner, hold.fence, flags, *bounds, len(fields), *fields, *chunks]
 
     def read(self, session_id: str) -> StoredSession | None:
         kind = self._ask(lambda: self._redis.type(_keys(session_id)[0]))
         if kind not in (b"none", b"hash"):
             raise damaged(session_id)
-        values = self._ask(lambda: self._redis.hmget(_keys(session_id)[0], FIELDS))
+        values = self._ask(lambda: self._redis.hmget(_keys(session_id)[0], (*FIELDS, "patch")))
         # A forgotten row has only a fence.
         return _row(session_id, values) if any(values[:4]) else None
 
@@ -265,7 +322,7 @@ def _host_key(name: str) -> str:
 
 
 def _row(session_id: str, values: Sequence[bytes | None]) -> StoredSession:
-    version, key_hash, token, snapshot, owner, *counts = values
+    version, key_hash, token, snapshot, owner, *counts, patch = values
     try:
         numbers = [int(n or b"") for n in (version, *counts)]
         texts = [(text or b"").decode() for text in (key_hash, owner)]
@@ -273,4 +330,9 @@ def _row(session_id: str, values: Sequence[bytes | None]) -> StoredSession:
         raise damaged(session_id) from None
     if [b"%d" % n for n in numbers] != [version, *counts]:
         raise damaged(session_id)
+    if numbers[0] == PATCHED_VERSION:
+        try:
+            numbers[0], snapshot = ROW_VERSION, patched(snapshot or b"", patch or b"")
+        except ValueError:
+            raise damaged(session_id) from None
     return row_of(session_id, (numbers[0], texts[0], token, snapshot, texts[1], *numbers[1:]))

@@ -27,7 +27,13 @@ from antiphon.events.conversation import (
     ResponseTextDelta,
 )
 from antiphon.events.duplex import EpochRaised
-from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptionConfig, TranscriptionEvent
+from antiphon.events.transcription import (
+    AppendAudio,
+    ServerVad,
+    SessionEnding,
+    TranscriptionConfig,
+    TranscriptionEvent,
+)
 from antiphon.protocols.connection import WireSnapshot
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame, message
@@ -99,7 +105,11 @@ class Store:
     @property
     def snapshot(self) -> dict[str, Any]:
         """The last snapshot that was written."""
-        return cast(dict[str, Any], msgspec.json.decode(self.rows[-1].snapshot))
+        return decoded(self.rows[-1])
+
+
+def decoded(row: StoredSession) -> dict[str, Any]:
+    return cast(dict[str, Any], msgspec.json.decode(row.snapshot))
 
 
 def kinds(frames: list[Frame]) -> list[str]:
@@ -285,12 +295,12 @@ def test_a_new_epoch_drops_what_waits_of_the_old_one() -> None:
     assert len(play(scene).live.outbox.journal) == 1
 
 
-def transcription(stage: Stage) -> TranscriptionSession:
+def transcription(stage: Stage, config: TranscriptionConfig | None = None) -> TranscriptionSession:
     async def emit(event: TranscriptionEvent) -> None:
         await stage.says(event, *frames(type(event).__name__))
 
     return TranscriptionSession(
-        TranscriptionConfig(),
+        config or TranscriptionConfig(),
         ScriptedTranscriber(),
         ScriptedDetector(),
         stage.inbox,
@@ -325,6 +335,43 @@ def test_a_session_that_only_transcribes_is_stored_and_its_tail_has_finished_wor
         stage.copy.close()
 
     assert play(scene).store.ended == ["forgotten"]
+
+
+def test_events_of_a_transcription_that_follow_at_once_are_stored_together_before_they_are_sent() -> None:
+    async def scene(stage: Stage) -> None:
+        config = TranscriptionConfig(vad=ServerVad(silence_duration_ms=300))
+        session = transcription(stage, config)
+        stage.copy.begin(session)
+        num_sent: list[int] = []
+        put = stage.store.put
+
+        def counted(row: StoredSession, *, turn_kept: bool) -> Future[None]:
+            num_sent.append(len(stage.sent))
+            return put(row, turn_kept=turn_kept)
+
+        stage.store.put = counted  # type: ignore[method-assign]
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            message = AppendAudio(speech(1, 3, 60))
+            await stage.inbox.put(message)
+            stage.copy.received(1, [message])
+            while "TranscriptDone" not in kinds(stage.sent):
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+        # The end of speech and the turn are stored in one write, and so are the last words and the transcript.
+        assert kinds(stage.sent) == [
+            *("SpeechStarted", "SpeechStopped", "TurnCommitted", "TranscriptDelta", "TranscriptDone"),
+        ]
+        assert num_sent == [0, 1, 3]
+        assert stage.store.turns_kept[1:] == [False, False, True]
+        journal = decoded(stage.store.rows[2])["continued"]["journal"]
+        assert [msgspec.json.decode(frame["text"])["type"] for frame in journal][-2:] == [
+            "SpeechStopped",
+            "TurnCommitted",
+        ]
+        assert stage.store.snapshot["continued"]["transcription"]["unreported"] == []
+
+    play(scene)
 
 
 def test_when_the_settings_say_so_then_nothing_of_a_transcription_is_stored() -> None:

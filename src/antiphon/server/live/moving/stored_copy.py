@@ -36,7 +36,7 @@ from antiphon.store.sessions import StoredSession
 from antiphon.transports.journal import SentFrame
 
 log = logging.getLogger(__name__)
-# Interval, in seconds, at which a conversation is stored in addition to the writes that its events cause.
+# A session is stored again when its last write is older than this, in seconds.
 STORE_EVERY_S = 5.0
 # Interval, in seconds, at which the audio of the current turn is stored, if at least UNSETTLED_MS of it is unsettled.
 SPEECH_EVERY_S, UNSETTLED_MS = 1.0, 500
@@ -107,6 +107,12 @@ class StoredCopy:
         # Frames that wait. While a write is under way, every new frame waits.
         self._frames = list(first_frames)
         self._num_writing = 0
+        # The time of the last write, in seconds of the event loop's clock.
+        self._written_s = anyio.current_time()
+        # True while frames of a transcription session wait for its next event, which is stored together with theirs.
+        self._awaits_event = False
+        # Whether an event that waits has ended a turn.
+        self._has_ended_turn = False
         self._is_closed = False
         self._restored = restored
         self._progress = Progress(inbox, restored.continued if restored else None, persistence.speech)
@@ -178,7 +184,7 @@ class StoredCopy:
     def send(self, frames: Iterable[Frame] = (), *, at_once: bool = False) -> None:
         """Send the waiting frames, then `frames`. They wait while the copy is written, unless `at_once` is true."""
         self._frames += frames
-        if self._num_writing and not at_once:
+        if (self._num_writing or self._awaits_event) and not at_once:
             return
         waiting, self._frames = self._frames, []
         for frame in () if self._is_closed else waiting:
@@ -186,15 +192,20 @@ class StoredCopy:
 
     async def before_sending(self, event: Event, frames: Iterable[Frame]) -> None:
         """Queue an event's frames for `send`. Waits until the change that the event reports is stored, so that it
-        survives if the server is killed.
+        survives if the server is killed. Events of a transcription session that follow each other at once are stored
+        together.
         """
         # The next host reports the end of a response that ends because the session moves.
         ends_by_move = self._is_moving and isinstance(event, ResponseDone) and event.response.reason == SESSION_ENDED
         self._frames += () if ends_by_move else frames
         self._progress.follow(event)
         if self._transcription:
+            self._has_ended_turn |= isinstance(event, TranscriptDone)
             if self._is_on and self._frames:
-                await self.store(turn_kept=isinstance(event, TranscriptDone))
+                self._awaits_event = self._transcription.continuing.emits_more
+                if not self._awaits_event:
+                    turn_kept, self._has_ended_turn = self._has_ended_turn, False
+                    await self.store(turn_kept=turn_kept)
         elif isinstance(event, STORED_AFTER):
             await self.store(turn_kept=keeps_turn(event))
             self._live.count_memory()
@@ -259,6 +270,7 @@ class StoredCopy:
         frames = journal.unacknowledged(self._frames, MAX_TOLD_BYTES) if handed_over is None else list(handed_over)
         continued = msgspec.structs.replace(continued, journal=frames, is_whole=handed_over is not None)
         token, audio_ms = self._live.attachment.token, round(audio_s * 1000)
+        self._written_s = anyio.current_time()
         return self._persistence.put(
             token, items, continued, audio_ms, turn_kept=turn_kept, clears_tail=turn_kept and clears_tail
         )
@@ -275,12 +287,15 @@ class StoredCopy:
         return not self._has_parts
 
     async def store_regularly(self) -> None:
-        """Store the copy every STORE_EVERY_S until cancelled.
+        """Store the copy whenever its last write is STORE_EVERY_S old, until cancelled.
 
         This updates how much audio the client need not send again, and detects that a failed store works again.
         """
         while True:
-            await anyio.sleep(STORE_EVERY_S)
+            await anyio.sleep_until(self._written_s + STORE_EVERY_S)
+            if anyio.current_time() < self._written_s + STORE_EVERY_S:
+                continue
+            self._written_s = anyio.current_time()
             if self._persistence.is_stored and self._live.lifecycle.reads_frames:
                 await self.store()
                 await self._live.outbox.wait_for_room()
@@ -319,11 +334,12 @@ class StoredCopy:
         """Store and release a session that moves, along with the frames that its client may not have received.
 
         Sends the client to another host; if the session cannot be released, reports that the server is shutting down.
-        Does nothing for a session that does not move.
+        Only sends the frames that wait for a session that does not move.
         """
+        self._awaits_event = False
+        self.send()
         if not self._is_moving:
             return
-        self.send()
         handed_over = self._live.outbox.journal.hand_over(MAX_HANDED_OVER_BYTES)
         await self._persistence.wait(self.write(turn_kept=True, handed_over=handed_over))
         if await self._persistence.release():
