@@ -1,6 +1,6 @@
 """Several hosts: what callers hear when one dies or is replaced, and the delay of a relay and a door.
 
-    antiphon bench hosts [--sections kill,hang,captions,…] [--callers 40] [--store redis|postgres|sqlite]
+    antiphon bench hosts [--sections kill,hang,captions,native,…] [--callers 40] [--store redis|postgres|sqlite]
 
 Hosts, doors, the store and the callers' sockets are real, on this machine. In all sections except `real`, the hosts
 have scripted models. These repeat a word every tenth of a second, as 0.3 s of audio.
@@ -21,6 +21,8 @@ have scripted models. These repeat a word every tenth of a second, as 0.3 s of a
 - states: as `captions`, but in this process, from a state in the middle of each of 40 turns, and without a pace. It
   counts words that are lost, doubled or retracted, however busy the machine is.
 - keeping: what storing captions costs, with scripted models: CPU time of the host, and bytes in the store (Redis).
+- native: a client of a door says 20 recordings to a MiniCPM-o of tiny random weights. Its host is killed in each turn:
+  while it speaks, after its end, or during the answer. Counts the turns that are answered after the kill.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import psutil
 import websockets
 from bench.common import machine, options, save, show, spread
 from bench.hosts_captions import continued_captions, kept, killed_captions
+from bench.hosts_native import killed_native
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.chaos import SERVERS, store_url
 from tests.cluster.processes import INTERNAL_KEY, Host, cluster
@@ -258,7 +261,9 @@ async def _sessions_at(ws: str, count: int) -> list[tuple[str, str]]:
 
 def main() -> None:
     parser = options(
-        "antiphon bench hosts", __doc__, ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states")
+        "antiphon bench hosts",
+        __doc__,
+        ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states", "native"),
     )
     parser.add_argument("--callers", type=int, default=40)
     parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
@@ -282,6 +287,7 @@ def main() -> None:
         "captions": {"captions, killed and reported, behind a door": killed_captions},
         "keeping": {"keeping captions": kept},
         "states": {"captions continued with real models": continued_captions},
+        "native": {"native model, killed in each turn, behind a door": killed_native},
     }
     result: dict[str, Any] = {"machine": machine(), "store": args.store, "callers": args.callers}
     for section in args.sections.split(","):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,7 +110,9 @@ class Host:
 class Cluster:
     """Hosts with scripted models that share a store. `hosts` has the started ones, which are all stopped together."""
 
-    def __init__(self, state: str, folder: Path, *flags: str, pace_s: float = 0.0, api_key: str = "") -> None:
+    def __init__(
+        self, state: str, folder: Path, *flags: str, pace_s: float = 0.0, api_key: str = "", native: bool = False
+    ) -> None:
         self.state = state
         self.folder = folder
         self.hosts: list[Host] = []
@@ -119,6 +121,8 @@ class Cluster:
         self._env = {"ANTIPHON_INTERNAL_KEY": INTERNAL_KEY, "ANTIPHON_TEST_PACE_S": str(pace_s)}
         if api_key:
             self._env["ANTIPHON_API_KEYS"] = api_key
+        if native:
+            self._env["ANTIPHON_TEST_NATIVE"] = "1"
 
     def add_host(
         self,
@@ -127,15 +131,17 @@ class Cluster:
         prefix: tuple[str, ...] = (),
         address: str = "127.0.0.1",
         skew_s: float = 0.0,
+        env: Mapping[str, str] | None = None,
     ) -> Host:
         """Start another host at `address`. With `wait`, return when it is ready.
 
-        `prefix` is the beginning of its command line. `skew_s` is the time by which its clock is ahead.
+        `prefix` is the beginning of its command line. `skew_s` is the time by which its clock is ahead. `env` adds
+        environment variables.
         """
         name = f"host-{len(self.hosts) + 1}"
-        env = self._env | {"ANTIPHON_TEST_SKEW_S": str(skew_s)}
+        given = self._env | {"ANTIPHON_TEST_SKEW_S": str(skew_s)} | dict(env or {})
         host = Host(name, module, ("--state", self.state, "--host-name", name, *self._flags, *flags), self.folder,
-                    env, prefix, address)  # fmt: skip
+                    given, prefix, address)  # fmt: skip
         self.hosts.append(host)
         host.start()
         return host
@@ -175,10 +181,12 @@ class Cluster:
 
 
 @contextmanager
-def cluster(state: str, *flags: str, num_hosts: int = 3, pace_s: float = 0.0, api_key: str = "") -> Iterator[Cluster]:
+def cluster(
+    state: str, *flags: str, num_hosts: int = 3, pace_s: float = 0.0, api_key: str = "", native: bool = False
+) -> Iterator[Cluster]:
     """Run hosts that share the store `state` during the block, which begins when they are ready."""
     with tempfile.TemporaryDirectory(prefix="antiphon-hosts-") as folder:
-        found = Cluster(state or f"{folder}/state", Path(folder), *flags, pace_s=pace_s, api_key=api_key)
+        found = Cluster(state or f"{folder}/state", Path(folder), *flags, pace_s=pace_s, api_key=api_key, native=native)
         try:
             for _ in range(num_hosts):
                 found.add_host()

@@ -38,6 +38,8 @@ class NativeOptions:
     - `voice_reference`: the voice to speak with, float32 [num_samples], mono, 16 kHz.
     - `listen_only_units`: the number of units at the start in which the model only listens.
     - `sampling`: how the model chooses its words and its voice.
+    - `history`: what was said before, as lines of text; "" for a new conversation. A model that has no room for all of
+      it leaves out the beginning.
     """
 
     instructions: str = ""
@@ -45,6 +47,7 @@ class NativeOptions:
     voice_reference: Pcm | None = None
     listen_only_units: int | None = None
     sampling: NativeSampling = field(default_factory=NativeSampling)
+    history: str = ""
 
 
 @dataclass(frozen=True, slots=True)

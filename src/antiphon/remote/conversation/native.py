@@ -269,16 +269,15 @@ class RemoteNativeStream:
         url = f"ws{endpoint.url.removeprefix('http')}{PATH}?model={self._model.model}&autostart=0"
         socket = await open_websocket(SERVER, url, pool.headers(), pool.tls)
         try:
-            instructions = options.instructions
-            if self._said:
-                instructions += f"\n\nYou have already said: {self._said}"
+            said = f"You have already said: {self._said}" if self._said else ""
+            instructions = "\n\n".join(filter(None, (options.instructions, options.history, said)))
             reference = None
             if options.voice_reference is not None:
                 pcm = to_pcm16(options.voice_reference)
                 reference = base64.b64encode(wav_header(SAMPLE_RATE_HZ, len(pcm)) + pcm).decode()
             session = _Session(
                 model=self._model.model,
-                instructions=instructions.strip() or None,
+                instructions=instructions or None,
                 voice=options.voice if options.voice not in (None, "default") else None,
                 ref_audio=reference,
                 temperature=options.sampling.temperature,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import anyio
 import anyio.abc
 
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPart,
@@ -37,6 +39,8 @@ MAX_WAITING = 16
 MINUTE = 60 * SAMPLE_RATE_HZ
 # The reason that the client gets for a response that is cancelled because its session ends.
 SESSION_ENDED = "session_ended"
+# What a conversation model may have got besides text.
+Unstored = Literal["audio", "images"]
 
 
 class WaitingRequests:
@@ -51,9 +55,9 @@ class WaitingRequests:
         return bool(self._requests)
 
     @property
-    def stored(self) -> list[CreateResponse]:
-        """The waiting requests for responses of the conversation itself that were not withdrawn, in order."""
-        return [r for r in self._requests if r.stored and not any(r is other for other in self._withdrawn)]
+    def owed(self) -> list[CreateResponse]:
+        """The waiting requests that were not withdrawn, in order."""
+        return [r for r in self._requests if not any(r is other for other in self._withdrawn)]
 
     def check(self) -> None:
         """Raise RemoteProtocolError (`too_many_responses`) if MAX_WAITING requests wait."""
@@ -137,7 +141,8 @@ class ResponseQueue:
         await self.responder.open(group)
         self._group = group
         if self.native:
-            await self.native.open(self.responder.config)
+            history = self._history.messages() if self._history.is_restored else None
+            await self.native.open(self.responder.config, history)
             group.start_soon(self.native.run)
 
     def end(self) -> None:
@@ -154,24 +159,33 @@ class ResponseQueue:
 
     @property
     def owed(self) -> list[CreateResponse]:
-        """The responses of the conversation that are under way, due to the user's turns, or waiting, in order. Empty
-        for a native model.
-        """
-        if self.native:
-            return []
+        """The conversation's responses that are under way or due to turns, and all that wait, in order."""
         active = self.responder.active
         # A response that is being cancelled because it is due again counts once.
         is_under_way = active and active.response.status == "in_progress"
         is_again = self._floor.response_due and active and active.cancelled
         under_way = [active.response.request] if active and is_under_way and not is_again else []
-        return [*under_way, *([CreateResponse()] if self._floor.response_due else []), *self._waiting.stored]
+        due = [CreateResponse()] if self._floor.response_due else []
+        if self.native:
+            due += self.native.owed
+        return [*under_way, *due, *self._waiting.owed]
 
     @property
     def closing(self) -> list[CreateResponse]:
-        """The request of the response that has ended by itself, until it is closed. Empty for a native model."""
+        """The request of the response that has ended by itself, until it is closed."""
         active = self.responder.active
         ended = active is not None and active.response.status in ("completed", "incomplete", "failed")
-        return [active.response.request] if active and ended and not self.native else []
+        return [active.response.request] if active and ended else []
+
+    @property
+    def unstored(self) -> list[Unstored]:
+        """What the model has got and the items do not contain as text."""
+        parts = [part for item in self._history.items for part in item.parts]
+        heard = self._listener.audio_s > 0 if self.native else any(isinstance(p.media, AudioPart) for p in parts)
+        seen = any(p.kind == "input_image" and (p.image or p.media) for p in parts)
+        seen = seen or bool(self.native and self.native.has_images)
+        found: list[tuple[Unstored, bool]] = [("audio", heard), ("images", seen)]
+        return [kind for kind, is_found in found if is_found]
 
     def has_unresolved(self) -> bool:
         """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
