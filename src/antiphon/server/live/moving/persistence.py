@@ -159,7 +159,9 @@ class Persistence(StoredRow):
             return None
         row = stored_session(self._caller, self._wire, token, items, continued)
         clears_tail = turn_kept if clears_tail is None else clears_tail
-        return row and self.put_row(row, continued.received, audio_ms, turn_kept=turn_kept, clears_tail=clears_tail)
+        if row is None:
+            return None
+        return self.put_row(row, continued.received, audio_ms, turn_kept=turn_kept, clears_tail=clears_tail)
 
     def append_speech(self) -> None:
         """Write the audio that is in no chunk of the tail yet. Does not wait."""
