@@ -1,6 +1,6 @@
 """Several hosts: what callers hear when one dies or is replaced, and the delay of a relay and a door.
 
-    antiphon bench hosts [--sections kill,hang,captions,…] [--callers 40] [--store redis|postgres|sqlite]
+    antiphon bench hosts [--sections kill,hang,captions,native,…] [--callers 40] [--store redis|postgres|sqlite]
 
 Hosts, doors, the store and the callers' sockets are real, on this machine. In all sections except `real`, the hosts
 have scripted models. These repeat a word every tenth of a second, as 0.3 s of audio.
@@ -23,6 +23,8 @@ have scripted models. These repeat a word every tenth of a second, as 0.3 s of a
 - keeping: what storing captions costs, with scripted models: CPU time of the host, and bytes in the store (Redis).
 - speech: a text is spoken behind a door, by a stream and by a request, and its host is killed while it speaks, 20 times
   each. Counts seconds that are said twice or are missing, and measures the silence that a listener hears.
+- native: a client of a door says 20 recordings to a MiniCPM-o of tiny random weights. Its host is killed in each turn:
+  while it speaks, after its end, or during the answer. Counts the turns that are answered after the kill.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ import psutil
 import websockets
 from bench.common import machine, options, save, show, spread
 from bench.hosts_captions import continued_captions, kept, killed_captions
+from bench.hosts_native import killed_native
 from bench.hosts_speech import killed_speech
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.chaos import SERVERS, store_url
@@ -263,7 +266,7 @@ def main() -> None:
     parser = options(
         "antiphon bench hosts",
         __doc__,
-        ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states", "speech"),
+        ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states", "speech", "native"),
     )
     parser.add_argument("--callers", type=int, default=40)
     parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
@@ -288,6 +291,7 @@ def main() -> None:
         "keeping": {"keeping captions": kept},
         "speech": {"speech, killed and reported, behind a door": killed_speech},
         "states": {"captions continued with real models": continued_captions},
+        "native": {"native model, killed in each turn, behind a door": killed_native},
     }
     result: dict[str, Any] = {"machine": machine(), "store": args.store, "callers": args.callers}
     for section in args.sections.split(","):

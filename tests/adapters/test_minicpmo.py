@@ -20,7 +20,7 @@ import torch
 
 from antiphon.adapters.minicpmo.audio_batch import AudioPages
 from antiphon.adapters.minicpmo.checkpoint import read
-from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
+from antiphon.adapters.minicpmo.model import HISTORY_SHARE, MiniCpmO, MiniCpmOStream
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
 from antiphon.errors import MediaError, ModelError
@@ -70,6 +70,22 @@ def test_embeddings_of_audio_are_the_released_ones(model: MiniCpmO) -> None:
     for number in range(tiny.NUM_UNITS):
         found = asyncio.run(model.hearing.feed(heard, tiny.sound(number)))
         np.testing.assert_allclose(found, FLOATS[f"audio{number}"], atol=5e-4)
+
+
+def test_a_history_precedes_the_first_unit_and_its_beginning_is_left_out_if_it_is_long(model: MiniCpmO) -> None:
+    async def rows(history: str) -> int:
+        stream = await model.open(NativeOptions(tiny.PROMPT, recall=lambda: history))
+        length = stream.context_rows
+        stream.close()
+        return length
+
+    async def main() -> None:
+        empty = await rows("")
+        said = "User: hello\n"
+        assert await rows(said) - empty == len(model.encode(f"{said}\n"))
+        assert await rows(said * 1000) - empty == int(model.profile.window[1] * HISTORY_SHARE)
+
+    asyncio.run(main())
 
 
 def test_when_a_conversation_is_closed_then_the_pages_of_its_audio_are_free(model: MiniCpmO) -> None:

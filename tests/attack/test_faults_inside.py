@@ -21,7 +21,7 @@ from antiphon.contracts import Hypothesis, Window
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError, StoreError
 from antiphon.server.credentials import Caller
-from antiphon.server.live.moving import persistence
+from antiphon.server.live.moving import stored_row
 from antiphon.server.live.moving.persistence import caller_hash
 from antiphon.store.sessions import ClaimRefusal, Hold, Host, StoredSession
 from antiphon.transports.journal import ResumeToken
@@ -114,7 +114,7 @@ def test_when_a_stored_session_cannot_be_read_then_resuming_it_is_refused_by_nam
 def test_when_a_write_fails_or_hangs_then_the_client_is_told_before_its_item_is_acknowledged(
     write: Exception | bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persistence, "STORE_S", 0.01)
+    monkeypatch.setattr(stored_row, "STORE_S", 0.01)
 
     async def main(ws: str) -> None:
         async with connect(ws, "?resume=1") as wire:

@@ -1,13 +1,15 @@
 """Hosts die and hang repeatedly while callers talk to them. No words may be lost or repeated.
 
     python -m tests.cluster.chaos [--kills 500] [--hangs 20] [--handovers 50] [--callers 9] [--listeners 4]
-        [--speakers 2] [--store sqlite|redis|postgres] [--seed 1]
+        [--speakers 2] [--watchers 3] [--askers 2] [--native] [--store sqlite|redis|postgres] [--seed 1]
 
 Callers take written and spoken turns. Half of them resume their sessions; the others cannot, and use a door. Listeners
 get captions through the door, half of them in vLLM's dialect, and say a few words a turn or a hundred. Speakers have
-texts spoken through the door. Each round picks a host that has sessions, at a random moment of their turns. A kill ends
-it and starts it again. A hang is SIGSTOP for longer than the time after which a host counts as dead, then SIGCONT. A
-handover is SIGTERM, then SIGKILL while the host hands its sessions over.
+texts spoken through the door. Watchers ask about the frames of a video stream, and askers request responses out of
+band. With --native, the callers talk to a native model, and there are no askers. Each round picks a host that has
+sessions, at a random moment of their turns. A kill ends it and starts it again. A hang is SIGSTOP for longer than the
+time after which a host counts as dead, then SIGCONT. A handover is SIGTERM, then SIGKILL while the host hands its
+sessions over.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from antiphon.store.sessions import SessionStore, open_store
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.listeners import Listener
 from tests.cluster.processes import Cluster, Host, cluster, until
 from tests.cluster.speakers import Speaker
+from tests.cluster.watchers import Asker, OwnWatcher, Watcher
 from tests.store.servers import PostgresServer, RedisServer, Server
 
 # Seconds after which a host's key expires.
@@ -52,9 +56,23 @@ class Outcome:
     turns: int = 0
     captions: int = 0
     texts: int = 0
+    others: int = 0
     num_hit: int = 0
     how: Counter[str] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)
+
+
+class Other(Protocol):
+    """A client that takes turns of its own kind, and checks what it got."""
+
+    @property
+    def phase(self) -> str: ...
+
+    def connected(self) -> AbstractAsyncContextManager[None]: ...
+
+    async def turn(self) -> None: ...
+
+    def check(self) -> None: ...
 
 
 @contextmanager
@@ -100,8 +118,9 @@ async def rounds(
     handovers: int = 0,
     listeners: Sequence[Listener] = (),
     speakers: Sequence[Speaker] = (),
+    others: Sequence[Other] = (),
 ) -> Outcome:
-    """Kill and hang hosts, and interrupt their handovers, while the callers talk, and the listeners and speakers speak.
+    """Kill and hang hosts, and interrupt their handovers, while the callers and all others have their sessions.
 
     At the end, end all callers, and check the events that they got.
     """
@@ -128,6 +147,13 @@ async def rounds(
             while not over.is_set():
                 await speaker.speak(chance)
 
+    async def take_turns(other: Other) -> None:
+        async with other.connected():
+            while not over.is_set():
+                await other.turn()
+                outcome.others += 1
+            other.check()
+
     async def befall() -> None:
         plan = ["kill"] * kills + ["hang"] * hangs + ["handover"] * handovers
         chance.shuffle(plan)
@@ -137,6 +163,7 @@ async def rounds(
             outcome.num_hit += num_hit
             outcome.phases.update(phase_of(caller) for caller in callers)
             outcome.phases.update(phase_of_captions(listener) for listener in listeners)
+            outcome.phases.update(other.phase for other in others)
             befalls = {"kill": kill, "hang": hang, "handover": partial(cut_off, after_s=chance.uniform(0.0, CUT_OFF_S))}
             await asyncio.to_thread(befalls[what], hosts, host)
             outcome.kills, outcome.hangs = outcome.kills + (what == "kill"), outcome.hangs + (what == "hang")
@@ -152,6 +179,8 @@ async def rounds(
                 group.create_task(listen(listener))
             for speaker in speakers:
                 group.create_task(have_spoken(speaker))
+            for other in others:
+                group.create_task(take_turns(other))
             # Every caller is in a conversation now.
             await asyncio.sleep(1.0)
             group.create_task(befall())
@@ -215,10 +244,14 @@ def run(
     handovers: int = 0,
     num_listeners: int = 0,
     num_speakers: int = 0,
+    num_watchers: int = 0,
+    num_askers: int = 0,
+    *,
+    native: bool = False,
 ) -> Outcome:
     """Start a door and three hosts that share a store of this kind. Run the rounds, then stop all of them."""
     flags = ("--host-ttl-s", str(HOST_TTL_S), "--sessions-per-key", "200", "--max-sessions", "200")
-    with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S, voices="one") as hosts:
+    with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S, voices="one", native=native) as hosts:
         door = hosts.add_door()
         door.wait()
         urls = [host.ws for host in hosts.hosts]
@@ -229,7 +262,10 @@ def run(
         try:
             listeners = [Listener(n, [door.ws], seed + n, vllm=bool(n % 2)) for n in range(num_listeners)]
             speakers = [Speaker(door.ws) for _ in range(num_speakers)]
-            return asyncio.run(rounds(hosts, callers, kills, hangs, seed, handovers, listeners, speakers))
+            watchers = [(OwnWatcher if n % 3 == 2 else Watcher)(n, door.ws, seed + n) for n in range(num_watchers)]
+            askers = [Asker(n, door.ws, seed + n) for n in range(0 if native else num_askers)]
+            others = [*watchers, *askers]
+            return asyncio.run(rounds(hosts, callers, kills, hangs, seed, handovers, listeners, speakers, others))
         except BaseException:
             for process in [*hosts.hosts, *hosts.doors]:
                 print(f"--- {process.name}\n{process.log[-4000:]}")
@@ -245,14 +281,29 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=9)
     parser.add_argument("--listeners", type=int, default=4)
     parser.add_argument("--speakers", type=int, default=2)
+    parser.add_argument("--watchers", type=int, default=3)
+    parser.add_argument("--askers", type=int, default=2)
+    parser.add_argument("--native", action="store_true")
     parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    nums = args.callers, args.seed, args.handovers, args.listeners, args.speakers
-    found = run(args.store, args.kills, args.hangs, *nums)
+    found = run(
+        args.store,
+        args.kills,
+        args.hangs,
+        args.callers,
+        args.seed,
+        args.handovers,
+        args.listeners,
+        args.speakers,
+        args.watchers,
+        args.askers,
+        native=args.native,
+    )
     print(
         f"{found.kills} kills, {found.hangs} hangs and {found.handovers} handovers cut off hit "
-        f"{found.num_hit} sessions in {found.turns} turns, {found.captions} captions and {found.texts} texts"
+        f"{found.num_hit} sessions in {found.turns} turns, {found.captions} captions, {found.texts} texts "
+        f"and {found.others} other turns"
     )
     print(f"resumed: {dict(found.how)}; phases: {dict(found.phases)}")
 

@@ -87,7 +87,24 @@ KINDS = (
         measured=("speech, killed and reported, behind a door", "request"),
     ),
     Kind("bridges to other servers' clients", ("minicpmo", "omni", "openbmb")),
-    Kind("video"),
+    Kind(
+        "native model",
+        lost="how things sounded; a response under way begins again",
+        waits="the host's TTL, or a report of its death, and its units",
+        tests=("test_kinds",),
+    ),
+    Kind(
+        "response out of band",
+        lost="nothing; it begins again; with images or audio, the response",
+        waits="the host's TTL, or a report of its death",
+        tests=("test_kinds",),
+    ),
+    Kind(
+        "video stream",
+        lost="older frames and audio; an answer under way begins again",
+        waits="the host's TTL, or a report of its death",
+        tests=("test_kinds",),
+    ),
     Kind("other requests over REST", lost="the request"),
 )
 

@@ -118,6 +118,7 @@ class Cluster:
         pace_s: float = 0.0,
         api_key: str = "",
         voices: str = "",
+        native: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.state = state
@@ -130,6 +131,8 @@ class Cluster:
             self._env["ANTIPHON_API_KEYS"] = api_key
         if voices:
             self._env["ANTIPHON_TEST_VOICES"] = voices
+        if native:
+            self._env["ANTIPHON_TEST_NATIVE"] = "1"
 
     def add_host(
         self,
@@ -138,17 +141,17 @@ class Cluster:
         prefix: tuple[str, ...] = (),
         address: str = "127.0.0.1",
         skew_s: float = 0.0,
-        voices: str = "",
+        env: Mapping[str, str] | None = None,
     ) -> Host:
         """Start another host at `address`. With `wait`, return when it is ready.
 
-        `prefix` is the beginning of its command line. `skew_s` is the time by which its clock is ahead. `voices` are
-        its scripted voices, separated by commas, if they are not those of the cluster.
+        `prefix` is the beginning of its command line. `skew_s` is the time by which its clock is ahead. `env` adds
+        environment variables.
         """
         name = f"host-{len(self.hosts) + 1}"
-        env = self._env | {"ANTIPHON_TEST_SKEW_S": str(skew_s)} | ({"ANTIPHON_TEST_VOICES": voices} if voices else {})
+        given = self._env | {"ANTIPHON_TEST_SKEW_S": str(skew_s)} | dict(env or {})
         host = Host(name, module, ("--state", self.state, "--host-name", name, *self._flags, *flags), self.folder,
-                    env, prefix, address)  # fmt: skip
+                    given, prefix, address)  # fmt: skip
         self.hosts.append(host)
         host.start()
         return host
@@ -195,17 +198,17 @@ def cluster(
     pace_s: float = 0.0,
     api_key: str = "",
     voices: str = "",
+    native: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """Run hosts that share the store `state` during the block, which begins when they are ready.
 
-    `voices`: those of a scripted synthesizer, separated by commas. `env`: variables for all hosts.
+    `voices`: those of a scripted synthesizer, separated by commas. `native`: the conversation model is a native one.
+    `env`: variables for all hosts.
     """
     with tempfile.TemporaryDirectory(prefix="antiphon-hosts-") as folder:
-        place = Path(folder)
-        found = Cluster(
-            state or f"{folder}/state", place, *flags, pace_s=pace_s, api_key=api_key, voices=voices, env=env
-        )
+        given = {"pace_s": pace_s, "api_key": api_key, "voices": voices, "native": native, "env": env}
+        found = Cluster(state or f"{folder}/state", Path(folder), *flags, **given)  # type: ignore[arg-type]
         try:
             for _ in range(num_hosts):
                 found.add_host()

@@ -3,11 +3,12 @@
     python -m tests.cluster.scripted_host [flags of antiphon serve]
 
 Environment variables: ANTIPHON_TEST_PACE_S is the time that the model takes for each word, which is 0.3 s of audio.
+ANTIPHON_TEST_VIDEO is the name of the video model.
 ANTIPHON_TEST_FINAL_S is the time that the transcriber takes for each window. ANTIPHON_TEST_SKEW_S is the time by which
 the wall clock is ahead. ANTIPHON_TEST_TRANSCRIBER is a transcriber on other servers (`URL#MODEL`), used instead, and
 ANTIPHON_TEST_PARTNER a conversation model on other servers. ANTIPHON_TEST_VOICES are the voices of a `ScriptedVoice`,
 separated by commas; without them, there is no synthesizer. With ANTIPHON_TEST_NATIVE, the conversation model is a
-native one that does not stop by itself. When the process would answer DEADLY, it exits at once.
+native one, with `endless` one that does not stop by itself. When the process would answer DEADLY, it exits at once.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from antiphon.remote.conversation.model import RemoteConversationModel
 from antiphon.remote.transcriber.transcriber import RemoteTranscriber
 from antiphon.server import run
 from antiphon.settings import RemoteSettings
+from tests.cluster.scripted_partners import EchoNative, Seer
 from tests.cluster.scripted_voice import ScriptedVoice
 from tests.scripted import ScriptedTranscriber
 from tests.server.scripted import Echo, scripted_models
@@ -77,17 +79,20 @@ def skewed(ahead_s: float) -> None:
 
 if __name__ == "__main__":
     skewed(float(os.environ.get("ANTIPHON_TEST_SKEW_S", "0")))
-    echo, transcriber = Mortal(float(os.environ.get("ANTIPHON_TEST_PACE_S", "0"))), ScriptedTranscriber()
+    pace_s = float(os.environ.get("ANTIPHON_TEST_PACE_S", "0"))
+    echo, transcriber = Mortal(pace_s), ScriptedTranscriber()
     if final_s := float(os.environ.get("ANTIPHON_TEST_FINAL_S", "0")):
         transcriber.gate = lambda _: _after(final_s)
 
     def load(*_: object) -> LoadedModels:
         """Return the scripted models, perhaps with a transcriber on other servers. Called in a thread."""
-        models = scripted_models(echo, transcriber)
+        seer = Seer(pace_s, os.environ.get("ANTIPHON_TEST_VIDEO", "seer"))
+        models = replace(scripted_models(echo, transcriber), video_model=seer)
         if voices := os.environ.get("ANTIPHON_TEST_VOICES", ""):
             models = replace(models, synthesizer=ScriptedVoice(echo.pace_s, tuple(voices.split(","))))
-        if os.environ.get("ANTIPHON_TEST_NATIVE"):
-            models = replace(models, conversation_model=NativeConversationModel(Endless()), names=("native",))
+        if kind := os.environ.get("ANTIPHON_TEST_NATIVE"):
+            native = NativeConversationModel(Endless() if kind == "endless" else EchoNative())
+            models = replace(models, conversation_model=native, names=("native",))
         if named := os.environ.get("ANTIPHON_TEST_TRANSCRIBER", ""):
             address = parse_address(named, "--transcriber", schemes=TRANSCRIBER)
             ears = RemoteTranscriber(address, "", RemoteSettings())

@@ -1,31 +1,87 @@
-"""What each kind of session loses with its host: docs/design/hosts.md says it, and a test shows it."""
+"""Video streams, responses out of band and native models go on at another host, whatever happens to the first one."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
 
-from antiphon.protocols.connection import Resume
-from antiphon.protocols.dialects import DIALECTS
-from tests.cluster.kinds import KINDS, LOST, table
+import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "design" / "hosts.md"
+from antiphon.signals import become
+from tests.cluster.callers import Caller, ResumingCaller, StockCaller
+from tests.cluster.chaos import HOST_TTL_S, Other, busiest, phase_of
+from tests.cluster.processes import Cluster, cluster
+from tests.cluster.watchers import Asker, OwnWatcher, Watcher
 
-
-def test_the_page_has_the_table_of_the_tests() -> None:
-    """If this fails, replace the table by the output of `python -m tests.cluster.kinds`."""
-    assert table() in PAGE.read_text(encoding="utf-8")
-
-
-def test_every_dialect_says_whether_its_sessions_outlive_their_host() -> None:
-    for dialect in DIALECTS:
-        kinds = [kind for kind in KINDS if dialect.name in kind.dialects]
-        assert kinds, f"{dialect.name} is in no row of tests/cluster/kinds.py"
-        assert all((kind.lost == LOST) is (dialect.resume is Resume.NEVER) for kind in kinds), dialect.name
+LIMIT_S = 90.0
+FLAGS = ("--host-ttl-s", str(HOST_TTL_S))
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
 
 
-def test_every_kind_that_outlives_its_host_has_a_test_that_loses_the_host() -> None:
-    for kind in KINDS:
-        assert bool(kind.tests) is not kind.lost.startswith("the ")
-        for name in kind.tests:
-            text = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
-            assert any(word in text for word in ("SIGKILL", "kill", "dies(")), name
+async def strike(hosts: Cluster, ready: Callable[[], bool], number: signal.Signals) -> None:
+    """Send a signal to the host with most sessions when `ready`. A host that hangs goes on after its TTL."""
+    await become(ready, 0.005)
+    num_hit, host = await asyncio.to_thread(busiest, hosts)
+    assert num_hit
+    host.send(number)
+    if number is signal.SIGSTOP:
+        await asyncio.sleep(2 * HOST_TTL_S)
+        host.send(signal.SIGCONT)
+        return
+    await asyncio.to_thread(host.end)
+    host.start()
+    await asyncio.to_thread(host.wait)
+
+
+@pytest.mark.server
+def test_when_hosts_are_killed_hang_and_drain_then_questions_and_requests_are_answered_once() -> None:
+    async def main(hosts: Cluster, url: str) -> None:
+        watcher, asker = Watcher(1, url, 1), Asker(2, url, 2)
+        others: Sequence[Other] = (watcher, asker, OwnWatcher(3, url, 3))
+        over = asyncio.Event()
+
+        async def talk(other: Other) -> None:
+            async with other.connected():
+                while not over.is_set():
+                    await other.turn()
+                other.check()
+
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+            for other in others:
+                group.create_task(talk(other))
+            for number in SIGNALS:
+                await strike(hosts, lambda: watcher.is_answering and asker.phase == "out of band", number)
+            await strike(hosts, lambda: watcher.is_showing, signal.SIGKILL)
+            over.set()
+        assert asker.num_cancelled
+
+    with cluster("", *FLAGS, num_hosts=2, pace_s=0.05) as hosts:
+        front = hosts.add_door()
+        front.wait()
+        asyncio.run(main(hosts, front.ws))
+
+
+@pytest.mark.server
+def test_when_hosts_are_killed_hang_and_drain_then_a_native_model_answers_each_turn() -> None:
+    async def main(hosts: Cluster, url: str) -> None:
+        callers = [StockCaller(1, [url], 1), ResumingCaller(2, [host.ws for host in hosts.hosts], 2)]
+        over = asyncio.Event()
+
+        async def talk(caller: Caller) -> None:
+            async with caller.connected():  # type: ignore[attr-defined]
+                while not over.is_set():
+                    await caller.converse(2)
+                caller.check()
+
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+            for caller in callers:
+                group.create_task(talk(caller))
+            for number, phase in zip(SIGNALS, ("answering", "speaking", "transcribing"), strict=True):
+                await strike(hosts, lambda phase=phase: phase_of(callers[0]) == phase, number)  # type: ignore[misc]
+            over.set()
+
+    with cluster("", *FLAGS, num_hosts=2, native=True) as hosts:
+        front = hosts.add_door()
+        front.wait()
+        asyncio.run(main(hosts, front.ws))

@@ -21,9 +21,10 @@ class ClientVideo(LinkedSession):
     def __init__(self, link: ResumingLink, config: JsonObject) -> None:
         super().__init__(link)
         self._config = config
-        # The number of frames sent, and of frames that the server has neither acknowledged nor refused yet. While there
-        # are such frames, an error concerns one of them.
-        self._num_frames = self._num_unanswered = 0
+        # The number of frames sent, and those that the server has neither acknowledged nor refused yet. While there are
+        # such frames, an error concerns the first of them.
+        self._num_frames = 0
+        self._unanswered = dict[str, None]()
         # Whether the answer to a question is incomplete.
         self._answer_is_open = False
         self._asking = asyncio.Lock()
@@ -44,8 +45,9 @@ class ClientVideo(LinkedSession):
         """
         times = {} if at_s is None else {"pts_ms": round(at_s * 1000)}
         self._num_frames += 1
-        self._num_unanswered += 1
-        frame = {"type": "video.frame", "frame_id": str(self._num_frames), "data": b64encode(image).decode()}
+        name = str(self._num_frames)
+        self._unanswered[name] = None
+        frame = {"type": "video.frame", "frame_id": name, "data": b64encode(image).decode()}
         await self._link.send({**frame, **times})
 
     async def send_audio(self, audio: Audio) -> None:
@@ -69,7 +71,8 @@ class ClientVideo(LinkedSession):
     async def stream(self, question: str) -> AsyncGenerator[str, None]:
         """Ask about the frames, and yield the answer's words as they arrive.
 
-        Only one question may run at a time. If an earlier iteration broke off, the rest of its answer is read first.
+        Only one question may run at a time. If an earlier iteration broke off, the rest of its answer is read first. If
+        the server is lost, another one begins the answer again: words that it repeats are not yielded again.
 
         Raises:
             SessionEnded: The server refuses the question, or the session is over.
@@ -78,16 +81,21 @@ class ClientVideo(LinkedSession):
             with suppress(_QuestionRefused):
                 await self._next()
         await self._link.send({"type": "video.query", "text": question})
-        self._answer_is_open, has_text = True, False
+        self._answer_is_open, said, again = True, "", ""
         while self._answer_is_open:
             try:
                 message = await self._next()
             except _QuestionRefused as refused:
                 raise SessionEnded("error", str(refused)) from None
-            if message.get("type") == "response.text.delta":
-                has_text = True
-                yield message["delta"]
-            elif message.get("type") == "response.text.done" and not has_text and message["text"]:
+            if message.get("type") == "response.start":
+                again = ""
+            elif message.get("type") == "response.text.delta":
+                again += message["delta"]
+                if len(again) > len(said):
+                    # If the second answer has other words than the first, its last words follow those of the first.
+                    yield again[len(said) :]
+                    said = again
+            elif message.get("type") == "response.text.done" and not said and message["text"]:
                 yield message["text"]
 
     async def _next(self) -> ServerMessage:
@@ -98,9 +106,9 @@ class ClientVideo(LinkedSession):
                 continue
             kind = message.get("type")
             if kind == "video.frame.ack":
-                self._num_unanswered -= 1
-            elif kind == "error" and self._num_unanswered:
-                self._num_unanswered -= 1
+                self._unanswered.pop(str(message.get("frame_id")), None)
+            elif kind == "error" and self._unanswered:
+                del self._unanswered[next(iter(self._unanswered))]
                 log.warning("a frame was refused: %s", message.get("message"))
             elif kind == "error":
                 self._answer_is_open = False

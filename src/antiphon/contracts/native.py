@@ -39,8 +39,9 @@ class NativeOptions:
     - `voice_reference`: the voice to speak with, float32 [num_samples], mono, 16 kHz.
     - `listen_only_units`: the number of units at the start in which the model only listens.
     - `sampling`: how the model chooses its words and its voice.
-    - `recall`: returns what was said and heard so far, a line for each message. A model on other servers needs it when
-      another server takes over.
+    - `recall`: returns what was said and heard so far, as text (`text/said.py`); "" for a new conversation. A model
+      needs it when it opens a conversation that began at another host, or when another server takes over. A model that
+      has no room for all of it leaves out the beginning.
     """
 
     instructions: str = ""

@@ -81,10 +81,14 @@ class FrameInfo:
 
 @dataclass(frozen=True, slots=True)
 class AppendFrame:
-    """Add a frame. `image` is the encoded image as it was received. `info` is the client's description of it."""
+    """Add a frame. `image` is the encoded image as it was received. `info` is the client's description of it.
+
+    `is_known`: the client has received the result of this frame from another host, so that it is not reported again.
+    """
 
     image: bytes
     info: FrameInfo
+    is_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +162,13 @@ class AnswerDone:
     - `text`: the whole text of the answer.
     - `spoken`: whether the answer was spoken, so that audio was reported.
     - `token_counts`: prompt_tokens, cached_tokens and completion_tokens, if the model knows them.
+    - `question`: the text of the question.
     """
 
     text: str
     spoken: bool
     token_counts: dict[str, int] = field(default_factory=dict)
+    question: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +179,14 @@ class VideoFailed:
     - `detail`: the specific cause.
     - `ends_answer`: whether the error ended the answer in progress.
     - `partial_text`: the text of that answer so far.
+    - `refuses`: the kind of command that was refused, if it was one. A refused question gets no answer.
     """
 
     message: str
     detail: str = ""
     ends_answer: bool = False
     partial_text: str = ""
+    refuses: Literal["frame", "audio", "question"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

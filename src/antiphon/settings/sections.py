@@ -147,6 +147,12 @@ class ResumeSettings:
         "Also store the sound of the turn under way, once a second. If this server dies, the next one has it, even if "
         "the client cannot send it again.",
     )
+    store_frames: int = option(
+        0,
+        "Also store this number of the newest frames of each video stream, at most 512 KiB. If this server dies, the "
+        "next one has them, even if the client cannot send them again.",
+        low=0,
+    )
     host_name: str = option(
         "",
         "Name of this server among those that share `--state`; by default the machine's name. Each start adds an "

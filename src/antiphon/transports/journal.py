@@ -201,6 +201,16 @@ class Journal:
         return self._waiting_bytes + self._sent_bytes
 
     @property
+    def end(self) -> int:
+        """The number that the newest frame has, or will get when it is sent."""
+        return self._seq + sum(isinstance(w, _Waiting) and w.frame.numbered for w in self._waiting)
+
+    @property
+    def acknowledged(self) -> int:
+        """The number of the last frame that the client has acknowledged, or that is no longer kept."""
+        return self._floor
+
+    @property
     def is_overfull(self) -> bool:
         """Whether more than `max_bytes` are waiting. If no client is attached then, the session has to end."""
         return self._waiting_bytes > self.max_bytes

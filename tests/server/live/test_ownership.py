@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +16,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from antiphon.errors import StoreError, SupersededError
+from antiphon.loading.loaded import LoadedModels
 from antiphon.server.credentials import Credentials
-from antiphon.server.live.moving import persistence
+from antiphon.server.live.moving import stored_row
 from antiphon.server.live.moving.take_up import MAX_IDLE_RESTORES
 from antiphon.server.state import ServerState
 from antiphon.server.watches import as_host, keep_registered
@@ -52,15 +53,17 @@ def servers(tmp_path: Path) -> Iterator[list[Server]]:
 
 
 @contextmanager
-def sharing(folder: Path, count: int, *, reachable: bool = False) -> Iterator[list[Server]]:
-    """Yield servers of one store, each with its own store object and host name."""
+def sharing(
+    folder: Path, count: int, *, reachable: bool = False, models: Callable[[], LoadedModels] | None = None
+) -> Iterator[list[Server]]:
+    """Yield servers of one store, each with its own store object, host name and models."""
     with ExitStack() as stack:
         found = []
         for _ in range(count):
             store = open_store(str(folder), 3600, 1000.0)
             stack.callback(store.close)
             stop = stack.enter_context(ExitStack())
-            ws, state, _ = stop.enter_context(serving())
+            ws, state, _ = stop.enter_context(serving(models=models() if models else None))
             state.sessions.store = store
             state.sessions.address = ws.replace("ws", "http", 1) if reachable else ""
             store.renew(as_host(state))
@@ -263,7 +266,7 @@ def test_a_session_in_which_nobody_speaks_counts_as_harmless_in_time(
     servers: list[Server], monkeypatch: pytest.MonkeyPatch, harmless_s: float, restores: int
 ) -> None:
     one, two = servers
-    monkeypatch.setattr(persistence, "HARMLESS_S", harmless_s)
+    monkeypatch.setattr(stored_row, "HARMLESS_S", harmless_s)
 
     async def main() -> None:
         async with conversation(one) as (wire, session_id, token):

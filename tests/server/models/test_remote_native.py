@@ -35,7 +35,7 @@ SETTINGS = replace(Settings(), remote=RemoteSettings(fallback=True), speech=Spee
 @pytest.fixture
 def back(tmp_path: Path) -> Iterator[Host]:
     """Yield a second antiphon, a process with a native model."""
-    host = Host("back", SCRIPTED, (), tmp_path, {"ANTIPHON_TEST_NATIVE": "1"})
+    host = Host("back", SCRIPTED, (), tmp_path, {"ANTIPHON_TEST_NATIVE": "endless"})
     host.start()
     host.wait()
     yield host

@@ -17,6 +17,7 @@ from antiphon.events.conversation import (
 from antiphon.events.duplex import EpochRaised
 from antiphon.events.transcription import AppendAudio, TranscriptDone
 from antiphon.pipelines.cascade import Cascade
+from antiphon.text.said import BEGINS
 from tests.pipelines.test_cascade import Voice, Writer
 from tests.scripted import speech
 from tests.sessions.conversation.test_native_turns import Native, Scene, run, says
@@ -118,7 +119,7 @@ def test_a_model_can_recall_what_was_said_and_heard() -> None:
         native.steps = [says(" Good morning.", last=True)]
         await scene.hears(1)
         await scene.until(lambda: answered(scene) == 1)
-        assert native.options.recall() == "user: w1 w2\nassistant: Good morning."
+        assert native.options.recall() == f"{BEGINS}\nUser: w1 w2\nYou: Good morning."
 
     native = Native()
     run(native, act)

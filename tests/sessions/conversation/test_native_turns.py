@@ -54,7 +54,7 @@ from antiphon.pipelines.cascade import Cascade
 from antiphon.pipelines.fallback import ConversationWithFallback
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.sessions.conversation.context import ConversationContext
-from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, NativeTurns
+from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, NativeResponse, NativeTurns
 from antiphon.sessions.conversation.native_units import MAX_WAITING_UNITS, UnitClock, UnitQueue
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
@@ -618,9 +618,9 @@ def test_when_a_response_cannot_be_asked_of_a_native_model_then_the_error_names_
         await scene.inbox.put(CreateItem(Item("one", parts=[ContentPart("input_text", "x" * 8001)])))
         await scene.hears(1)
         await scene.until(lambda: scene.of(ResponseCreated))
-        # It speaks by itself, and has no due responses that another host would have to begin.
+        # It speaks by itself. Another host would begin this response again.
         assert scene.session.progress.is_responding
-        assert scene.session.progress.owed_responses == []
+        assert scene.session.progress.owed_responses == [CreateResponse()]
         await scene.inbox.put(CreateResponse())
 
     scene = run(Native(says("One"), *[says(" more")] * 200), act)
@@ -693,3 +693,88 @@ def test_when_the_model_is_behind_then_audio_is_held_back() -> None:
 
     # One of them is in its step.
     assert asyncio.run(main()) == MAX_WAITING_UNITS + 1
+
+
+def continued(native: Native, items: list[Item], act: Any) -> Scene:
+    """Run a session whose items are those of another host."""
+
+    async def main() -> Scene:
+        scene = Scene(native)
+        scene.session.history.restore(items)
+        task = asyncio.create_task(scene.session.run())
+        try:
+            async with asyncio.timeout(20):
+                await act(scene)
+                scene.inbox.close()
+                await task
+        finally:
+            task.cancel()
+        return scene
+
+    return asyncio.run(main())
+
+
+def test_a_conversation_of_another_host_begins_with_what_was_said_and_can_be_answered_at_once() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.inbox.put(CreateResponse(when_busy="wait"))
+        await scene.until(lambda: scene.of(ResponseDone))
+
+    said = [Item("a", parts=[ContentPart("input_audio", "Hello.")]),
+            Item("b", role="assistant", parts=[ContentPart("output_audio", "Good day.")]),
+            Item("c", parts=[ContentPart("input_text", "And now?")])]  # fmt: skip
+    native = Native()
+    scene = continued(native, said, act)
+    assert native.options
+    assert native.options.history.splitlines()[1:] == ["User: Hello.", "You: Good day.", "User: And now?"]
+    assert scene.text == "At last."
+    # A request is answered even if nothing was said: the client sends the audio again.
+    empty = Native()
+    assert continued(empty, [], act).text == "At last."
+    assert empty.options
+    assert empty.options.history == ""
+
+
+def test_an_answer_is_owed_from_the_end_of_a_turn_until_the_model_has_spoken_or_has_chosen_to_listen() -> None:
+    async def main() -> None:
+        native, begun = Native(held=True), list[NativeResponse]()
+
+        async def begin(turn: NativeResponse) -> None:
+            begun.append(turn)
+
+        turns = NativeTurns(native, begin, lambda output: asyncio.sleep(0))
+        await turns.open(ConversationConfig(TranscriptionConfig()))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(turns.run())
+
+            async def step(step: NativeStep) -> None:
+                native.steps.append(step)
+                count = len(native.forced)
+                await turns.append_audio(np.zeros(UNIT, np.float32))
+                native.go.release()
+                while len(native.forced) == count:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0.01)
+
+            assert turns.owed == []
+            turns.turn_ended()
+            await step(ListenStep())
+            assert turns.owed == [CreateResponse()]
+            await step(says("Yes.", last=True))
+            assert turns.owed == []
+            # The model has answered before the turn had its transcript.
+            turns.turn_ended()
+            assert turns.owed == []
+            turns.turn_started()
+            turns.turn_ended()
+            for _ in range(ANSWER_UNITS):
+                assert turns.owed == [CreateResponse()]
+                await step(ListenStep())
+            assert turns.owed == []
+            turns.ask(request := CreateResponse(instructions="Speak."))
+            assert turns.owed == [request]
+            turns.close()
+            native.go.release()
+        for turn in begun:
+            await turn.drop()
+
+    asyncio.run(main())

@@ -49,6 +49,8 @@ MARGIN_ROWS = 512
 # When the context exceeds the first number of rows, the oldest units are evicted down to the second (the released
 # window "basic").
 WINDOW = (8000, 6000)
+# The share of the smaller window that the history of a continued conversation may take. It is never evicted.
+HISTORY_SHARE = 1 / 8
 # The default instructions, as in the released code.
 PROMPT = "Streaming Omni Conversation."
 # Rows that are reserved for a conversation: the system prompt with a voice of 30 s, and two minutes of units.
@@ -210,13 +212,17 @@ class MiniCpmOStream:
         self._interrupted = False
 
     async def begin(self, options: NativeOptions) -> None:
-        """Append the system prompt: the instructions, and the audio of the reference voice, if there is one.
+        """Append the system prompt: the instructions, the history, and the audio of the reference voice, if any.
 
-        Called once, before the first unit. Waits for the audio encoder. Raises ModelError and EngineError.
+        Called once, before the first unit. Of the history, the newest tokens are used, at most HISTORY_SHARE of the
+        window. Waits for the audio encoder. Raises ModelError and EngineError.
         """
         model, session = self._model, self._session
         session.append(model.encode("<|im_start|>system\n", control=True))
         session.append(await in_thread(model.encode, f"{options.instructions or PROMPT}\n"))
+        if said := options.recall():
+            history = await in_thread(model.encode, f"{said}\n")
+            session.append(history[-int(model.profile.window[1] * HISTORY_SHARE) :])
         session.append(model.encode("<|audio_start|>", control=True))
         if options.voice_reference is not None:
             pcm = options.voice_reference

@@ -48,8 +48,8 @@ PATH = "/duplex"
 UNIT_S, VOICE_HZ = 1.0, 24_000
 # Seconds for which a step waits for more of what a server says, after its first part has arrived.
 TOGETHER_S = 0.05
-# Bounds: characters of the conversation that another server gets, and parts of answers that wait for their steps.
-MAX_RECALLED_CHARS, MAX_PARTS = 4000, 4096
+# Maximum number of parts of answers that wait for their steps.
+MAX_PARTS = 4096
 # Seconds between attempts to reach a server while all of them fail.
 RETRY_S = 2.0
 NO_AUDIO: Pcm = np.zeros(0, np.float32)
@@ -292,16 +292,14 @@ class RemoteNativeStream:
         url = f"ws{endpoint.url.removeprefix('http')}{PATH}?model={self._model.model}&autostart=0"
         socket = await open_websocket(SERVER, url, pool.headers(), pool.tls)
         try:
-            instructions = options.instructions
-            if said := options.recall()[-MAX_RECALLED_CHARS:]:
-                instructions += f"\n\nThe conversation so far, in which you are the assistant:\n{said}"
+            instructions = "\n\n".join(filter(None, (options.instructions, options.recall())))
             reference = None
             if options.voice_reference is not None:
                 pcm = to_pcm16(options.voice_reference)
                 reference = base64.b64encode(wav_header(SAMPLE_RATE_HZ, len(pcm)) + pcm).decode()
             session = _Session(
                 model=self._model.model,
-                instructions=instructions.strip() or None,
+                instructions=instructions or None,
                 voice=options.voice if options.voice not in (None, "default") else None,
                 ref_audio=reference,
                 temperature=options.sampling.temperature,

@@ -63,12 +63,33 @@ class StreamedSession(Protocol):
         ...
 
 
+class StreamCopy(Protocol):
+    """The copy of a streamed session in the session store."""
+
+    @property
+    def can_move(self) -> bool:
+        """Whether another host can continue the session now."""
+        ...
+
+    async def move(self, within_s: float) -> None:
+        """End the session here within `within_s` seconds, and give it to another host."""
+        ...
+
+    async def store_token(self) -> int | None:
+        """Store the session's new token, and return how many messages the client need not send again, even if this host
+        dies. None if the session is not stored. Raises RemoteProtocolError (`session_elsewhere`).
+        """
+        ...
+
+
 class LiveStream:
     """Carries one streamed session over a WebSocket, and over later WebSockets that resume it. Call `serve` once.
 
     `caller` opened the session. A client resumes it with `token`; without a token, it ends with its WebSocket. `label`
     is its `dialect` in the metrics. For `max_waiting`, `waits_detached` and `stall_s` see Outbox and Attachment. A
     client that resumes attaches its WebSocket to `attachment`. `live` is the part common to all live sessions.
+    `session_id` is the id of a session that another host has begun; "" for a new session. `copy` is the session's copy
+    in the session store; None if sessions of this kind end with their host.
     """
 
     # A stream has no queue of received audio.
@@ -86,13 +107,16 @@ class LiveStream:
         *,
         waits_detached: bool = False,
         stall_s: float = STALL_S,
+        session_id: str = "",
     ) -> None:
         self._session = session
         self._socket = socket
         self.caller = caller
         self._label = label
         # The session id that the client knows.
-        self.id = random_id("sess-")
+        self.id = session_id or random_id("sess-")
+        self._is_new = not session_id
+        self.copy: StreamCopy | None = None
         self.live = LiveSession(self, state, caller, token, max_waiting, waits_detached=waits_detached, stall_s=stall_s)
         self.attachment = self.live.attachment
         # Time at which either side last sent something, on the monotonic clock.
@@ -100,7 +124,7 @@ class LiveStream:
 
     async def serve(self, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Serve until the stream is closed. Runs `tasks` concurrently, and cancels them at the end."""
-        if token := self.attachment.token:
+        if self._is_new and (token := self.attachment.token):
             fields = {"session_id": self.id, "resume_token": token.renew()}
             self.live.outbox.put(Frame({"type": "session.created"} | fields, numbered=False))
         self.live.count(self._label)
@@ -132,8 +156,12 @@ class LiveStream:
     def drain(self, within_s: float) -> None:
         """Stop reading when the session is silent, or after `within_s` seconds at the latest; then call its `wind_up`.
 
-        All requested output is still sent. Does not wait.
+        All requested output is still sent. Does not wait. A session that another host can continue is handed over
+        instead.
         """
+        if self.copy and self.copy.can_move and self.live.lifecycle.reads_frames:
+            self.live.start(partial(self.copy.move, within_s))
+            return
         end = partial(self.live.end, CLOSE_GOING_AWAY, "server_shutting_down")
         self.live.end_once(lambda: self._session.is_silent, within_s, end)
 
@@ -187,10 +215,13 @@ class LiveStream:
     async def resumed(self, token: str, how: HowResumed) -> Frame:
         """Return the `session.resumed` frame, with the new token, `how`, and the number of client frames handled.
 
-        Does not wait, since streams are not stored.
+        Waits until the token is stored, if the session is stored. Raises RemoteProtocolError (`session_elsewhere`) if
+        another host owns the session.
         """
+        stored_events = await self.copy.store_token() if self.copy else None
+        facts = {} if stored_events is None else {"stored_events": stored_events}
         received = self.attachment.num_received
-        return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=received, how=how)
+        return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=received, **facts, how=how)
 
     def replaced(self) -> Frame:
         return replaced_frame(random_id, self.id)

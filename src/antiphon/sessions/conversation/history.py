@@ -40,6 +40,8 @@ class ConversationHistory:
         # Bytes of each item, by its id, when it was last measured, and the sum of all.
         self._sizes: dict[str, int] = {}
         self._num_bytes = 0
+        # Whether the items are those of an earlier session, perhaps with later ones.
+        self.is_restored = False
 
     @property
     def num_bytes(self) -> int:
@@ -86,7 +88,7 @@ class ConversationHistory:
         """Replace all items with the items of an earlier session, oldest first, without checking them. Copies the list,
         not the items.
         """
-        self._items = list(items)
+        self._items, self.is_restored = list(items), True
         self._sizes, self._num_bytes = {}, 0
         self.measure_all()
 

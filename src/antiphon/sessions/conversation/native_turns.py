@@ -177,14 +177,24 @@ class NativeTurns:
         # The task group in which requested answers that will not be spoken are reported. None before `run`.
         self._group: anyio.abc.TaskGroup | None = None
         self._text = ""
+        # Whether the conversation began at another host, so that there may be something to answer.
+        self._is_continued = False
+        # Whether the model has spoken since the user's last turn began, and the number of units in which it may still
+        # answer that turn by itself.
+        self._has_spoken = False
+        self._answer_units = 0
+        # Whether the model got images.
+        self.has_images = False
         # Whether a turn has begun whose response waits until the previous response is closed.
         self.is_waiting = False
         # Whether the model cannot be reached, so that it takes no turns.
         self.is_away = False
 
-    async def open(self, config: ConversationConfig, recall: Callable[[], str] = lambda: "") -> None:
+    async def open(
+        self, config: ConversationConfig, recall: Callable[[], str] = lambda: "", *, is_continued: bool = False
+    ) -> None:
         """Open the model's stream, and decode the first 30 s of the reference voice. Returns after both are done.
-        `recall`: see `NativeOptions`.
+        `recall`: see `NativeOptions`. `is_continued`: the conversation began at another host.
 
         Raises Refused if the model has no room for another conversation, and ModelError if it fails or if the reference
         voice cannot be decoded.
@@ -212,9 +222,15 @@ class NativeTurns:
             sampling=duplex.sampling,
             recall=recall,
         )
+        self._is_continued = is_continued
         self._stream = await self._model.open(options)
         if self._discards_step:
             self._stream.interrupt()
+
+    @property
+    def model_id(self) -> str:
+        """The name of the model."""
+        return self._model.profile.id
 
     async def append_audio(self, pcm: Pcm) -> None:
         """Queue audio for the model: float32 [num_samples], mono, 16 kHz, of any length. Waits while four units or more
@@ -235,6 +251,7 @@ class NativeTurns:
         """Queue encoded images, which go with the unit of the audio that arrives next. Does not wait. If a unit has
         more images than the model's profile allows, only the newest are used. A model without vision ignores images.
         """
+        self.has_images = self.has_images or bool(frames)
         self._units.append_frames(frames)
 
     def append_item(self, item: Item) -> None:
@@ -282,7 +299,7 @@ class NativeTurns:
         if (self._turn and due is None) or (due and due.request):
             message = "Conversation already has an active response in progress."
             raise RemoteProtocolError("conversation_already_has_active_response", message)
-        if not (self._units.num_received or self._text or request.instructions):
+        if not (self._is_continued or self._units.num_received or self._text or request.instructions):
             raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
         instructions = request.instructions if request.instructions and not self._turn else ""
         self._check_room(instructions, "response.instructions")
@@ -291,6 +308,27 @@ class NativeTurns:
         due.request, due.answers = request, True
         self._text += instructions
         self._changed.notify()
+
+    @property
+    def owed(self) -> list[CreateResponse]:
+        """The response whose turn has begun but waits for the end of another response, and the answer that is due to a
+        request or to a committed turn. For ANSWER_UNITS after a detected turn, an answer to that turn counts as due.
+        """
+        if self.is_waiting and self._turn:
+            return [(self._turn.due and self._turn.due.request) or CreateResponse()]
+        due = self._due
+        is_due = due is not None and due.answers and not (self._turn and self._turn.due is due)
+        if is_due or self._answer_units:
+            return [(due and due.request) or CreateResponse()]
+        return []
+
+    def turn_started(self) -> None:
+        """Record that the user has begun to speak."""
+        self._has_spoken, self._answer_units = False, 0
+
+    def turn_ended(self) -> None:
+        """Record that the user's detected turn has a transcript, so that the model is likely to answer it."""
+        self._answer_units = 0 if self._has_spoken or self._turn else ANSWER_UNITS
 
     def withdraw(self) -> bool:
         """Drop the answer that is due, if the model has not begun it. A requested answer is reported as cancelled.
@@ -429,10 +467,12 @@ class NativeTurns:
         match step:
             case ListenStep():
                 self._end_turn()
+                self._answer_units = max(0, self._answer_units - 1)
                 if self._reports_listening:
                     await self._emit(ListenStepTaken("model"))
             case SpeakStep(text, pcm, end_of_turn):
                 turn = self._turn
+                self._has_spoken, self._answer_units = True, 0
                 if turn is None:
                     turn = self._turn = NativeResponse(self.interrupt, self._due)
                     self.is_waiting = True

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from antiphon.events.conversation import CreateResponse
 from antiphon.sessions.conversation.responses.heard import HeardResponses
-from antiphon.sessions.conversation.responses.queue import ResponseQueue
+from antiphon.sessions.conversation.responses.queue import ResponseQueue, Unstored
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.floor import Floor, TurnStage
+
+# The most audio that a native model hears again at another host, in seconds.
+MAX_AGAIN_S = 30.0
 
 
 class ConversationProgress:
@@ -27,10 +32,21 @@ class ConversationProgress:
 
     @property
     def settled_ms(self) -> float:
-        """The millisecond of audio before which all speech is in the history. With a native model, this is the end of
-        the audio that the model has received.
+        """The millisecond of audio before which all speech is in the history. With a native model, whose user may speak
+        without turns, it is at most MAX_AGAIN_S before the end: another host lets its model hear that audio again.
         """
-        return self.audio_s * 1000 if self._queue.native else self._listener.settled_ms
+        settled_ms = self._listener.settled_ms
+        return max(settled_ms, (self.audio_s - MAX_AGAIN_S) * 1000) if self._queue.native else settled_ms
+
+    @property
+    def native_model(self) -> str:
+        """The name of the native model that the conversation is with; "" if the conversation model is none."""
+        return self._queue.native.model_id if self._queue.native else ""
+
+    @property
+    def unstored(self) -> list[Unstored]:
+        """What the model has got and the items do not contain as text, so that another host does not have it."""
+        return self._queue.unstored
 
     @property
     def num_labels(self) -> int:
@@ -55,8 +71,13 @@ class ConversationProgress:
 
     @property
     def owed_responses(self) -> list[CreateResponse]:
-        """The responses that are under way, due to the user's turns, or waiting, in order. Empty for a native model."""
+        """The conversation's responses that are under way or due to turns, and all that wait, in order."""
         return self._queue.owed
+
+    @property
+    def out_of_band(self) -> Mapping[str, CreateResponse]:
+        """The requests for the out-of-band responses under way that the client has not cancelled, by response id."""
+        return self._queue.responder.out_of_band
 
     @property
     def user_speaks(self) -> bool:

@@ -355,6 +355,8 @@ class ConversationSession:
     async def _speech_started(self, turn: int, event: SpeechStarted) -> None:
         self._responder.cancel_preemptive()
         self._queue.stop_idle()
+        if self._native:
+            self._native.turn_started()
         await self._item_of(turn)
         await self._emit(event)
         active = self._responder.active
@@ -423,6 +425,8 @@ class ConversationSession:
         # This comes before the event is emitted, so that a snapshot taken at the event has the turn as transcribed, and
         # its response as due.
         done = self._floor.transcribed(turn, owes_response=has_words and self._answers_detected_turns)
+        if self._native and has_words and not done.is_skipped and self.config.transcription.vad:
+            self._native.turn_ended()
         self._listener.settle_turn(turn)
         if has_words:
             self._queue.note_words()

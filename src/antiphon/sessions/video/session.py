@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 
@@ -81,19 +81,49 @@ class KeptFrame:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class SeenFrame:
+    """A frame that another host may let its model see: the encoded image, the client's description of it, and its time
+    in seconds since the session's first frame.
+    """
+
+    image: bytes
+    info: FrameInfo
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class VideoState:
+    """The state of a session from which another host continues it.
+
+    - `now_s`, `first_pts_ms`: the time of the latest frame, and the client's time of the first, see VideoTime. None: no
+      frame came.
+    - `num_kept`: how many frames were kept, on all hosts.
+    """
+
+    now_s: float | None = None
+    first_pts_ms: float | None = None
+    num_kept: int = 0
+
+
 class VideoTime:
     """The time of one session, in seconds since its first frame. `now_s` is the time of the latest frame.
 
-    `clock` returns monotonic seconds.
+    `clock` returns monotonic seconds. `before` is the state of the session on another host.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], before: VideoState = VideoState()) -> None:
         self._clock = clock
-        self._first_frame_s: float | None = None
-        self._first_pts_ms: float | None = None
         # The clock's time at the arrival of the newest frame.
-        self._frame_came_s = 0.0
-        self.now_s = 0.0
+        self._frame_came_s = clock()
+        self.now_s = before.now_s or 0.0
+        self._first_frame_s = None if before.now_s is None else self._frame_came_s - self.now_s
+        self.first_pts_ms = before.first_pts_ms
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a frame has arrived."""
+        return self._first_frame_s is not None
 
     def frame(self, info: FrameInfo) -> float:
         """Return the time of a frame that has just arrived: by the client's timestamp if it has one, else by its
@@ -101,9 +131,9 @@ class VideoTime:
         """
         self._frame_came_s = now_s = self._clock()
         if self._first_frame_s is None:
-            self._first_frame_s, self._first_pts_ms = now_s, info.pts_ms
-        if info.pts_ms is not None and self._first_pts_ms is not None:
-            at_s = (info.pts_ms - self._first_pts_ms) / 1000
+            self._first_frame_s, self.first_pts_ms = now_s, info.pts_ms
+        if info.pts_ms is not None and self.first_pts_ms is not None:
+            at_s = (info.pts_ms - self.first_pts_ms) / 1000
         else:
             at_s = now_s - self._first_frame_s
         self.now_s = max(self.now_s, at_s)
@@ -149,6 +179,9 @@ class VideoSession:
     the first text of its answer. `owner` is the owner of the session, see `VideoModel.open`. `clock` returns monotonic
     seconds. Everything runs in one event loop.
 
+    `before` is the state of the session on another host, which has stored the frames `seen`. `newest` holds the newest
+    frames that were kept, up to its `maxlen`, for a further host.
+
     `num_frames` counts the frames that were handled, `num_kept` those that were kept.
     """
 
@@ -162,6 +195,9 @@ class VideoSession:
         measure: Callable[[str, float], None] = lambda kind, seconds: None,
         owner: Hashable | None = None,
         clock: Callable[[], float] = time.monotonic,
+        before: VideoState = VideoState(),
+        seen: Sequence[SeenFrame] = (),
+        num_newest: int = 0,
     ) -> None:
         self._config = config
         self._video_model = video_model
@@ -177,7 +213,9 @@ class VideoSession:
         self._filter: FrameFilter | None = None
         if config.filter:
             self._filter = (BlockFilter if config.filter == "blocks" else EvsFilter)(config.threshold)
-        self._time, self._sound = VideoTime(clock), QuestionSound()
+        self._time, self._sound = VideoTime(clock, before), QuestionSound()
+        self._seen = seen
+        self.newest = deque[SeenFrame](maxlen=num_newest)
         self._answering = anyio.CancelScope()
         self._answered = anyio.Event()
         self._answered.set()
@@ -185,6 +223,14 @@ class VideoSession:
         self._has_ended = False
         self._handled = Signal()
         self.num_frames = self.num_kept = 0
+        # The number of frames that were kept only on other hosts.
+        self._num_before = before.num_kept
+
+    @property
+    def state(self) -> VideoState:
+        """The state from which another host continues the session."""
+        now_s = self._time.now_s if self._time.has_begun else None
+        return VideoState(now_s, self._time.first_pts_ms, self._num_before + self.num_kept)
 
     async def put(self, command: VideoCommand) -> None:
         """Queue one command. Waits while MAX_WAITING commands or MAX_WAITING_BYTES wait.
@@ -247,6 +293,11 @@ class VideoSession:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._stream.run)
+                for frame in self._seen:
+                    # The client has their results already, and no further host counts them again.
+                    with suppress(MediaError, *FAILURES):
+                        await self._keep(frame, EncodedImage(frame.image, MAX_FRAME_PIXELS))
+                        self._num_before -= 1
                 async for command in self._receive:
                     await self._handle(command, group)
                     self._num_waiting -= 1
@@ -260,14 +311,16 @@ class VideoSession:
 
     async def _handle(self, command: VideoCommand, group: anyio.abc.TaskGroup) -> None:
         match command:
-            case AppendFrame(image, info):
-                await self._append_frame(image, info)
+            case AppendFrame(image, info, is_known):
+                event = await self._append_frame(image, info)
+                if not is_known:
+                    await self._emit(event)
             case AppendVideoAudio(pcm):
                 await self._append_audio(pcm)
             case AskQuestion(text):
                 await self._interrupt()
                 if not self._kept:
-                    await self._emit(VideoFailed("No frames buffered"))
+                    await self._emit(VideoFailed("No frames buffered", refuses="question"))
                     return
                 self._answered = anyio.Event()
                 group.start_soon(self._answer, *self._question(text))
@@ -277,32 +330,35 @@ class VideoSession:
 
     # --- frames and audio ---------------------------------------------------------------------------------------------
 
-    async def _append_frame(self, file: bytes, info: FrameInfo) -> None:
-        """Keep a frame, unless the filter drops it or it is not an image. Reports whether it was kept."""
-        assert self._stream
-        image = EncodedImage(file, MAX_FRAME_PIXELS)
+    async def _append_frame(self, file: bytes, info: FrameInfo) -> FrameReceived | VideoFailed:
+        """Keep a frame, unless the filter drops it or it is not an image. Returns the event that reports the result."""
         self.num_frames += 1
-        at_s = self._time.frame(info)
+        image, frame = EncodedImage(file, MAX_FRAME_PIXELS), SeenFrame(file, info, self._time.frame(info))
         self._forget()
         try:
             if self._filter:
                 pixels = await in_thread(image.overview, places=IMAGE_THREADS)
                 if not self._filter.keeps(pixels):
-                    await self._emit(FrameReceived(info, False, len(self._kept), "filtered"))
-                    return
-            await self._stream.append_frame(VideoFrame(self.num_kept, at_s, image))
+                    return FrameReceived(info, False, len(self._kept), "filtered")
+            dropped = await self._keep(frame, image)
         except (MediaError, *FAILURES) as error:
-            await self._emit(VideoFailed("Frame decode failed", str(error)))
-            return
+            return VideoFailed("Frame decode failed", str(error), refuses="frame")
+        return FrameReceived(info, True, len(self._kept), None, dropped)
+
+    async def _keep(self, frame: SeenFrame, image: EncodedImage) -> FrameInfo | None:
+        """Keep a frame, and return the description of the frame that it replaces. Raises MediaError and FAILURES."""
+        assert self._stream
+        await self._stream.append_frame(VideoFrame(self.num_kept, frame.at_s, image))
         dropped = None
         if len(self._kept) >= self._config.max_frames:
             oldest = self._kept.popleft()
             self._stream.drop_frame(oldest.number)
             dropped = oldest.info
-        self._kept.append(KeptFrame(self.num_kept, at_s, info, len(file)))
+        self._kept.append(KeptFrame(self.num_kept, frame.at_s, frame.info, len(frame.image)))
         self.num_kept += 1
+        self.newest.append(frame)
         self._stream.select_frames(tuple(frame.number for frame in self._sampled()))
-        await self._emit(FrameReceived(info, True, len(self._kept), None, dropped))
+        return dropped
 
     def _forget(self) -> None:
         """Drop frames older than `max_memory_s`, and have the model forget everything before that time."""
@@ -316,7 +372,7 @@ class VideoSession:
     async def _append_audio(self, pcm: Pcm) -> None:
         if self._sound.num_samples + len(pcm) > MAX_AUDIO_SAMPLES:
             self._sound.take()
-            await self._emit(VideoFailed("Audio buffer overflow"))
+            await self._emit(VideoFailed("Audio buffer overflow", refuses="audio"))
             return
         if self._config.uses_audio and len(pcm):
             assert self._stream
@@ -381,7 +437,7 @@ class VideoSession:
             log.error("a question about a video failed: %s", error)
             await self._emit(VideoFailed("Query processing failed", str(error), ends_answer=True, partial_text=text))
             return
-        await self._emit(AnswerDone(text, is_spoken, token_counts))
+        await self._emit(AnswerDone(text, is_spoken, token_counts, question.text))
 
 
 def _weight(command: VideoCommand) -> int:

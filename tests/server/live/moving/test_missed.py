@@ -7,10 +7,10 @@ from typing import Any
 
 from antiphon.events.conversation import CreateResponse
 from antiphon.protocols.wire import message
-from antiphon.server.live.moving.resume_point import FinishedResponse, OpenResponse, ResumePoint, with_missed
+from antiphon.server.live.moving.resume_point import OpenResponse, RequestedResponse, ResumePoint, with_missed
 from antiphon.transports.journal import Journal, SentFrame
 
-DONE = FinishedResponse(OpenResponse("resp_1", True, ["item_1"]), CreateResponse(event_id="asked"))
+DONE = RequestedResponse(OpenResponse("resp_1", True, ["item_1"]), CreateResponse(event_id="asked"))
 
 
 def frame(seq: int, **fields: Any) -> SentFrame:
@@ -56,6 +56,21 @@ def test_when_a_client_lacks_pieces_of_the_last_response_then_it_is_begun_anew()
         assert [(f["item"]["id"], f["server_event_seq"]) for f in received(found)] == [("item_2", last_received + 1)]
         assert found.open_response == DONE.response
         assert found.owed == [DONE.request, waiting]
+
+
+def test_when_a_client_lacks_pieces_of_a_response_out_of_band_then_that_one_is_begun_anew() -> None:
+    beside = RequestedResponse(OpenResponse("resp_1", False), CreateResponse(stored=False))
+    found = with_missed(ResumePoint(journal=JOURNAL, finished_beside=[beside]), 5)
+    assert (found.beside, found.owed, found.open_response) == ([beside], [beside.request], None)
+    assert not any("resp_1" in str(frame.frame) for frame in found.journal)
+    # If the client has not seen its beginning, only the new response is reported.
+    later = [
+        frame(5, type="session.updated"),
+        frame(7, type="response.created", response={"id": "resp_1"}),
+        JOURNAL[-1],
+    ]
+    found = with_missed(ResumePoint(journal=later, finished_beside=[beside]), 4)
+    assert (found.beside, found.owed) == ([], [beside.request])
 
 
 def test_when_a_client_lacks_the_beginning_too_then_it_is_told_that_first() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
+    CommandRejected,
     ContentPart,
     CreateItem,
     CreateResponse,
@@ -26,14 +27,16 @@ from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.wire import Frame
 from antiphon.server.live.moving.resume_point import (
     MOVED,
-    FinishedResponse,
     OpenResponse,
     Progress,
+    RequestedResponse,
     ResumePoint,
     check_counts,
     keeps_turn,
     recovered,
+    with_journal,
 )
+from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.sessions.conversation.responses.queue import SESSION_ENDED
 from antiphon.sessions.inbox import Inbox
 from antiphon.transports.journal import Journal, SentFrame
@@ -44,6 +47,7 @@ SECOND = AppendAudio(np.zeros(16_000, np.float32))
 def conversation(settled_ms: float = 0.0, items: list[Item] | None = None, **facts: Any) -> Any:
     history = SimpleNamespace(items=items or [])
     given = {"settled_ms": settled_ms, "unread_items": [], "owed_responses": [], "closing_responses": []}
+    given |= {"out_of_band": {}, "native_model": "", "unstored": []}
     return cast(Any, SimpleNamespace(history=history, progress=SimpleNamespace(**given | facts)))
 
 
@@ -134,7 +138,7 @@ def test_an_answer_that_ended_with_its_host_is_no_turn_that_was_kept(
 def test_what_has_no_end_is_deleted_and_the_client_is_told() -> None:
     items = [Item("a", role="user"), Item("b", role="assistant", status="in_progress"), Item("c", role="user")]
     continued = ResumePoint(unread_items=["c"], open_response=OpenResponse("resp_1", False, ["b"]))
-    kept, reported = recovered(items, continued)
+    kept, _, reported = recovered(items, continued)
     assert [item.id for item in kept] == ["a"]
     done = reported[0]
     assert isinstance(done, ResponseDone)
@@ -155,7 +159,7 @@ def test_a_snapshot_survives_its_json() -> None:
     owed = CreateResponse(items=("a", Item("x", parts=[ContentPart("input_text", "hi")])), max_tokens=3)
     frames = [SentFrame(1, "{}"), SentFrame(2, None, b"\x00\xff", 4)]
     opened = OpenResponse("r", True, ["b"])
-    continued = ResumePoint(5, [7], ["c"], opened, [owed], FinishedResponse(opened, owed), True, frames)
+    continued = ResumePoint(5, [7], ["c"], opened, [owed], RequestedResponse(opened, owed), True, frames)
     assert msgspec.json.decode(msgspec.json.encode(continued), type=ResumePoint) == continued
 
 
@@ -219,3 +223,64 @@ def test_a_response_whose_last_events_are_missing_is_owed_until_it_is_done() -> 
     assert (point.owed, point.open_response) == ([request], OpenResponse("resp", False))
     progress.follow(ResponseDone(replace(response, status="completed")))
     assert progress.now(closing).owed == []
+
+
+def beside(*, image: bool = False) -> CreateResponse:
+    part = ContentPart("input_image", IMAGE_GONE) if image else ContentPart("input_text", "hi")
+    return CreateResponse(stored=False, items=(Item("x", parts=[part]),), metadata={"for": "me"}, event_id="asked")
+
+
+def test_responses_out_of_band_are_owed_until_they_are_done() -> None:
+    progress, request = Progress(Inbox(30.0)), beside()
+    response = Response("resp_1", False, None, None, {"for": "me"}, stored=False, request=request)
+    # A response that has begun, but whose beginning was not reported.
+    assert progress.now(conversation(out_of_band={"resp_1": request})).owed == [request]
+    progress.follow(ResponseCreated(response))
+    point = progress.now(conversation(out_of_band={"resp_1": request}))
+    assert point.owed == [request]
+    assert [each.response.id for each in point.beside] == ["resp_1"]
+    progress.follow(ResponseDone(replace(response, status="completed")))
+    # Its last event is stored while its task has not ended.
+    point = progress.now(conversation(out_of_band={"resp_1": request}))
+    assert (point.owed, point.beside) == ([], [])
+    assert [each.request for each in point.finished_beside] == [request]
+    assert with_journal(point, [SentFrame(1, '{"id":"resp_1"}')], is_whole=False).finished_beside
+    assert not with_journal(point, [SentFrame(2, '{"id":"resp_2"}')], is_whole=False).finished_beside
+
+
+def test_a_response_out_of_band_that_ends_with_its_session_is_owed_by_the_next_host() -> None:
+    progress, request = Progress(Inbox(30.0)), beside()
+    response = Response("resp_1", False, None, None, stored=False, request=request)
+    progress.follow(ResponseCreated(response))
+    progress.follow(ResponseDone(replace(response, status="cancelled", reason=SESSION_ENDED)))
+    point = progress.now(conversation(out_of_band={}))
+    assert (point.owed, [each.request for each in point.beside]) == ([request], [request])
+
+
+def test_a_response_out_of_band_ends_with_its_metadata_and_begins_again_unless_its_images_are_lost() -> None:
+    whole, lacking, waiting = beside(), beside(image=True), replace(beside(image=True), event_id="waits")
+    begun = [
+        RequestedResponse(OpenResponse(name, False, metadata={"for": "me"}), request)
+        for name, request in (("resp_1", whole), ("resp_2", lacking))
+    ]
+    kept, owed, reported = recovered([], ResumePoint(beside=begun, owed=[whole, lacking, waiting]))
+    assert (kept, owed) == ([], [whole])
+    done = {event.response.id: event.response for event in reported if isinstance(event, ResponseDone)}
+    assert (done["resp_1"].status, done["resp_1"].stored) == ("cancelled", False)
+    assert (done["resp_2"].status, done["resp_2"].code) == ("failed", MOVED)
+    assert done["resp_1"].metadata == done["resp_2"].metadata == {"for": "me"}
+    (rejected,) = (event for event in reported if isinstance(event, CommandRejected))
+    assert (rejected.code, rejected.event_id) == (MOVED, "waits")
+
+
+def test_what_was_lost_on_one_host_stays_lost_and_a_native_model_is_named() -> None:
+    progress = Progress(Inbox(30.0), ResumePoint(lost=["images"]))
+    point = progress.now(conversation(unstored=["audio"], native_model="m"))
+    assert (point.lost, point.native_model) == (["audio", "images"], "m")
+
+
+def test_a_row_of_an_earlier_version_has_nothing_out_of_band() -> None:
+    encoded = msgspec.json.decode(msgspec.json.encode(ResumePoint(received=3)))
+    for field in ("beside", "finished_beside", "native_model", "lost"):
+        del encoded[field]
+    assert msgspec.convert(encoded | {"of_a_later_version": 1}, ResumePoint) == ResumePoint(received=3)

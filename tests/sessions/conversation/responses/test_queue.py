@@ -47,7 +47,7 @@ def test_requests_are_taken_in_their_order_as_long_as_the_first_need_not_wait() 
     assert waiting.take(lambda r: r is first) is None
     assert waiting.take(lambda r: r is second) == (first, False)
     assert waiting.take(lambda r: r is second) is None
-    assert waiting.stored == [second]
+    assert waiting.owed == [second]
 
 
 def test_withdrawn_requests_are_still_taken_and_those_out_of_band_are_never_withdrawn() -> None:
@@ -60,7 +60,7 @@ def test_withdrawn_requests_are_still_taken_and_those_out_of_band_are_never_with
     # A request equal to a withdrawn one, made after that.
     again = replace(own)
     waiting.add(again)
-    assert waiting.stored == [again]
+    assert waiting.owed == [beside, again]
     taken = [waiting.take(lambda _: False) for _ in range(3)]
     assert taken == [(own, True), (beside, False), (again, False)]
 
@@ -72,7 +72,7 @@ def test_a_request_that_was_to_cut_only_waits_from_then_on_and_there_is_room_for
         waiting.add(CreateResponse(when_busy="cut"))
     with pytest.raises(RemoteProtocolError, match="16"):
         waiting.check()
-    assert {r.when_busy for r in waiting.stored} == {"wait"}
+    assert {r.when_busy for r in waiting.owed} == {"wait"}
 
 
 class Scripted:

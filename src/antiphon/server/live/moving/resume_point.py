@@ -26,6 +26,7 @@ import msgspec
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
+    CommandRejected,
     ConversationEvent,
     CreateResponse,
     Item,
@@ -33,6 +34,7 @@ from antiphon.events.conversation import (
     ItemDeleted,
     ItemDone,
     ItemTruncated,
+    Metadata,
     Response,
     ResponseCreated,
     ResponseDone,
@@ -42,7 +44,9 @@ from antiphon.events.transcription import AppendAudio, TranscriptDone
 from antiphon.protocols.connection import Command, Event
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.realtime_session import RealtimeConversation
-from antiphon.sessions.conversation.responses.queue import SESSION_ENDED
+from antiphon.sessions.conversation.history import IMAGE_GONE
+from antiphon.sessions.conversation.responses.queue import SESSION_ENDED, Unstored
+from antiphon.sessions.conversation.responses.responder import MAX_OUT_OF_BAND
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.sessions.transcription.state import TranscriptionState
@@ -50,6 +54,8 @@ from antiphon.transports.journal import SentFrame
 
 # The reason of a response that ended because its session moved to another host.
 MOVED = "session_moved"
+# The error message of a response that cannot begin again for that reason.
+NOT_STORED = "The session has moved to another server, which does not have the images or audio of this response."
 # Upper bounds that reveal a damaged row: the number of a session's messages, and the audio of one message in ms.
 MAX_NUMBER = 10**15
 MAX_HEARD_MS = 3_600_000
@@ -74,15 +80,16 @@ def keeps_turn(event: Event) -> bool:
 
 
 class OpenResponse(msgspec.Struct):
-    """A response of the conversation: its id, whether it has audio, and the ids of its items."""
+    """A response: its id, whether it has audio, the ids of its items in the history, and the client's metadata."""
 
     id: str
     audio_output: bool
     items: list[str] = []
+    metadata: Metadata | None = None
 
 
-class FinishedResponse(msgspec.Struct):
-    """The last completed response of a conversation, with the request for it."""
+class RequestedResponse(msgspec.Struct):
+    """A response, with the request for it."""
 
     response: OpenResponse
     request: CreateResponse
@@ -97,12 +104,12 @@ class ResumePoint(msgspec.Struct):
     applied: list[int] = []
     # Items whose audio had no transcript yet. The client sends their audio again.
     unread_items: list[str] = []
-    # The response whose beginning the client has seen.
+    # The response of the conversation whose beginning the client has seen.
     open_response: OpenResponse | None = None
     # Requests for responses that have yet to be generated.
     owed: list[CreateResponse] = []
     # The last response, if the history ends with it. The client may not have received all of it.
-    finished: FinishedResponse | None = None
+    finished: RequestedResponse | None = None
     # True if the numbers in `journal` have no gap, so that its frames can be sent as they are. This is so if the host
     # handed the session over and the frames were not too large. Otherwise deltas of responses and the oldest frames are
     # missing.
@@ -117,6 +124,14 @@ class ResumePoint(msgspec.Struct):
     transcription: TranscriptionState | None = None
     # Of a conversation: the number of labels that voices have.
     num_labels: int = 0
+    # The out-of-band responses whose beginning the client has seen, and those that have ended since the client's last
+    # acknowledgement, of which it may lack pieces.
+    beside: list[RequestedResponse] = []
+    finished_beside: list[RequestedResponse] = []
+    # The native model of the conversation; "" if any conversation model can continue it.
+    native_model: str = ""
+    # What the conversation model had got on earlier hosts besides text: the next one does not have it.
+    lost: list[Unstored] = []
 
     @property
     def starts_at_ms(self) -> float:
@@ -231,13 +246,18 @@ class Progress:
         self._messages = ReceivedMessages(before)
         # Number of samples that will arrive again although another host has already transcribed them.
         self._num_heard = round(continued.heard_ms * SAMPLE_RATE_HZ / 1000)
-        self._owed = [_Owed(replace(request, when_busy="wait")) for request in continued.owed]
-        # True while a response is being generated again that the client had requested from another host.
-        self._begins_anew = bool(self._owed)
+        self._owed = [_Owed(replace(r, when_busy="wait") if r.stored else r) for r in continued.owed]
+        # True while a response of the conversation is generated again that another host had begun.
+        self._begins_anew = any(owed.request.stored for owed in self._owed)
         self._open: OpenResponse | None = None
+        # Responses out of band by id: those under way, and the last ones that have ended.
+        self._beside = dict[str, RequestedResponse]()
+        self._ended_beside = set[str]()
+        self._finished_beside = deque[RequestedResponse](maxlen=MAX_OUT_OF_BAND)
+        self._lost = continued.lost
         # The response that was under way when the session ended here.
         self._ended: OpenResponse | None = None
-        self._finished: FinishedResponse | None = None
+        self._finished: RequestedResponse | None = None
         # Position, in samples of the session's audio, after the audio received by this host.
         self._num_samples = round(begin_ms * SAMPLE_RATE_HZ / 1000)
 
@@ -298,18 +318,30 @@ class Progress:
         """Record an event of the session before it is stored."""
         match event:
             case ResponseCreated(response) if response.stored:
-                self._open = OpenResponse(response.id, response.audio_output)
+                self._open = OpenResponse(response.id, response.audio_output, metadata=response.metadata)
             case ResponseDone(response) if response.stored and response.reason == SESSION_ENDED:
                 # It had begun just before the session ended here. The next host, if there is one, generates it again.
                 items = [item.id for item in response.output]
-                self._open, self._ended = None, OpenResponse(response.id, response.audio_output, items)
+                ended = OpenResponse(response.id, response.audio_output, items, response.metadata)
+                self._open, self._ended = None, ended
                 self._owed.append(_Owed(response.request))
             case ResponseDone(response) if response.stored:
                 self._open = None
                 self._begins_anew = self._begins_anew and response.reason == MOVED
-                done = OpenResponse(response.id, response.audio_output, [item.id for item in response.output])
+                items = [item.id for item in response.output]
+                done = OpenResponse(response.id, response.audio_output, items, response.metadata)
                 is_complete = response.status == "completed" and bool(done.items)
-                self._finished = FinishedResponse(done, response.request) if is_complete else None
+                self._finished = RequestedResponse(done, response.request) if is_complete else None
+            case ResponseCreated(response):
+                begun = OpenResponse(response.id, response.audio_output, metadata=response.metadata)
+                self._beside[response.id] = RequestedResponse(begun, response.request)
+            case ResponseDone(response):
+                self._ended_beside.add(response.id)
+                if response.reason == SESSION_ENDED:
+                    # As above: it stays open, and the next host generates it again.
+                    self._owed.append(_Owed(response.request))
+                elif (ended_here := self._beside.pop(response.id, None)) and response.status == "completed":
+                    self._finished_beside.append(ended_here)
 
     def now_in(self, session: TranscriptionSession) -> ResumePoint:
         """Return the current resume point of a transcription session."""
@@ -334,50 +366,110 @@ class Progress:
         unread = conversation.progress.unread_items
         # An open response is generated again, also if only its last events are missing.
         closing = conversation.progress.closing_responses if self._open else []
-        owed = [owed.request for owed in self._owed] + closing + conversation.progress.owed_responses
-        opened, heard_ms = self._ended or self._open, received.heard_ms
-        point = ResumePoint(received.last, received.applied, unread, opened, owed, finished, heard_ms=heard_ms)
-        point.num_labels = conversation.progress.num_labels
-        return point
+        out_of_band = conversation.progress.out_of_band
+        self._ended_beside &= out_of_band.keys()
+        under_way = [request for id, request in out_of_band.items() if id not in self._ended_beside]
+        owed = [owed.request for owed in self._owed] + closing + under_way + conversation.progress.owed_responses
+        return ResumePoint(
+            received.last,
+            received.applied,
+            unread,
+            self._ended or self._open,
+            owed,
+            finished,
+            heard_ms=received.heard_ms,
+            num_labels=conversation.progress.num_labels,
+            beside=list(self._beside.values()),
+            finished_beside=list(self._finished_beside),
+            native_model=conversation.progress.native_model,
+            lost=sorted({*self._lost, *conversation.progress.unstored}),
+        )
 
 
-def recovered(items: Sequence[Item], continued: ResumePoint) -> tuple[list[Item], list[ConversationEvent]]:
-    """Return the history with which another host continues, and the events that report the changes to the client.
+def recovered(
+    items: Sequence[Item], continued: ResumePoint
+) -> tuple[list[Item], list[CreateResponse], list[ConversationEvent]]:
+    """Return the history with which another host continues, the requests that it carries out, and the events that
+    report the changes to the client.
 
     Deletes items without a transcript, whose audio the client sends again, and items of the open response, which is
-    generated again. The open response ends as cancelled.
+    generated again. The open responses end as cancelled. A response out of band to images or audio that are not stored
+    is not generated again: it ends as failed, or its request is rejected if no response had begun.
     """
     opened = continued.open_response
     gone = {*continued.unread_items, *(opened.items if opened else ())}
     kept = [item for item in items if item.id not in gone]
     missed_events: list[ConversationEvent] = [ItemDeleted(item.id) for item in items if item.id in gone]
+    for beside in continued.beside:
+        missed_events.insert(0, ResponseDone(_ended(beside.response, stored=False, fails=_lacks_media(beside.request))))
     if opened:
-        response = Response(opened.id, opened.audio_output, None, None, status="cancelled", reason=MOVED)
+        response = _ended(opened)
         response.output = [item for item in items if item.id in opened.items]
         missed_events.insert(0, ResponseDone(response))
-    return kept, missed_events
+    begun = [beside.request for beside in continued.beside]
+    for request in continued.owed:
+        if _lacks_media(request) and request not in begun:
+            missed_events.append(CommandRejected(MOVED, NOT_STORED, event_id=request.event_id))
+    return kept, [request for request in continued.owed if not _lacks_media(request)], missed_events
+
+
+def _ended(opened: OpenResponse, *, stored: bool = True, fails: bool = False) -> Response:
+    """Return a response as it ends because its host has ended."""
+    response = Response(opened.id, opened.audio_output, None, None, opened.metadata, stored, "cancelled", MOVED)
+    if fails:
+        response.status, response.reason, response.error, response.code = "failed", "", NOT_STORED, MOVED
+    return response
+
+
+def _lacks_media(request: CreateResponse) -> bool:
+    """Return whether a stored request for a response out of band lacks images or audio that it is to answer."""
+    given = [item for item in request.items or () if isinstance(item, Item) and not request.stored]
+    media = [part for item in given for part in item.parts if part.kind in ("input_image", "input_audio")]
+    return any(part.text in ("", IMAGE_GONE) for part in media)
 
 
 def with_missed(continued: ResumePoint, last_received: int) -> ResumePoint:
     """Return the resume point for a client that has received the events up to number `last_received`.
 
-    Its journal has the frames that the client lacks, numbered without a gap. If the client lacks a delta of the
-    finished response, that response counts as open and is owed.
+    Its journal has the frames that the client lacks, numbered without a gap. If the client lacks a delta of a finished
+    response, that response counts as open and is owed.
     """
     if continued.is_whole:
         return continued
     missed = [frame for frame in continued.journal if frame.seq > last_received]
-    finished = continued.finished
     lacks_pieces = bool(missed) and missed[-1].seq - last_received > len(missed)
-    if lacks_pieces and finished and any(finished.response.id in str(frame.frame) for frame in missed):
-        # Drops the response's frames after the gap: they are sent again when it is generated again.
-        about = {finished.response.id, *finished.response.items}
+    if lacks_pieces:
+        finished = [*([continued.finished] if continued.finished else []), *continued.finished_beside]
+        again = [each for each in finished if _is_about(missed, each.response)]
+        # Drops these responses' frames after the gap: they are sent again when the responses are generated again.
+        about = {id for each in again for id in (each.response.id, *each.response.items)}
         before = _before_the_gap(missed, last_received)
-        missed = before + [f for f in missed[len(before) :] if not any(id in str(f.frame) for id in about)]
-        owed = [finished.request, *continued.owed]
-        continued = msgspec.structs.replace(continued, open_response=finished.response, owed=owed)
+        dropped = [f for f in missed[len(before) :] if any(id in str(f.frame) for id in about)]
+        missed = [frame for frame in missed if frame not in dropped]
+        unseen = [frame for frame in dropped if '"response.created"' in str(frame.frame)]
+        opened = next((each.response for each in again if each.request.stored), continued.open_response)
+        beside = [each for each in again if not each.request.stored and not _is_about(unseen, each.response)]
+        continued = msgspec.structs.replace(
+            continued,
+            open_response=opened,
+            beside=[*continued.beside, *beside],
+            owed=[*(each.request for each in again), *continued.owed],
+        )
     journal = [frame.renumbered(seq) for seq, frame in enumerate(missed, last_received + 1)]
-    return msgspec.structs.replace(continued, journal=journal, finished=None, is_whole=True)
+    return msgspec.structs.replace(continued, journal=journal, finished=None, finished_beside=[], is_whole=True)
+
+
+def with_journal(continued: ResumePoint, frames: Sequence[SentFrame], *, is_whole: bool) -> ResumePoint:
+    """Return the resume point with the frames that the client may not have received. For `is_whole` see ResumePoint.
+
+    A response out of band that has ended is kept only while the client may lack one of its frames.
+    """
+    finished = [each for each in continued.finished_beside if not is_whole and _is_about(frames, each.response)]
+    return msgspec.structs.replace(continued, finished_beside=finished, journal=list(frames), is_whole=is_whole)
+
+
+def _is_about(frames: Sequence[SentFrame], response: OpenResponse) -> bool:
+    return any(response.id in str(frame.frame) for frame in frames)
 
 
 def _before_the_gap(missed: list[SentFrame], last_received: int) -> list[SentFrame]:

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import anyio
-import msgspec
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.events.conversation import ConversationEvent, Item, ResponseDone
@@ -22,8 +21,16 @@ from antiphon.events.transcription import SessionEnding, TranscriptDone
 from antiphon.protocols.connection import Command, Event, WireConnection
 from antiphon.protocols.resume import moving_frame, session_elsewhere, state_degraded_frame
 from antiphon.protocols.wire import Frame
-from antiphon.server.live.moving.persistence import Kept, Persistence
-from antiphon.server.live.moving.resume_point import MOVED, STORED_AFTER, Progress, ResumePoint, keeps_turn
+from antiphon.server.live.moving.persistence import Persistence
+from antiphon.server.live.moving.resume_point import (
+    MOVED,
+    STORED_AFTER,
+    Progress,
+    ResumePoint,
+    keeps_turn,
+    with_journal,
+)
+from antiphon.server.live.moving.stored_row import Kept
 from antiphon.server.live.moving.tail import chunk_of
 from antiphon.server.live.realtime_session import RealtimeConversation, RealtimeSession
 from antiphon.server.live.session import CLOSE_MOVED, LiveSession
@@ -268,7 +275,7 @@ class StoredCopy:
             return None
         journal = self._live.outbox.journal
         frames = journal.unacknowledged(self._frames, MAX_TOLD_BYTES) if handed_over is None else list(handed_over)
-        continued = msgspec.structs.replace(continued, journal=frames, is_whole=handed_over is not None)
+        continued = with_journal(continued, frames, is_whole=handed_over is not None)
         token, audio_ms = self._live.attachment.token, round(audio_s * 1000)
         self._written_s = anyio.current_time()
         return self._persistence.put(
@@ -384,6 +391,6 @@ async def wait_for_boundary(conversation: RealtimeConversation, within_s: float)
         await anyio.sleep(random.uniform(0, MAX_JITTER_S))
         with anyio.move_on_after(MAX_TURN_S):
             await become(lambda: not (now.user_speaks or now.unread_items), POLL_S)
-        await become(lambda: not (now.owed_responses or now.is_responding or now.is_heard), POLL_S)
+        await become(lambda: not (now.owed_responses or now.out_of_band or now.is_responding or now.is_heard), POLL_S)
     if now.is_responding or now.is_heard:
         await conversation.interrupt(MOVED)

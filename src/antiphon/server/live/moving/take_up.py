@@ -30,14 +30,23 @@ from antiphon.admission.certificate import Kind
 from antiphon.cluster.relay import RELAYED_HEADER, open_relay, relay
 from antiphon.errors import Refused, RemoteProtocolError, RowError, StoreError
 from antiphon.events.conversation import Item
-from antiphon.protocols.resume import HowResumed, ResumeRequest, model_not_loaded, session_elsewhere
+from antiphon.protocols.resume import (
+    HowResumed,
+    ResumeRequest,
+    model_not_loaded,
+    resumed_frame,
+    session_elsewhere,
+)
+from antiphon.protocols.wire import random_id
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import caller_hash, restored
 from antiphon.server.live.moving.resume_point import OpenResponse, ResumePoint, recovered, with_missed
 from antiphon.server.live.moving.stored_copy import Restored
+from antiphon.server.live.moving.stored_video import restored_video
 from antiphon.server.live.moving.tail import messages_of, parts_of
 from antiphon.server.live.open_wire import prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
+from antiphon.server.live.video import LiveVideo
 from antiphon.server.state import ServerState
 from antiphon.shares.threads import in_thread
 from antiphon.signals import become
@@ -154,9 +163,15 @@ async def take_up(
 
 def _check_models(state: ServerState, row: StoredSession) -> None:
     """Raise RemoteProtocolError (`model_not_loaded`) if this host has not loaded the model that a session needs."""
-    transcription, loaded = _due(row).transcription, state.loaded().required_transcriber.profile.id
-    if transcription and transcription.model != loaded:
-        raise model_not_loaded(transcription.model)
+    models, due = state.loaded(), _due(row)
+    if due.transcription and due.transcription.model != models.required_transcriber.profile.id:
+        raise model_not_loaded(due.transcription.model)
+    native = models.for_conversations.native if models.for_conversations else None
+    if due.native_model and due.native_model != (native.profile.id if native else ""):
+        raise model_not_loaded(due.native_model)
+    watcher = models.for_video
+    if due.video and due.video.model != (watcher.profile.id if watcher else ""):
+        raise model_not_loaded(due.video.model)
 
 
 def _is_restored(state: ServerState, request: ResumeRequest) -> None:
@@ -186,8 +201,8 @@ async def _claim(
 ) -> bool | None:
     """Claim and serve a session without an owner. Returns None if another host was faster, False if it is gone."""
     _check_models(state, row)
-    is_transcription = _due(row).transcription is not None
-    kind: Kind = "captions" if is_transcription else state.kind_of("conversation")
+    due = _due(row)
+    kind: Kind = "video" if due.video else "captions" if due.transcription else state.kind_of("conversation")
     with state.admission.admit(caller, kind, resumes=True):
         claimed, tail = await _asked(partial(_claim_with_tail, store, row, state.sessions.host_name))
         if claimed is ClaimRefusal.UNKNOWN:
@@ -196,7 +211,8 @@ async def _claim(
             log.info("session %s is not restored: %s", request.session_id, claimed.value)
             return None
         how: HowResumed = "claimed" if row.owner else "handed_over"
-        await _serve_restored(state, store, caller, request, WebSocketTransport(websocket), claimed, tail, how)
+        serve = _serve_video if due.video else _serve_restored
+        await serve(state, store, caller, request, WebSocketTransport(websocket), claimed, tail, how)
     return True
 
 
@@ -263,10 +279,13 @@ async def _serve_restored(
     continued = with_missed(continued, request.last_received) if continued else None
     left = _left(state, row, items, continued, tail)
     session = LiveRealtime(state, caller, wire, transport, token=token, restored=left)
-    counts, received = {}, 0
+    counts: dict[str, object] = {}
+    received = 0
     if continued:
         received = left.tail[-1][0] if left.tail else continued.received
         counts = {"received_events": received, "stored_events": row.received.events}
+        if continued.lost:
+            counts["lost"] = continued.lost
     first_frame = wire.resumed(
         token.renew(),
         restored=True,
@@ -287,6 +306,44 @@ async def _serve_restored(
     await session.run()
 
 
+async def _serve_video(
+    state: ServerState,
+    store: SessionStore,
+    caller: Caller,
+    request: ResumeRequest,
+    transport: WebSocketTransport,
+    row: StoredSession,
+    tail: Sequence[TailChunk],
+    how: HowResumed,
+) -> None:
+    """Serve the video stream of a `row` that this host has just claimed; release it again if that fails."""
+    token = ResumeToken.stored(row.token)
+    try:
+        if not token.matches(request.token):
+            raise session_elsewhere()
+        left = restored_video(row, tail, request.last_received, state.settings.resume.store_frames)
+        model = state.loaded().for_video
+        assert model
+        video = LiveVideo(transport, state, caller, model, token, ga=left.point.ga, restored=left)
+        received = left.point.received
+        counts: dict[str, object] = {"received_events": received, "stored_events": received}
+        if left.lost:
+            counts["lost"] = left.lost
+        frame = resumed_frame(random_id, row.id, {}, resume_token=token.renew(), restored=True, **counts, how=how)
+        video.attachment.continue_from(received, request.last_received, frame)
+        # The new token is stored before the client gets it.
+        await video.copy.store()
+    except StoreError as error:
+        store.release(row.hold)
+        log.error("%s", error)
+        raise _damaged() from None
+    except BaseException:
+        store.release(row.hold)
+        raise
+    _is_restored(state, request)
+    await video.run()
+
+
 def _left(
     state: ServerState,
     row: StoredSession,
@@ -298,7 +355,8 @@ def _left(
     as the inbox of a live session accepts at once.
     """
     audio = state.settings.audio
-    kept, missed_events = recovered(items, continued or ResumePoint())
+    kept, owed, missed_events = recovered(items, continued or ResumePoint())
+    continued = msgspec.structs.replace(continued, owed=owed) if continued else None
     max_s = audio.max_backlog_s / 2 if audio.overflow == "close" else math.inf
     if continued and continued.transcription:
         return Restored(row, kept, continued, missed_events, parts=parts_of(tail))
@@ -310,15 +368,23 @@ class _Transcription(msgspec.Struct):
     model: str
 
 
+class _Video(msgspec.Struct):
+    model: str
+
+
 class _Due(msgspec.Struct):
+    # Stored in another field than the rest, which only conversations and transcriptions have.
+    video: _Video | None = None
     transcription: _Transcription | None = None
     owed: list[msgspec.Raw] = []
     unread_items: list[str] = []
     open_response: OpenResponse | None = None
+    native_model: str = ""
 
 
 class _Snapshot(msgspec.Struct):
     continued: _Due | None = None
+    video: _Video | None = None
 
 
 # Made once: msgspec's description of a type must not be built by two threads at the same time.
@@ -344,7 +410,8 @@ def delay_s(row: StoredSession) -> float:
 
 def _due(row: StoredSession) -> _Due:
     try:
-        return _SNAPSHOTS.decode(row.snapshot).continued or _Due()
+        snapshot = _SNAPSHOTS.decode(row.snapshot)
+        return _Due(snapshot.video) if snapshot.video else snapshot.continued or _Due()
     except msgspec.MsgspecError:
         # A damaged row is refused when it is restored.
         return _Due()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import anyio
 import anyio.abc
 
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPart,
@@ -33,6 +35,7 @@ from antiphon.sessions.conversation.responses.responder import Responder
 from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.sessions.conversation.responses.server_calls import ServerCalls
 from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.text.said import MODEL, SYSTEM, USER, said_so_far
 from antiphon.turns.floor import (
     BeginResponse,
     CancelActive,
@@ -50,6 +53,10 @@ MINUTE = 60 * SAMPLE_RATE_HZ
 SESSION_ENDED = "session_ended"
 # The request for the response to the results of calls.
 AFTER_CALLS = CreateResponse(when_busy="wait")
+# The names of those who speak, in the text that a model gets of a conversation.
+SPEAKERS: Mapping[str, str] = {"system": SYSTEM, "user": USER, "assistant": MODEL}
+# What a conversation model may have got besides text.
+Unstored = Literal["audio", "images"]
 
 
 class WaitingRequests:
@@ -64,9 +71,9 @@ class WaitingRequests:
         return bool(self._requests)
 
     @property
-    def stored(self) -> list[CreateResponse]:
-        """The waiting requests for responses of the conversation itself that were not withdrawn, in order."""
-        return [r for r in self._requests if r.stored and not any(r is other for other in self._withdrawn)]
+    def owed(self) -> list[CreateResponse]:
+        """The waiting requests that were not withdrawn, in order."""
+        return [r for r in self._requests if not any(r is other for other in self._withdrawn)]
 
     def check(self) -> None:
         """Raise RemoteProtocolError (`too_many_responses`) if MAX_WAITING requests wait."""
@@ -164,7 +171,7 @@ class ResponseQueue:
         self._group = group
         await self.calls.open()
         if self.native:
-            await self.native.open(self.responder.config, self._recall)
+            await self.native.open(self.responder.config, self._recall, is_continued=self._history.is_restored)
             group.start_soon(self.native.run)
 
     def end(self) -> None:
@@ -187,25 +194,36 @@ class ResponseQueue:
 
     @property
     def owed(self) -> list[CreateResponse]:
-        """The responses of the conversation that are under way, due to the user's turns, waiting, or due to the
-        results of calls, in order. Empty for a native model.
+        """The conversation's responses that are under way, due to turns or to the results of calls, and all that wait,
+        in order.
         """
-        if self.takes_turns:
-            return []
         active = self.responder.active
         # A response that is being cancelled because it is due again counts once.
         is_under_way = active and active.response.status == "in_progress"
         is_again = self._floor.response_due and active and active.cancelled
         under_way = [active.response.request] if active and is_under_way and not is_again else []
         is_due = self._floor.response_due or self.calls.is_due or self.calls.is_running
-        return [*under_way, *([CreateResponse()] if is_due else []), *self._waiting.stored]
+        due = [CreateResponse()] if is_due else []
+        if self.native:
+            due += self.native.owed
+        return [*under_way, *due, *self._waiting.owed]
 
     @property
     def closing(self) -> list[CreateResponse]:
-        """The request of the response that has ended by itself, until it is closed. Empty for a native model."""
+        """The request of the response that has ended by itself, until it is closed."""
         active = self.responder.active
         ended = active is not None and active.response.status in ("completed", "incomplete", "failed")
-        return [active.response.request] if active and ended and not self.takes_turns else []
+        return [active.response.request] if active and ended else []
+
+    @property
+    def unstored(self) -> list[Unstored]:
+        """What the model has got and the items do not contain as text."""
+        parts = [part for item in self._history.items for part in item.parts]
+        heard = self._listener.audio_s > 0 if self.native else any(isinstance(p.media, AudioPart) for p in parts)
+        seen = any(p.kind == "input_image" and (p.image or p.media) for p in parts)
+        seen = seen or bool(self.native and self.native.has_images)
+        found: list[tuple[Unstored, bool]] = [("audio", heard), ("images", seen)]
+        return [kind for kind, is_found in found if is_found]
 
     def has_unresolved(self) -> bool:
         """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
@@ -371,7 +389,8 @@ class ResponseQueue:
         return not (self._listener.spoken_ms or self._is_busy() or self.owed or self._heard.left_s > 0)
 
     def _recall(self) -> str:
-        return "\n".join(f"{m.role}: {m.text}" for m in self._history.messages() if m.text and m.role != "tool")
+        messages = self._history.messages()
+        return said_so_far((SPEAKERS[m.role], m.text) for m in messages if m.role in SPEAKERS)
 
     # --- a response and its end ---------------------------------------------------------------------------------------
 

@@ -84,7 +84,8 @@ class Responder:
         self._answer: ResponseTask | None = None
         # A response that was not requested, if one is under way, and the id of the user's item that it answers.
         self._unasked: tuple[ResponseTask, str | None] | None = None
-        self._out_of_band: set[ResponseTask] = set()
+        # The out-of-band responses under way, in order; the values mean nothing.
+        self._out_of_band: dict[ResponseTask, None] = {}
         # The response that is generated before it is requested. It will be used for a request that equals its own.
         self._preemptive: ResponseTask | None = None
         # What is left of a response that was ended by the sound of speech, until the speech has words.
@@ -98,6 +99,12 @@ class Responder:
     def is_busy(self) -> bool:
         """Whether the model's stream is producing a response, preemptive or not, or waits to go on with one."""
         return bool(self.active or self._preemptive or (self.kept and self.kept.is_busy))
+
+    @property
+    def out_of_band(self) -> dict[str, CreateResponse]:
+        """The requests for the out-of-band responses under way that the client has not cancelled, by response id."""
+        responses = [task.response for task in self._out_of_band]
+        return {r.id: r.request for r in responses if r.reason != "client_cancelled"}
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
         """Open the model's stream for the conversation. Responses are generated in tasks of `group`. Raises Refused if
@@ -318,7 +325,7 @@ class Responder:
             self.active = self._answer = task
             self._floor.response_began()
         else:
-            self._out_of_band.add(task)
+            self._out_of_band[task] = None
         self._heard.response_began(response.id)
         return task
 
@@ -341,7 +348,7 @@ class Responder:
         try:
             await task.run()
         finally:
-            self._out_of_band.discard(task)
+            self._out_of_band.pop(task, None)
             if self.active is task:
                 self.active = None
                 self._floor.response_ended()
