@@ -56,7 +56,7 @@ class EchoNative:
 class EchoNativeStream:
     def __init__(self, model: EchoNative, options: NativeOptions) -> None:
         self._model = model
-        lines = [line.partition(": ")[2] for line in options.history.splitlines() if line.startswith(f"{USER}: ")]
+        lines = [line.partition(": ")[2] for line in options.recall().splitlines() if line.startswith(f"{USER}: ")]
         self._last_line = lines[-1] if lines else ""
         self._pcm: Pcm = np.zeros(0, np.float32)
         self._typed = ""

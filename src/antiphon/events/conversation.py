@@ -131,8 +131,7 @@ class ConversationConfig:
     create_response: bool = True
     # Whether speech ends the response in progress.
     interrupt_response: bool = True
-    # Whether a native model decides by itself if speech ends what it says. `interrupt_response` then applies only to
-    # responses of other models.
+    # Whether a native model itself ends what it says. `interrupt_response` then applies to other models' responses.
     native_decides_interruptions: bool = False
     # Whether the client receives the transcripts of the user's turns.
     reports_transcripts: bool = False

@@ -78,13 +78,15 @@ class Native:
         self.units: list[Unit] = []
         self.forced: list[bool] = []
         self.options: NativeOptions | None = None
+        # What the model was told of the conversation when it was opened.
+        self.recalled = ""
         self.held, self.go = held, asyncio.Semaphore(0)
         self.interrupts = self.closes = 0
         self.refuses: bytes | None = None
         self.obeys = self.away = False
 
     async def open(self, options: NativeOptions) -> Native:
-        self.options = options
+        self.options, self.recalled = options, options.recall()
         return self
 
     async def append(self, unit: Unit) -> None:
@@ -724,14 +726,12 @@ def test_a_conversation_of_another_host_begins_with_what_was_said_and_can_be_ans
             Item("c", parts=[ContentPart("input_text", "And now?")])]  # fmt: skip
     native = Native()
     scene = continued(native, said, act)
-    assert native.options
-    assert native.options.history.splitlines()[1:] == ["User: Hello.", "You: Good day.", "User: And now?"]
+    assert native.recalled.splitlines()[1:] == ["User: Hello.", "You: Good day.", "User: And now?"]
     assert scene.text == "At last."
     # A request is answered even if nothing was said: the client sends the audio again.
     empty = Native()
     assert continued(empty, [], act).text == "At last."
-    assert empty.options
-    assert empty.options.history == ""
+    assert empty.recalled == ""
 
 
 def test_an_answer_is_owed_from_the_end_of_a_turn_until_the_model_has_spoken_or_has_chosen_to_listen() -> None:

@@ -328,7 +328,8 @@ class NativeTurns:
 
     def turn_ended(self) -> None:
         """Record that the user's detected turn has a transcript, so that the model is likely to answer it."""
-        self._answer_units = 0 if self._has_spoken or self._turn else ANSWER_UNITS
+        answers = self.is_away or self._has_spoken or self._turn
+        self._answer_units = 0 if answers else ANSWER_UNITS
 
     def withdraw(self) -> bool:
         """Drop the answer that is due, if the model has not begun it. A requested answer is reported as cancelled.
@@ -454,7 +455,7 @@ class NativeTurns:
     async def _leave(self) -> None:
         """Take no more turns, because the model cannot be reached."""
         self._end_turn()
-        self._text = ""
+        self._text, self._answer_units = "", 0
         due, self._due = self._due, None
         if not self.is_away or due:
             self.is_away = True

@@ -204,7 +204,7 @@ class ResponseQueue:
         under_way = [active.response.request] if active and is_under_way and not is_again else []
         is_due = self._floor.response_due or self.calls.is_due or self.calls.is_running
         due = [CreateResponse()] if is_due else []
-        if self.native:
+        if self.native and self.takes_turns:
             due += self.native.owed
         return [*under_way, *due, *self._waiting.owed]
 
