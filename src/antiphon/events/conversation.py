@@ -207,8 +207,7 @@ class CreateResponse:
     voice: str | None = None  # The voice of the response.
     tools: tuple[Tool, ...] | None = None  # The functions that the model may call.
     tool_choice: str | None = None  # "auto", "none", "required" or the name of a function.
-    # Whether the response may contain several function calls. If not, it ends with its first call.
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: bool | None = None  # Whether the response may go on after its first function call.
     max_tokens: int | None = None  # Maximum number of tokens in the response.
     stored: bool = True  # Whether the response becomes part of the history. If not, it is out of band.
     # Items to respond to, instead of the history. A string is the id of an item in the history.
