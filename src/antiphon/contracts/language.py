@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, Self
 
 from antiphon.audio import Pcm
-from antiphon.events.tools import JsonSchema, Tool, ToolCall
+from antiphon.events.tools import JsonSchema, Tool, ToolCall, ToolResult
 from antiphon.vision.images import EncodedImage
 
 MessageRole = Literal["system", "user", "assistant", "tool"]
@@ -313,5 +313,27 @@ class ImageReader(Protocol):
             MediaError: The bytes are not an image.
             Refused: The lane is full.
             ModelError: The model failed.
+        """
+        ...
+
+
+class ToolServers(Protocol):
+    """The tool servers of one process: functions that its operator has added to all conversations.
+
+    All sessions share them. Used in one event loop.
+    """
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that the servers offer now, each with the label of its server. It changes when a server changes
+        its list, is lost, or is reached again.
+        """
+        ...
+
+    async def call(self, server: str, name: str, arguments: str) -> ToolResult:
+        """Call a tool and wait for its result, for a limited time. If the caller is cancelled, so is the call, where
+        the server can cancel calls. Raises nothing: a failed call has a result that says so.
+
+        `server` is the label of the tool's server. `arguments` is JSON text, as a model wrote it.
         """
         ...

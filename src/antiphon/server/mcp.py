@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from antiphon.engine.schemas import check_schemas
-from antiphon.events.tools import JsonSchema
+from antiphon.events.tools import Tool
 from antiphon.extras import missing_packages, require_extra
 from antiphon.remote.mcp.config import read_mcp_file
 from antiphon.remote.mcp.servers import McpServers
@@ -27,7 +27,8 @@ def open_mcp(settings: Settings) -> McpServers | None:
     return McpServers(read_mcp_file(Path(file), os.environ), _check)
 
 
-async def _check(schemas: Sequence[JsonSchema]) -> None:
+async def _check(tools: Sequence[Tool]) -> None:
     # Without the extra, no model that is loaded here constrains its calls.
     if not missing_packages("talk"):
+        schemas = [tool.parameters for tool in tools]
         await in_thread(partial(check_schemas, schemas, together=True), places=GRAMMAR_THREADS)

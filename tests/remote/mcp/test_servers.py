@@ -15,17 +15,17 @@ from unittest import mock
 import pytest
 
 from antiphon.errors import GrammarError
-from antiphon.events.tools import JsonSchema, ToolResult
+from antiphon.events.tools import Tool, ToolResult
 from antiphon.remote.mcp import servers as servers_module
 from antiphon.remote.mcp.config import McpServer
-from antiphon.remote.mcp.servers import MAX_RESULT_CHARS, CheckSchemas, McpServers
+from antiphon.remote.mcp.servers import MAX_RESULT_CHARS, CheckTools, McpServers
 
 ROOT = Path(__file__).parents[3]
 DEMO = "tests.remote.mcp.demo_server"
 TOOLS = {"add", "wait", "fail", "die", "recite", "paint", "nothing", "rename"}
 
 
-async def take(_: Sequence[JsonSchema]) -> None:
+async def take(_: Sequence[Tool]) -> None:
     """Accept all schemas."""
 
 
@@ -49,7 +49,7 @@ def remote() -> Iterator[McpServer]:
 
 
 @asynccontextmanager
-async def running(check: CheckSchemas = take, **given: McpServer) -> AsyncIterator[McpServers]:
+async def running(check: CheckTools = take, **given: McpServer) -> AsyncIterator[McpServers]:
     servers = McpServers(given, check)
     task = asyncio.create_task(servers.run())
     try:
@@ -173,9 +173,9 @@ def test_chosen_tools_only_and_names_of_two_servers_with_their_labels() -> None:
 
 
 def test_a_tool_whose_schema_cannot_be_enforced_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    async def check(schemas: Sequence[JsonSchema]) -> None:
-        for index, schema in enumerate(schemas):
-            if "seconds" in schema["properties"]:
+    async def check(tools: Sequence[Tool]) -> None:
+        for index, tool in enumerate(tools):
+            if tool.name == "wait":
                 raise GrammarError("it is too large", index)
 
     async def main() -> None:

@@ -24,9 +24,9 @@ from antiphon.contracts import (
     TextDelta,
     VoiceOptions,
 )
+from antiphon.contracts.language import ToolServers
 from antiphon.contracts.playback import PlaybackTracker
 from antiphon.contracts.speaker import SpeakerModel
-from antiphon.contracts.tools import ToolServers
 from antiphon.errors import ModelError
 from antiphon.events.conversation import (
     ContentPart,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from antiphon.errors import GrammarError
-from antiphon.events.tools import JsonSchema, Tool, ToolResult
+from antiphon.events.tools import Tool, ToolResult
 from antiphon.remote.mcp.config import McpServer
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mcp_types import CallToolResult
 
 log = logging.getLogger(__name__)
-# Raises GrammarError for the first schema, by its index, that a model's calls cannot be held to.
-CheckSchemas = Callable[[Sequence[JsonSchema]], Awaitable[None]]
+# Raises GrammarError for the first tool, by its index, to whose schema a model's calls cannot be held.
+CheckTools = Callable[[Sequence[Tool]], Awaitable[None]]
 # Seconds in which a server has to be connected and to list its tools.
 CONNECT_S = 30.0
 # Seconds until a lost server is connected again. They double with each failure, up to the second value.
@@ -38,14 +38,14 @@ class McpConnection:
     """The client of one MCP server. Run `run` as a task.
 
     - `label`: the server's name in the settings.
-    - `check`: called with the schemas of the server's tools. Tools whose schemas it refuses are left out.
+    - `check`: called with the server's tools. Those that it refuses are left out.
     - `on_change`: called when `tools` has changed.
 
     `tools` has the tools that the server offers, with their own names. It is empty while the server is not connected.
     """
 
     def __init__(
-        self, label: str, server: McpServer, check: CheckSchemas, on_change: Callable[[], None] = lambda: None
+        self, label: str, server: McpServer, check: CheckTools, on_change: Callable[[], None] = lambda: None
     ) -> None:
         self.label, self.server = label, server
         self.tools: tuple[Tool, ...] = ()
@@ -177,7 +177,7 @@ class McpConnection:
         left = list(tools)
         while left:
             try:
-                await self._check([tool.parameters for tool in left])
+                await self._check(left)
                 break
             except GrammarError as error:
                 tool = left.pop(min(error.index, len(left) - 1))
@@ -197,12 +197,12 @@ class McpConnection:
 
 
 class McpServers:
-    """All MCP servers of one process, as ToolServers (contracts/tools.py). Run `run` as a task.
+    """All MCP servers of one process, as ToolServers (contracts/language.py). Run `run` as a task.
 
     If two servers have a tool of the same name, both tools get their server's label and `__` before their name.
     """
 
-    def __init__(self, servers: Mapping[str, McpServer], check: CheckSchemas) -> None:
+    def __init__(self, servers: Mapping[str, McpServer], check: CheckTools) -> None:
         self._tools: tuple[Tool, ...] = ()
         self.connections = {
             label: McpConnection(label, server, check, self._collect) for label, server in servers.items()

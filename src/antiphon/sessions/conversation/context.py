@@ -14,8 +14,8 @@ from antiphon.contracts import (
     TurnDetector,
     VoiceActivityDetector,
 )
+from antiphon.contracts.language import ToolServers
 from antiphon.contracts.speaker import SpeakerModel
-from antiphon.contracts.tools import ToolServers
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     CommandRejected,

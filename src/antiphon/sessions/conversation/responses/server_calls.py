@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from antiphon.contracts.tools import ToolServers
+from antiphon.contracts.language import ToolServers
 from antiphon.events.conversation import Item, ItemDone, Response
 from antiphon.events.tools import Tool, ToolCallBegan, ToolCallEnded, ToolResult
 from antiphon.sessions.conversation.context import EmitConversation
