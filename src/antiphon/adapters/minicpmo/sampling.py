@@ -287,26 +287,32 @@ class CodeChooser:
     ) -> torch.Tensor:
         """Return the next code of each conversation, or NO_TOKEN. See `ChooserAhead`."""
         device, size, each = logits.device, logits.shape[1], list(zip(choosers, late, strict=True))
-        # The newest code is lowered by itself, whether it has been read or not, so that the numbers are the same.
-        older = [(c.codes if waits else c.codes[:-1])[1 - c.window :] for c, waits in each]
-        times = [Counter(codes) for codes in older]
+        times = [Counter(c.codes[waits - c.window :]) for c, waits in each]
         ends = [(size - 1,) if len(c.codes) + waits < c.min_codes else () for c, waits in each]
-        newest = [c.codes[-1] if c.codes else 0 for c in choosers]
-        repeated, too_early, last, waiting = copied_to(
-            device, np.int64, flat_places(times, size), flat_places(ends, size), newest, late
+        waiting = [i for i, waits in enumerate(late) if waits]
+        known = [[*c.codes[1 - c.window :], *[-1] * c.window][: c.window] for c, waits in each if waits]
+        places = (
+            flat_places(times, size),
+            flat_places(ends, size),
+            waiting,
+            [code for codes in known for code in codes],
         )
+        repeated, too_early, rows, codes = copied_to(device, np.int64, *places)
         penalties = [c.repetition_penalty**n for c, found in zip(choosers, times, strict=True) for n in found.values()]
-        last_penalties = [c.repetition_penalty if c.codes or waits else 1.0 for c, waits in each]
-        by, last_by, temperature = copied_to(
-            device, np.float32, penalties, last_penalties, [c.temperature for c in choosers]
-        )
-        if unread is not None:
-            last = torch.where(waiting > 0, unread.clamp(min=0), last)
+        powers = [c.repetition_penalty**n for c, waits in each if waits for n in range(c.window + 1)]
+        by, temperature, table = copied_to(device, np.float32, penalties, [c.temperature for c in choosers], powers)
         shaped = logits / temperature[:, None]
-        flat = shaped.view(-1)
-        for where, penalty in ((repeated, by), (last + size * torch.arange(len(choosers), device=device), last_by)):
-            old = flat[where]
-            flat[where] = torch.where(old < 0, old * penalty, old / penalty)
+        flat, newest = shaped.view(-1), None
+        if unread is not None and waiting:
+            newest = unread.index_select(0, rows).clamp(min=0)
+            before = flat[rows * size + newest]
+        old = flat[repeated]
+        flat[repeated] = torch.where(old < 0, old * by, old / by)
+        if newest is not None:
+            # The unread code has one occurrence more than those that are known.
+            count = 1 + (codes.view(len(waiting), -1) == newest[:, None]).sum(1)
+            by = table.view(len(waiting), -1).gather(1, count[:, None])[:, 0]
+            flat[rows * size + newest] = torch.where(before < 0, before * by, before / by)
         flat.index_fill_(0, too_early, -torch.inf)
         uniforms = torch.tensor([c.random.peek(int(waits), 1)[0] for c, waits in each], dtype=torch.float64)
         choices = RowChoices.of([Sampling(temperature=0.0 if c.greedy else 1.0) for c in choosers], device)
