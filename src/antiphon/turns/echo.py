@@ -9,8 +9,6 @@ echo stays audible. The microphone's clock continues while the client sends noth
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import numpy.typing as npt
 
@@ -118,10 +116,12 @@ class EchoGuard:
 
     def __init__(self) -> None:
         bins = np.fft.rfftfreq(FRAME_SAMPLES, 1 / SAMPLE_RATE_HZ)
-        self._bands = [np.flatnonzero((bins >= a) & (bins < b)) for a, b in itertools.pairwise(BAND_EDGES_HZ)]
+        # The first bin of each band, and the bin after the last.
+        edges = np.searchsorted(bins, BAND_EDGES_HZ)
+        self._first_bins, self._end_bin, self._num_bins = edges[:-1], edges[-1], np.diff(edges).astype(np.float32)
         self._window = np.hanning(FRAME_SAMPLES).astype(np.float32)
         # The reference: its levels by hop, the first at hop `_start` of the microphone's clock.
-        self._levels: Levels = np.full((0, len(self._bands)), FLOOR_DB, np.float32)
+        self._levels: Levels = np.full((0, len(self._first_bins)), FLOOR_DB, np.float32)
         self._start = 0
         # The end of the reference that does not fill a hop yet, and the sample at which the reference ends.
         self._rest: Pcm = np.zeros(0, np.float32)
@@ -133,8 +133,8 @@ class EchoGuard:
         # The means of the last OFFSET_FRAMES frames.
         self._means: list[float] = []
         self.delay_hops: int | None = None
-        self._gain: Levels = np.zeros(len(self._bands), np.float32)
-        self._noise: Levels = np.zeros(len(self._bands), np.float32)
+        self._gain: Levels = np.zeros(len(self._first_bins), np.float32)
+        self._noise: Levels = np.zeros(len(self._first_bins), np.float32)
         # The number of frames held while the delay of a possible echo is unknown, and the first sample of those that
         # are still undecided.
         self._undecided_frames = 0
@@ -160,7 +160,7 @@ class EchoGuard:
         end = self._start + len(self._levels)
         if not len(self._levels) or hop > end + 1:
             self._rest = np.zeros(0, np.float32)
-            quiet = np.full((max(0, hop - end), len(self._bands)), FLOOR_DB, np.float32)
+            quiet = np.full((max(0, hop - end), len(self._first_bins)), FLOOR_DB, np.float32)
             if not len(self._levels):
                 self._start = hop
             else:
@@ -190,13 +190,12 @@ class EchoGuard:
         """
         self._forget(at)
         self.held_since = None
-        out = []
+        out, all_levels, means = list[float](), self._band_levels(frames), frames.mean(axis=1).tolist()
         for k, (frame, probability) in enumerate(zip(frames, probabilities, strict=True)):
-            hop = (at + k * FRAME_SAMPLES) // HOP_SAMPLES
-            levels = self._band_levels(frame[None])[0]
+            hop, levels = (at + k * FRAME_SAMPLES) // HOP_SAMPLES, all_levels[k]
             self._noise = np.minimum(self._noise + NOISE_RISE_DB, levels)
             self._microphone = [*self._microphone[1 - COMPARED_FRAMES :], (hop, levels)]
-            self._means = [*self._means[1 - OFFSET_FRAMES :], float(frame.mean())]
+            self._means = [*self._means[1 - OFFSET_FRAMES :], means[k]]
             offset = min(self._means, key=abs) if len(self._means) >= MIN_OFFSET_FRAMES else 0.0
             peak = float(np.abs(frame - offset).max())
             self._peaks = [*self._peaks[1 - COMPARED_FRAMES :], peak]
@@ -275,7 +274,7 @@ class EchoGuard:
             int(np.clip(hop - self._start, 0, len(self._levels)))
             for hop in (hops.min() - MAX_DELAY_HOPS + 1, hops.max() + 1)
         )
-        past = np.full((end - first + 1, len(self._bands)), FLOOR_DB)
+        past = np.full((end - first + 1, len(self._first_bins)), FLOOR_DB)
         past[:-1] = self._levels[first:end]
         loud = (past.max(axis=1) > FLOOR_DB + 10).astype(np.float64)
         at = hops - self._start - first - np.arange(MAX_DELAY_HOPS)[:, None]
@@ -309,7 +308,7 @@ class EchoGuard:
         """Update the echo's gain in each band in which both the reference and the microphone are loud enough."""
         past = self._reference(np.array([h for h, _ in self._microphone]) - delay)
         levels = np.stack([v for _, v in self._microphone])
-        for band in range(len(self._bands)):
+        for band in range(len(self._first_bins)):
             both = (past[:, band] > FLOOR_DB + 10) & (levels[:, band] > FLOOR_DB + 3)
             if both.sum() >= 3:
                 gain = np.median(levels[both, band] - past[both, band])
@@ -352,7 +351,8 @@ class EchoGuard:
     def _band_levels(self, frames: Pcm) -> Levels:
         """Return the levels of frames, float32 [n, 512], in bands: decibels, [n, bands]."""
         power = np.abs(np.fft.rfft(frames * self._window, axis=1)) ** 2 / FRAME_SAMPLES
-        bands = np.stack([power[:, b].mean(axis=1) for b in self._bands], axis=1)
+        # One call for all bands: this runs for each frame of each session.
+        bands = np.add.reduceat(power[:, : self._end_bin], self._first_bins, axis=1) / self._num_bins
         levels: Levels = np.maximum(10 * np.log10(bands + 1e-12), FLOOR_DB).astype(np.float32)
         return levels
 
