@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.modeling.sound.voice_weights import MAGIC_NUMBER, PROTOCOL_VERSION, read_weights
 from antiphon.adapters.resemblyzer.encoder import ResemblyzerEncoder, windows_of
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -20,6 +19,7 @@ from antiphon.errors import ModelError
 from antiphon.events.transcription import EnrolledVoice
 from antiphon.loading.loader import load, prepare, store_of
 from antiphon.loading.selection import SPEAKER_ROLES, selected_models
+from antiphon.modeling.sound.voice_weights import MAGIC_NUMBER, PROTOCOL_VERSION, read_weights
 from antiphon.settings import Settings
 from antiphon.settings import load as load_settings
 from antiphon.turns.voices.enrolment import enrolment_takes
