@@ -1,7 +1,7 @@
 """Who says what in files: words with the wrong speaker, the number of speakers, diarization errors, and the cost.
 
     antiphon bench speakers [--data DIR] [--sections mixed,ami,live,stereo] [--each 1] [--metrics-python PYTHON]
-    antiphon bench speakers --data DIR --fit
+    antiphon bench speakers --data DIR --fit [--speaker-model campplus]
 
 - `mixed`: dialogues of one to six voices (`bench/turn_taking/dialogues.py`), with voices of the half `test`.
 - `ami`: excerpts of meetings, with their reference of who speaks when.
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import machine, options, save, show, table
+from bench.common import machine, numbers, options, save, show, table
 from bench.hearing.clips import rows_of, with_data
 from bench.turn_taking.clustering import best_names, fit
 from bench.turn_taking.dialogues import Dialogue, Turn, dialogues
@@ -244,25 +244,28 @@ async def stereo_figures(models: LoadedModels, recordings: Sequence[Dialogue]) -
 def main() -> None:
     parser = with_data(options("antiphon bench speakers", __doc__, SECTIONS))
     parser.add_argument("--each", type=int, default=1, help="dialogues of each size in each condition [%(default)s]")
+    parser.add_argument("--sizes", type=numbers, default=[1, 2, 3, 4, 5, 6], help="numbers of voices, such as 2,4")
     parser.add_argument("--metrics-python", type=Path, help="a Python with pyannote.metrics")
     parser.add_argument("--speaker-model", default=MODEL, help="the speaker encoder [%(default)s]")
     parser.add_argument("--fit", action="store_true", help="print what the encoder's profile is made from")
     args: argparse.Namespace = parser.parse_args()
     settings = load_settings({"speaker_model": args.speaker_model}, os.environ)
     if args.fit:
-        asyncio.run(fit(load(settings, store_of(settings.models), roles=("speaker",)), args.data, args.each))
+        models = load(settings, store_of(settings.models), roles=("speaker",))
+        asyncio.run(fit(models, args.data, args.each, args.sizes))
+        models.close()
         return
     models = load(settings, store_of(settings.models), roles=("transcriber", "vad", "speaker"))
     started_s = time.monotonic()
     try:
         for section in args.sections.split(","):
             if section == "mixed":
-                recordings = dialogues(args.data, "test", each=args.each)
+                recordings = dialogues(args.data, "test", each=args.each, sizes=args.sizes)
                 found = asyncio.run(dialogue_figures(models, recordings, args.metrics_python))
             elif section == "ami":
                 found = asyncio.run(dialogue_figures(models, meetings(args.data), args.metrics_python))
             elif section == "live":
-                recordings = dialogues(args.data, "test", each=args.each)
+                recordings = dialogues(args.data, "test", each=args.each, sizes=args.sizes)
                 found = asyncio.run(live_figures(models, _Timed(models.speaker_model), recordings))
             else:
                 recordings = dialogues(args.data, "test", each=args.each, sizes=(2,))
@@ -274,7 +277,8 @@ def main() -> None:
                 head = ("recordings of", "n", "wrong, 1 s and longer", "shorter", "number right", "DER")
                 table(section, head, [_row(name, row) for name, row in rows.items()])
             print({key: value for key, value in found.items() if key != "rows"})
-            save("speakers", {"machine": machine(), section: found})
+            kind = "" if args.speaker_model == MODEL else f"-{args.speaker_model}"
+            save(f"speakers{kind}", {"machine": machine(), section: found | {"load": round(os.getloadavg()[0], 1)}})
     finally:
         models.close()
     print(f"took {time.monotonic() - started_s:.0f} s; load {os.getloadavg()[0]:.1f}")

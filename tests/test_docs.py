@@ -26,7 +26,7 @@ RECORDED = ROOT / "tests" / "traces" / "recorded"
 
 # Each folder or module below src/antiphon, with the pages that together describe it.
 SOURCES: dict[str, tuple[str, ...]] = {
-    "protocols/negotiation.py": ("index",),
+    "protocols/negotiation.py": ("index", "vllm-realtime"),
     "protocols/resume.py": ("index",),
     "protocols/openai/conversation.py": ("openai-realtime", "webrtc"),
     "protocols/realtime": ("openai-realtime", "openai-transcription", "duplex", "index"),

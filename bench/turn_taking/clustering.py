@@ -106,7 +106,7 @@ def _windows_s(count: int, limits: VoiceClustering) -> npt.NDArray[np.float64]:
     return np.stack((starts, starts + limits.window_s), axis=1)
 
 
-async def fit(models: LoadedModels, data: Path, each: int) -> None:
+async def fit(models: LoadedModels, data: Path, each: int, sizes: Sequence[int]) -> None:
     """Print the directions as signed bytes, and the figures of the dialogues of the half `fit` for several limits."""
     model = models.speaker_model
     assert model is not None
@@ -115,7 +115,7 @@ async def fit(models: LoadedModels, data: Path, each: int) -> None:
     scaled = np.round(found / np.abs(found).max(axis=1, keepdims=True) * 127).astype(np.int8)
     print(scaled.tobytes().hex())
     limits = replace(model.profile.clustering, channel_directions=found)
-    recordings = dialogues(data, "fit", each=each)
+    recordings = dialogues(data, "fit", each=each, sizes=sizes)
     heard = [await vectors(model, recording.pcm, limits.window_s, limits.hop_s) for recording in recordings]
     rows = []
     for same_windows, same_voices, least_s in product(SAME_WINDOWS, SAME_VOICES, LEAST_VOICE_S):

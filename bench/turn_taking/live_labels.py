@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -137,7 +136,6 @@ async def live_figures(models: LoadedModels, model: Any, recordings: Sequence[Di
         "labels_changed": num_changed,
         "audio_s": round(seconds),
         "core_share_voices": round(100 * model.seconds / seconds, 2),
-        "load": round(os.getloadavg()[0], 1),
     }
 
 

@@ -24,6 +24,7 @@ ADAPTERS = (
     "turn_words",
     "sound_backchannel",
     "resemblyzer",
+    "campplus",
     "qwen3_tts",
     "hibari",
     "piper",

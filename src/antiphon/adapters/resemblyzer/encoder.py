@@ -127,7 +127,7 @@ CHANNEL_DIRECTIONS = np.linalg.qr(
     .reshape(4, SIZE)
     .T.astype(np.float64)
 )[0].T.astype(np.float32)
-# How voices are told apart. The limits were chosen on the same voices (`antiphon bench speakers`).
+# How voices are distinguished. The limits were chosen on the same voices (`antiphon bench speakers`).
 CLUSTERING = VoiceClustering(
     window_s=1.6,
     hop_s=0.4,

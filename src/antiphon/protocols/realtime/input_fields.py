@@ -117,13 +117,13 @@ class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
 class Transcription(msgspec.Struct):
     """`transcription` as the client sees it. Only fields that were set are shown."""
 
-    model: str | UnsetType = UNSET
-    language: str | UnsetType = UNSET
-    prompt: str | UnsetType = UNSET
-    keywords: list[str] | UnsetType = UNSET
-    languages: list[str] | UnsetType = UNSET
-    speaker_labels: bool | UnsetType = UNSET
-    known_speaker_names: list[str] | UnsetType = UNSET
+    model: str | UnsetType = UNSET  # Name of the transcriber.
+    language: str | UnsetType = UNSET  # Language of the speech; missing if it is detected.
+    prompt: str | UnsetType = UNSET  # Names and words that the audio is likely to contain.
+    keywords: list[str] | UnsetType = UNSET  # Terms to recognize.
+    languages: list[str] | UnsetType = UNSET  # Candidates for language detection.
+    speaker_labels: bool | UnsetType = UNSET  # Whether transcripts have the label of the turn's voice.
+    known_speaker_names: list[str] | UnsetType = UNSET  # The remembered speakers to recognize.
 
 
 class InputFields(msgspec.Struct, forbid_unknown_fields=True):

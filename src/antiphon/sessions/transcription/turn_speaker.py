@@ -25,8 +25,8 @@ from antiphon.turns.voices.primary_speaker import (
 
 log = logging.getLogger(__name__)
 
-# Maximum seconds of a turn, from its beginning, that are judged.
-MAX_VOICE_S = 10.0
+# Maximum seconds of a turn, from its beginning, that are judged: to tell the user from others, and only for a label.
+MAX_VOICE_S, MAX_LABEL_S = 10.0, 4.0
 # Maximum number of turns whose voices are kept until their transcripts are complete.
 MAX_FOUND = 64
 # The speaker and the label of a turn whose voice was not judged.
@@ -38,7 +38,7 @@ class TurnSpeakers:
 
     - `model`: the speaker encoder. If None, turns are not judged.
     - `on_other`: awaited with the number of an open turn if its voice turns out not to be the user's.
-    - `is_on`: whether turns of other people are told from the user's. Read-only.
+    - `is_on`: whether turns of other people are distinguished from the user's. Read-only.
     - `labels`: the voices that turns are labelled with; None if the encoder was not measured for this.
 
     For one event loop. If the encoder fails, the turn stays undecided, which counts as the user's voice.
@@ -118,7 +118,8 @@ class TurnSpeakers:
         _, speech = self._turn
         self._turn = None
         self._pending[turn] = anyio.Event()
-        group.start_soon(self._judge, self._model, turn, speech[: int(MAX_VOICE_S * SAMPLE_RATE_HZ)])
+        most_s = MAX_VOICE_S if self._primary else MAX_LABEL_S
+        group.start_soon(self._judge, self._model, turn, speech[: int(most_s * SAMPLE_RATE_HZ)])
 
     def is_looked_at(self, turn: int) -> bool:
         """Whether an early judgement in progress may still find that this turn is another person's voice."""
