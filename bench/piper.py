@@ -150,7 +150,11 @@ def main() -> None:
     with server(*flags) as ours, piper_server(voice) as theirs:
         found = measure(ours, theirs, args.trials)
     load.append(os.getloadavg()[0])
-    document = {"machine": machine(), "voice": voice.name, "load": statistics.fmean(load)} | found
+    document = {
+        "machine": machine(),
+        "voice": sorted(voice.glob("*.onnx"))[0].stem,
+        "load": statistics.fmean(load),
+    } | found
     print(f"\nwritten: {save('piper', document)}")
 
 
