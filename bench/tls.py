@@ -1,6 +1,6 @@
 """TLS in the server: what it adds to the start, to a connection, and to the first sound of a text.
 
-    antiphon bench tls [--sections ready,connections] [--starts 6] [--texts 50]
+    antiphon bench tls [--sections ready,connections] [--starts 6] [--texts 50] [-- FLAGS]
 
 The server is started without and with `--tls self-signed`, in turns, with the default models.
 
@@ -29,19 +29,19 @@ TEXT = "Good morning, how are you today?"
 WAYS: dict[str, tuple[str, ...]] = {"http": (), "https": ("--tls", "self-signed")}
 
 
-def ready(starts: int) -> dict[str, Any]:
+def ready(starts: int, models: Sequence[str]) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in WAYS}
     for number in range(starts + 1):
         for name, flags in WAYS.items():
             since_s = time.perf_counter()
-            with server(*flags):
+            with server(*flags, *models):
                 took_s = time.perf_counter() - since_s
             # The first of each reads the files of the models from the disk.
             if number:
                 times[name].append(took_s)
     row: dict[str, Any] = {f"{name}_p50_s": percentile(found, 50) for name, found in times.items()}
-    row |= {"added_p50_s": row["https_p50_s"] - row["http_p50_s"], "starts": times}
-    show("seconds until ready", [{name: value for name, value in row.items() if name != "starts"}])
+    row |= {"flags": list(models), "added_p50_s": row["https_p50_s"] - row["http_p50_s"], "starts": times}
+    show("seconds until ready", [{name: value for name, value in row.items() if "_s" in name}])
     return row
 
 
@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = options("antiphon bench tls", __doc__, ("ready", "connections"))
     parser.add_argument("--starts", type=int, default=6, help="starts of each way [%(default)s]")
     parser.add_argument("--texts", type=int, default=50, help="texts of each way [%(default)s]")
+    parser.add_argument("flags", nargs="*", help="after --: flags of `serve` for `ready`, such as other models")
     args = parser.parse_args(argv)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE.parent, capture_output=True, text=True).stdout
 
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     measured(
         "tls",
         args.sections,
-        {"ready": lambda: ready(args.starts), "connections": section_connections},
+        {"ready": lambda: ready(args.starts, args.flags), "connections": section_connections},
         commit=commit.strip(),
         load=os.getloadavg()[0],
     )

@@ -53,6 +53,8 @@ COMMANDS = (
     "How many days are in a week?",
     "Tell me a fact about the moon.",
 )
+# No language model, where nothing is answered.
+NO_ANSWERS = ("--language-model", "none")
 # Seconds of silence after which Home Assistant ends a command.
 HOME_ASSISTANT_PAUSE_S = 0.7
 # Level below which the end of a spoken command counts as silence.
@@ -227,12 +229,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         return server("--wyoming", f"127.0.0.1:{port}", *flags)
 
     def section_added() -> dict[str, Any]:
-        with serving("--wyoming-endpointing", "client") as srv:
+        with serving("--wyoming-endpointing", "client", *NO_ANSWERS) as srv:
             return asyncio.run(added(srv, port, args.turns, args.texts))
 
     def section_silent() -> dict[str, Any]:
         room = ("--max-sessions", str(4 * args.connections), "--connections-per-address", str(2 * args.connections))
-        with serving(*room) as srv:
+        with serving(*room, *NO_ANSWERS) as srv:
             return asyncio.run(silent(srv, port, args.connections))
 
     with tempfile.TemporaryDirectory() as made:

@@ -13,8 +13,23 @@ import sys
 from pathlib import Path
 
 from chromium import launched
-from drive_page import SLOW_MS, talk
-from playwright.sync_api import Error, expect, sync_playwright
+from drive_page import SLOW_MS
+from playwright.sync_api import Error, Page, expect, sync_playwright
+
+
+def answered(page: Page, transport: str, folder: Path) -> None:
+    """The microphone's recording is transcribed, and answered aloud."""
+    page.locator("#transport").select_option(transport)
+    page.get_by_role("button", name="Start talking").click()
+    expect(page.locator("#talk-log .me").first).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
+    expect(page.locator("#talk-log .them").first).to_contain_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
+    heard_ms = page.locator("#stages tbody tr").first.locator("td").nth(5)
+    expect(heard_ms).to_have_text(re.compile(r"^\d+$"), timeout=SLOW_MS)
+    page.screenshot(path=folder / f"tls-{transport}.png", full_page=True)
+    page.get_by_role("button", name="Stop").first.click()
+    expect(page.locator("#talk-state")).to_have_text("Not connected")
+    page.locator("#talk-log").evaluate("node => node.replaceChildren()")
+    page.locator("#stages tbody").evaluate("node => node.replaceChildren()")
 
 
 def main() -> None:
@@ -43,7 +58,7 @@ def main() -> None:
         expect(page.locator("#status")).to_contain_text("Ready:", timeout=SLOW_MS)
         page.locator("#options summary").click()
         for transport in ("websocket", "webrtc"):
-            talk(page, transport, folder)
+            answered(page, transport, folder)
         assert sockets
         assert all(one.startswith("wss://") for one in sockets), sockets
         assert not errors, errors
