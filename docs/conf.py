@@ -52,6 +52,7 @@ MENUS = {
             "client",
             "browser",
             "coming-from",
+            "home",
             "models",
             "turn-models",
             "gpu",

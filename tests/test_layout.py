@@ -97,6 +97,7 @@ OWN_THREADS = (
     "server/routes/control.py",
     "server/memory.py",
     "server/run.py",
+    "server/http/tls.py",
     "server/fetch.py",
     "shares/threads.py",
 )

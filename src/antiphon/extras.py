@@ -17,6 +17,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "webrtc": ("aiortc",),
         "devices": ("sounddevice",),
         "wyoming": ("zeroconf",),
+        "tls": ("cryptography", "ifaddr"),
     }
 )
 

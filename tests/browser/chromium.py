@@ -13,8 +13,14 @@ def path() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def launched(playwright: Playwright, microphone: str | Path, camera: str | Path, *, loops: bool = False) -> Browser:
-    """Start Chromium, with permission to use both. `loops`: the microphone's file repeats."""
+def launched(
+    playwright: Playwright, microphone: str | Path, camera: str | Path, *, loops: bool = False, trusted: str = ""
+) -> Browser:
+    """Start Chromium, with permission to use both.
+
+    `loops`: the microphone's file repeats. `trusted`: the digest of the key of a self-signed certificate that it
+    accepts.
+    """
     flags = [
         "--no-sandbox",
         "--use-fake-ui-for-media-stream",
@@ -23,4 +29,6 @@ def launched(playwright: Playwright, microphone: str | Path, camera: str | Path,
         f"--use-file-for-fake-video-capture={camera}",
         "--autoplay-policy=no-user-gesture-required",
     ]
+    if trusted:
+        flags.append(f"--ignore-certificate-errors-spki-list={trusted}")
     return playwright.chromium.launch(executable_path=path(), args=flags)

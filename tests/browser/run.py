@@ -2,15 +2,18 @@
 
 It needs Chromium (Debian: `apt install chromium`) and npm. It uses ports 3000 and 8000, as docs/browser.md does.
 
-`make browser DOOR=1` tests only the page at a door.
+`make browser DOOR=1` tests only the page at a door, and `python tests/browser/run.py --tls` only the page over https.
 The first run creates the driver's environment next to this file. Screenshots are written to out/.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "clients"))
@@ -29,6 +34,7 @@ from run import environment, hosts_behind_a_door, server, started
 
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
+from antiphon.server.wyoming.listening import address_of
 
 HERE = Path(__file__).resolve().parent
 RECORDING = HERE.parent / "data" / "audio" / "lj-LJ001-0004.flac"
@@ -93,6 +99,19 @@ def programs(command: Callable[[Path], Sequence[str | Path]]) -> int:
         return subprocess.run(command(Path(folder)), timeout=2 * LIMIT_S, check=False).returncode
 
 
+def over_tls(command: Callable[[str, str], Sequence[str | Path]]) -> int:
+    """Drive the page at this machine's address, over https with a self-signed certificate."""
+    flags = ("--host", "0.0.0.0", "--allow-anonymous", "--tls", "self-signed")
+    with server(*flags) as url:
+        address, port = address_of("0.0.0.0"), urlsplit(url).port
+        shown = ssl.get_server_certificate(("127.0.0.1", port or 0))
+        key = x509.load_pem_x509_certificate(shown.encode()).public_key()
+        spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        digest = base64.b64encode(hashlib.sha256(spki).digest()).decode()
+        given = command(f"https://{address}:{port}", digest)
+        return subprocess.run(given, timeout=LIMIT_S, check=False).returncode
+
+
 def module() -> int:
     """Check the module's types, and pack it: the npm package has its types and every file."""
     with tempfile.TemporaryDirectory() as made:
@@ -121,11 +140,17 @@ def main() -> int:
             command = [python, HERE / "drive_page.py", url, path, sign, HERE / "out", *transport]
             return subprocess.run(command, timeout=LIMIT_S, check=False).returncode
 
+        def drive_tls() -> int:
+            return over_tls(lambda *given: [python, HERE / "drive_tls.py", *given, path, sign, HERE / "out"])
+
+        if "--tls" in sys.argv:
+            return drive_tls()
         failed = 0
         if "--door" not in sys.argv:
             command = [python, HERE / "drive_errors.py", HERE / "out"]
             failed = module() | subprocess.run(command, timeout=LIMIT_S, check=False).returncode
             failed |= programs(lambda folder: [python, HERE / "drive_programs.py", folder, path, sign])
+            failed |= drive_tls()
             with server() as url:
                 failed |= drive(url)
             failed |= returning(lambda url: [python, HERE / "drive_page.py", url, path, sign, HERE / "out", "returns"])

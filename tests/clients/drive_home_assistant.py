@@ -1,16 +1,14 @@
-"""Home Assistant's own Wyoming classes, without a Home Assistant around them: its service, STT and TTS entities."""
+"""Home Assistant's own Wyoming classes: its service, and its entities for STT, TTS, streamed TTS and conversations."""
 
 import asyncio
 import io
 import sys
+import tempfile
 import wave
-from types import SimpleNamespace
 
 import soundfile
+from home_assistant import METADATA, Entities
 from homeassistant.components import stt, tts
-from homeassistant.components.wyoming.data import WyomingService
-from homeassistant.components.wyoming.stt import WyomingSttProvider
-from homeassistant.components.wyoming.tts import WyomingTtsProvider
 from homeassistant.const import __version__
 
 LIMIT_S = 60
@@ -29,32 +27,14 @@ async def pieces(text: str):
         yield f"{word} "
 
 
-async def main(uri: str, path: str) -> None:
-    host, _, port = uri.removeprefix("tcp://").rpartition(":")
-    service = await WyomingService.create(host, int(port))
-    assert service, "cannot connect"
-    assert service.info.asr[0].name == "antiphon"
-    tasks = []
-    entry = SimpleNamespace(
-        entry_id="e",
-        title="antiphon",
-        async_create_background_task=lambda hass, work, name: tasks.append(asyncio.create_task(work, name=name)),
-    )
-    ears = WyomingSttProvider(entry, service)
-    metadata = stt.SpeechMetadata(
-        language="en",
-        format=stt.AudioFormats.WAV,
-        codec=stt.AudioCodecs.PCM,
-        bit_rate=stt.AudioBitRates.BITRATE_16,
-        sample_rate=stt.AudioSampleRates.SAMPLERATE_16000,
-        channel=stt.AudioChannels.CHANNEL_MONO,
-    )
-    assert ears.check_metadata(metadata)
+async def main(uri: str, path: str, folder: str) -> None:
+    entities = await Entities.of(uri, folder)
+    assert entities.ears.check_metadata(METADATA)
     async with asyncio.timeout(LIMIT_S):
-        heard = await ears.async_process_audio_stream(metadata, sound(path))
+        heard = await entities.ears.async_process_audio_stream(METADATA, sound(path))
     assert heard.result is stt.SpeechResultState.SUCCESS
     assert heard.text
-    voice = WyomingTtsProvider(entry, service)
+    voice = entities.voice
     assert "en" in voice.supported_languages
     names = [v.voice_id for v in voice.async_get_supported_voices("en")]
     async with asyncio.timeout(LIMIT_S):
@@ -74,7 +54,18 @@ async def main(uri: str, path: str) -> None:
         assert streamed[:4] == b"RIFF"
         streamed_s = len(streamed[44:]) / 2 / file.getframerate()
         assert seconds < streamed_s < 4 * seconds, (seconds, streamed_s)
-    print(f"home assistant {__version__}: {heard.text!r}, {seconds:.1f} s of speech, {streamed_s:.1f} s streamed")
+    remembered = ""
+    if entities.agent:
+        async with asyncio.timeout(LIMIT_S):
+            await entities.ask("My name is Ada. Answer in one short sentence.", "c1")
+            remembered = await entities.ask("What is my name?", "c1")
+        assert "Ada" in remembered, remembered
+    await entities.hass.async_stop(force=True)
+    print(
+        f"home assistant {__version__}: {heard.text!r}, {seconds:.1f} s of speech, {streamed_s:.1f} s streamed, "
+        f"{remembered!r}"
+    )
 
 
-asyncio.run(main(sys.argv[1], sys.argv[2]))
+with tempfile.TemporaryDirectory() as made:
+    asyncio.run(main(sys.argv[1], sys.argv[2], made))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-import venv
 import wave
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ HERE = Path(__file__).resolve().parent
 DUPLEX = ("duplex", "openbmb", "worker")
 SPEECH_TO_SPEECH = ("speech2speech", "soak")
 # Clients of the port for Home Assistant.
-WYOMING = ("wyoming", "home_assistant")
+WYOMING = ("wyoming", "home_assistant", "home_assistant_2026")
 UNAWARE = ("agents", "livekit", "pipecat")
 NAMES = (
     *UNAWARE,
@@ -51,9 +51,13 @@ NAMES = (
     *(f"door-{name}" for name in UNAWARE),
 )
 # Packages that are installed without their dependencies, because a driver uses a small part of them.
-WITHOUT_DEPENDENCIES = {"home_assistant": "homeassistant==2024.3.3"}
+WITHOUT_DEPENDENCIES = {"home_assistant": "homeassistant==2024.3.3", "home_assistant_2026": "homeassistant==2026.2.3"}
 # A driver without a client of its own uses another's environment.
 ENVIRONMENTS = {"worker": "duplex", "soak": "duplex"}
+# Versions of a client that are driven alike.
+DRIVERS = {"home_assistant_2026": "home_assistant"}
+# The Python of clients that need another one.
+PYTHONS = {"home_assistant_2026": "3.13"}
 LIMIT_S, SOAK_S = 180, 900
 RECORDING = HERE.parent / "data" / "audio"
 
@@ -65,19 +69,32 @@ def environment(name: str, here: Path = HERE) -> Path:
     digest = hashlib.sha256(listed.read_bytes()).hexdigest()
     stamp = folder / ".done"
     if not stamp.is_file() or stamp.read_text() != digest:
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([folder / "bin" / "pip", "install", "-q", "-r", listed], check=True)
+        python = interpreter(PYTHONS[name]) if name in PYTHONS else sys.executable
+        subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
+        install = [folder / "bin" / "pip", "install", "-q"]
+        subprocess.run([*install, "-r", listed], check=True)
         if package := WITHOUT_DEPENDENCIES.get(name):
-            subprocess.run([folder / "bin" / "pip", "install", "-q", "--no-deps", package], check=True)
+            # It asks for the newest patch version of Python.
+            subprocess.run([*install, "--no-deps", "--ignore-requires-python", package], check=True)
         stamp.write_text(digest)
     return folder / "bin" / "python"
+
+
+def interpreter(version: str) -> Path:
+    """The Python of this version, on the path or of pyenv."""
+    on_path = shutil.which(f"python{version}")
+    for path in (on_path, *sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))):
+        # pyenv has a command for each version, which fails if the version is not chosen.
+        if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return Path(path)
+    raise SystemExit(f"Python {version} is needed, and not found")
 
 
 def command(name: str) -> list[str | Path]:
     """The command that drives a client, without its arguments. Node's packages are installed when their list is new."""
     if name != "node":
         name = name.removeprefix("native-").removeprefix("door-")
-        return [environment(ENVIRONMENTS.get(name, name)), HERE / f"drive_{name}.py"]
+        return [environment(ENVIRONMENTS.get(name, name)), HERE / f"drive_{DRIVERS.get(name, name)}.py"]
     folder = HERE / "node"
     stamp, listed = folder / "node_modules" / ".done", (folder / "package-lock.json").read_text()
     if not stamp.is_file() or stamp.read_text() != listed:

@@ -40,7 +40,7 @@ SERVERS = "localhost/antiphon-servers"
 URL = "http://127.0.0.1:8000"
 METRICS_KEY = "of-prometheus"
 # Debian has no Grafana, and the compose file starts the others only on request.
-LEFT_OUT = ("grafana", "postgres", "vllm")
+LEFT_OUT = ("grafana", "postgres", "vllm", "home", "home-assistant")
 HOSTS, DOORS = ("host-1", "host-2"), ("door-1", "door-2")
 # Podman's settings: netavark's DNS server resolves the names of services, and the limits are low enough for any
 # machine.

@@ -11,6 +11,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from helm_python.errors import HelmError
 
 from antiphon.cli.arguments import argument_parser
 from antiphon.server.http.forwarded import TrustedProxies
+from antiphon.server.http.tls import read_certificate, self_signed
 from antiphon.settings import Settings, load, options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -197,6 +199,26 @@ def test_the_compose_file_names_services_volumes_files_and_settings_that_there_a
     assert (DEPLOY / ".." / services["host-1"]["build"]["dockerfile"]).resolve().is_file()
 
 
+def test_the_server_of_a_house_has_https_and_speaks_wyoming_only_to_the_network_of_the_file() -> None:
+    services = compose()["services"]
+    home, assistant = services["home"], services["home-assistant"]
+    # Neither starts with the other services.
+    assert home["profiles"] == assistant["profiles"] == ["home"]
+    environment = home["environment"]
+    assert environment["ANTIPHON_WYOMING_ALLOW"] == services["host-1"]["environment"]["ANTIPHON_TRUSTED_PROXIES"]
+    (published,) = home["ports"]
+    assert published.endswith(":8000")
+    assert not environment["ANTIPHON_WYOMING"].endswith(":8000")
+    assert environment["ANTIPHON_TLS"] == "self-signed"
+    # What the page says of names, ports and variables is in the file.
+    page = (DOCS / "home.md").read_text()
+    port = environment["ANTIPHON_WYOMING"].rpartition(":")[2]
+    shown = (published.split(":")[0], assistant["ports"][0].split(":")[0], port, "under the name `home`")
+    assert all(text in page for text in shown)
+    for variable in re.findall(r"\b([A-Z_]+)=[A-Z]+\b", page):
+        assert f"${{{variable}:" in (DEPLOY / "compose.yaml").read_text(), variable
+
+
 @pytest.mark.parametrize("unit", ["antiphon.service", "antiphon-door.service"])
 def test_a_unit_starts_antiphon_with_flags_that_there_are(unit: str) -> None:
     text = (DEPLOY / "systemd" / unit).read_text().replace("\\\n", " ")
@@ -337,14 +359,20 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_health_check_of_the_image_asks_the_port_that_is_set_and_no_proxy() -> None:
+@pytest.mark.parametrize("tls", [{}, {"ANTIPHON_TLS": "self-signed"}, {"ANTIPHON_TLS_CERT": "cert.pem"}])
+def test_the_health_check_of_the_image_asks_the_port_that_is_set_and_no_proxy(
+    tls: dict[str, str], tmp_path: Path
+) -> None:
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", "")
     (command,) = re.findall(r"^HEALTHCHECK .*? CMD (.*)$", text, re.MULTILINE)
     _, *arguments = shlex.split(command)
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        if tls:
+            made = self_signed(tmp_path, ["localhost"], datetime.now(UTC))
+            server.socket = read_certificate(made, made).context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever).start()
         # The proxy does not exist.
-        environment = {"ANTIPHON_PORT": str(server.server_port), "http_proxy": "http://127.0.0.1:9"}
+        environment = {"ANTIPHON_PORT": str(server.server_port), "http_proxy": "http://127.0.0.1:9"} | tls
         try:
             for server.healthy, expected in (("/health", 0), ("/nothing", 1)):  # type: ignore[attr-defined]
                 done = subprocess.run([sys.executable, *arguments], env=environment, timeout=30, check=False)

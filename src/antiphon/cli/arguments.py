@@ -18,6 +18,7 @@ from antiphon.settings import Option, options
 # The heading of each section of the settings in a command's help.
 HEADINGS = {
     "server": "server",
+    "tls": "tls (https and wss)",
     "resume": "resume (sessions that outlive their connection)",
     "cluster": "cluster (several processes as one service)",
     "memory": "memory (limits on the data that the server holds for clients)",
@@ -47,6 +48,9 @@ BENCHMARKS = (
     "store",
     "hosts",
     "remote",
+    "remote_voices",
+    "wyoming",
+    "tls",
 )
 
 
@@ -208,6 +212,7 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 def _add_talk(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="a running server; if not given, one is started for the conversation")
     parser.add_argument("--key", help="the server's API key; ANTIPHON_TALK_KEY keeps it off the command line")
+    _add_trust(parser)
     parser.add_argument("--instructions", help="the system prompt")
     parser.add_argument("--speak-as", metavar="VOICE", help="the voice; the first one loaded if not given")
     parser.add_argument("--microphone", metavar="NAME", help="the input device: a part of its name, or its number")
@@ -247,6 +252,14 @@ def _add_top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, likewise")
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")
     parser.add_argument("--once", action="store_true", help="print the figures since the server's start, and exit")
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ca", metavar="FILE", help="for https://: the certificates to trust, as a PEM file")
+    parser.add_argument(
+        "--fingerprint", metavar="SHA256", help="for https://: trust the certificate that antiphon serve printed"
+    )
 
 
 def _add_nothing(parser: argparse.ArgumentParser) -> None:
@@ -292,7 +305,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command(
         "start the server",
         "",
-        ("server", "resume", "cluster", "memory", "audio", "models", "engine", "remote", "speech", "video", "wyoming"),
+        tuple(HEADINGS),
         _add_serve,
     ),
     "pull": Command(

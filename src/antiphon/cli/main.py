@@ -131,9 +131,14 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
         return _serve_door(settings)
     from antiphon.cli.preparation import prepare_to_serve
     from antiphon.server.http.listening import bind
+    from antiphon.server.http.tls import described, open_tls
     from antiphon.server.run import check_exposure, serve
 
     check_exposure(settings)
+    # Checked before models are fetched; the server opens it again.
+    tls = open_tls(settings)
+    if args.ray and tls:
+        raise SettingsError("--ray serves without TLS: a proxy in front of it has to end TLS (docs/design/ray.md)")
     serve_here = _ray_serve() if args.ray else None
     with bind(settings.server.host, settings.server.port) as bound:
         if serve_here:
@@ -146,8 +151,13 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
         def ready(url: str) -> None:
             key = ' -H "authorization: Bearer KEY"' if settings.server.api_keys else ""
             print(f"\n  antiphon is ready at {url}", flush=True)
+            trust = ""
+            if tls:
+                lines, url, trust = described(tls, settings.server, url)
+                print("".join(f"  {line}\n" for line in lines), end="", flush=True)
             print(f"  try it:  open {url}/ in a browser, or hand it a recording:", flush=True)
-            print(f"           curl {url}/v1/audio/transcriptions{key} -F model=default -F file=@FILE\n", flush=True)
+            request = f"{url}/v1/audio/transcriptions{key}{trust} -F model=default -F file=@FILE"
+            print(f"           curl {request}\n", flush=True)
 
         anyio.run(serve, settings, ready, bound)
     return 0
@@ -155,10 +165,15 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
 
 def _serve_door(settings: Settings) -> int:
     from antiphon.server.door import serve_door
+    from antiphon.server.http.tls import described, open_tls
+
+    tls = open_tls(settings)
 
     def ready(url: str) -> None:
         behind = ", ".join(settings.cluster.hosts) or "the hosts of its store"
-        print(f"\n  antiphon's door is ready at {url} in front of {behind}\n", flush=True)
+        lines = described(tls, settings.server, url)[0] if tls else []
+        print(f"\n  antiphon's door is ready at {url} in front of {behind}", flush=True)
+        print("".join(f"  {line}\n" for line in lines), flush=True)
 
     anyio.run(serve_door, settings, ready)
     return 0
@@ -320,7 +335,8 @@ def _talk(settings: Settings, args: argparse.Namespace) -> int:
 
     if args.into and args.hear is None:
         raise SettingsError("--into works only with --hear; with a microphone, the loudspeaker plays the responses")
-    request = TalkRequest(args.instructions, args.speak_as, args.microphone, args.loudspeaker, args.hear, args.into)
+    devices = (args.microphone, args.loudspeaker, args.hear, args.into)
+    request = TalkRequest(args.instructions, args.speak_as, *devices, args.ca, args.fingerprint)
     if args.hear is None:
         check_sound()
     # Log lines would mix with the conversation on the screen.
@@ -388,7 +404,8 @@ def _hosts(settings: Settings, args: argparse.Namespace) -> int:
 def _top(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.top import top
 
-    top(settings, args.server or args.url, args.every, once=args.once)
+    url = args.server or args.url
+    top(settings, url, args.every, once=args.once, ca=args.ca, fingerprint=args.fingerprint)
     return 0
 
 

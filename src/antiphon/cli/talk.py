@@ -32,6 +32,7 @@ from antiphon.client import (
 )
 from antiphon.client.devices import INPUT_HZ, OUTPUT_HZ, HeardFile, sound_devices, sound_files
 from antiphon.client.devices.playback import Playback
+from antiphon.client.network import UNTRUSTED_HINT, is_untrusted, trusted
 from antiphon.errors import RemoteError, SettingsError
 from antiphon.settings import Settings
 
@@ -55,6 +56,10 @@ class TalkRequest:
     hear: str | None = None
     # With `hear`: a WAV file to write instead of playing.
     into: str | None = None
+    # For https://: a PEM file with the certificates to trust; None: those that the system trusts.
+    ca: str | None = None
+    # For https://: the SHA-256 of the certificate to trust instead; None: any that is trusted.
+    fingerprint: str | None = None
 
     def devices(self, playback: Playback) -> AbstractContextManager[AsyncIterator[bytes]]:
         """Return a context manager that plays `playback` and yields the microphone's audio."""
@@ -73,18 +78,18 @@ HINTS = {
 async def run(settings: Settings, request: TalkRequest, url: str | None, key: str | None) -> None:
     """Talk with the server at `url`; None: start one for this conversation.
 
-    Raises RemoteError if the session ends with a code in HINTS; otherwise what `talk` and Server raise.
+    Raises RemoteError if the session ends with a code in HINTS; otherwise what `talk`, `trusted` and Server raise.
     """
     if url:
         try:
-            client = Client(url, key)
+            client = Client(url, key, ca=await asyncio.to_thread(trusted, url, request.ca, request.fingerprint))
         except ValueError as error:
             raise SettingsError(f"--url: {error}") from None
         async with client:
             try:
                 await talk(client, request)
             except SessionEnded as ended:
-                if hint := HINTS.get(ended.code):
+                if hint := UNTRUSTED_HINT if is_untrusted(ended) else HINTS.get(ended.code):
                     raise RemoteError(f"{url}: {hint}") from ended
                 raise
         return

@@ -14,7 +14,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from antiphon.errors import RemoteError
+from antiphon.client.network import UNTRUSTED_HINT, is_untrusted, trusted
+from antiphon.errors import RemoteError, SettingsError
 from antiphon.settings import Settings
 
 TIMEOUT_S = 5.0
@@ -210,17 +211,30 @@ def _mb(num_bytes: float) -> str:
     return f"{num_bytes / (1 << 20):.0f} MB"
 
 
-def top(settings: Settings, url: str, every_s: float, *, once: bool) -> None:
+def top(
+    settings: Settings,
+    url: str,
+    every_s: float,
+    *,
+    once: bool,
+    ca: str | None = None,
+    fingerprint: str | None = None,
+) -> None:
     """Show a server's board and refresh it every `every_s` seconds until interrupted.
 
     `once`: print the board since the server's start, and return. The key for `/metrics`, if the server needs one, is
-    the setting `metrics_key`. Raises RemoteError if the server cannot be reached or is not antiphon.
+    the setting `metrics_key`. `ca` and `fingerprint` are for https:// (see `trusted`). Raises RemoteError if the server
+    cannot be reached or is not antiphon, and SettingsError.
     """
     console = Console(soft_wrap=True)
     key = settings.server.metrics_key
     headers = {"authorization": f"Bearer {key}"} if key else {}
     url = url.rstrip("/").removesuffix("/metrics")
-    with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
+    try:
+        tls = trusted(url, ca, fingerprint) or True
+    except ValueError as error:
+        raise SettingsError(f"--ca: {error}") from None
+    with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=tls) as client:
         before = _read(client)
         if once:
             console.print(board(url, before, before))
@@ -244,7 +258,8 @@ def _read(client: httpx.Client) -> Reading:
             message += f": it {wants} ANTIPHON_METRICS_KEY"
         raise RemoteError(message) from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise RemoteError(f"the metrics of {client.base_url} cannot be read: {error}") from None
+        why = UNTRUSTED_HINT if is_untrusted(error) else str(error)
+        raise RemoteError(f"the metrics of {client.base_url} cannot be read: {why}") from None
     if not any(name == "antiphon_connections" for name, _ in found.samples):
         raise RemoteError(f"{client.base_url} is not an antiphon server")
     return found

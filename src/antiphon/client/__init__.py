@@ -31,6 +31,7 @@ from antiphon.client.events import (
     UserWords,
 )
 from antiphon.client.link import SessionEnded
+from antiphon.client.network import pinned
 from antiphon.client.speech import ClientSpeech, SpeechAudio
 from antiphon.client.sync import SyncClient
 from antiphon.client.video import ClientVideo
@@ -60,4 +61,5 @@ __all__ = [
     "UserSaid",
     "UserSpeaks",
     "UserWords",
+    "pinned",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from antiphon.client.captions import ClientCaptions
 from antiphon.client.conversation import ClientConversation, tools_of
 from antiphon.client.in_process import App, connect_in_process
 from antiphon.client.link import Json, JsonObject, ResumingLink, SessionEnded
+from antiphon.client.network import connect_over_network, trusting
 from antiphon.client.speech import ClientSpeech
 from antiphon.client.video import ClientVideo
 
@@ -35,16 +37,24 @@ class Client:
     Args:
         url: The server's address, such as http://127.0.0.1:8000.
         key: One of the server's API keys; None sends none.
+        ca: For https://: the file of the certificates to trust (PEM), or a TLS context, such as that of `pinned`. None:
+            the certificates that the system trusts.
         give_up_s: How long a session whose connection broke tries to reconnect, in seconds. By default the server keeps
             such a session for 30 s.
         app: The server's ASGI application in this process. The client then calls it directly, and `url` is only a name.
 
     Raises:
-        ValueError: `url` is not an http:// or https:// address with a host.
+        ValueError: `url` is not an http:// or https:// address with a host, or `ca` has no certificate.
     """
 
     def __init__(
-        self, url: str = DEFAULT_URL, key: str | None = None, *, give_up_s: float = 30.0, app: App | None = None
+        self,
+        url: str = DEFAULT_URL,
+        key: str | None = None,
+        *,
+        ca: str | Path | ssl.SSLContext | None = None,
+        give_up_s: float = 30.0,
+        app: App | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -53,9 +63,14 @@ class Client:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._give_up_s = give_up_s
         self._app = app
-        transport = httpx.ASGITransport(app) if app else None
+        self._tls = (ca if isinstance(ca, ssl.SSLContext) else trusting(ca)) if parts.scheme == "https" else None
         self._http = httpx.AsyncClient(
-            base_url=self.url, headers=self._headers, timeout=REQUEST_S, trust_env=False, transport=transport
+            base_url=self.url,
+            headers=self._headers,
+            timeout=REQUEST_S,
+            trust_env=False,
+            verify=self._tls or True,
+            transport=httpx.ASGITransport(app) if app else None,
         )
 
     async def __aenter__(self) -> Client:
@@ -240,7 +255,7 @@ class Client:
             give_up_s=self._give_up_s,
             heartbeat=heartbeat,
             heartbeat_s=heartbeat_s,
-            connect=partial(connect_in_process, self._app) if self._app else None,
+            connect=partial(connect_in_process, self._app) if self._app else partial(connect_over_network, self._tls),
         )
 
 

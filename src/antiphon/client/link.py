@@ -9,16 +9,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self, TypedDict, cast
 from urllib.parse import urlencode
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from antiphon.client.held_session import END, CannotResume, HeldSession, fields_of
 from antiphon.client.in_process import AppSocket
+from antiphon.client.network import CLOSE_S, CONNECT_S, connect_over_network
 from antiphon.errors import AntiphonError
 
 log = logging.getLogger(__name__)
@@ -26,10 +28,6 @@ log = logging.getLogger(__name__)
 MAX_UNSENT_BYTES = 1 << 20
 # Backoff between attempts to reconnect, in seconds: the wait before the second attempt, and the longest wait.
 FIRST_WAIT_S, MAX_WAIT_S = 0.05, 2.0
-# Timeouts of connecting and of closing, in seconds.
-CONNECT_S, CLOSE_S = 10.0, 5.0
-# Interval of WebSocket pings, and the time without a pong after which the connection counts as broken, in seconds.
-PING_S, PING_TIMEOUT_S = 10.0, 20.0
 # A connection that lasts longer than this resets the backoff, even if no message arrived. In seconds.
 SETTLED_S = 5.0
 # Limit on received messages that the application has not taken, in bytes; above it, no more are read.
@@ -153,7 +151,7 @@ class ResumingLink:
         give_up_s: How long a broken session tries to reconnect, in seconds.
         heartbeat: A message that is sent every `heartbeat_s` seconds, so that the session does not end as idle.
         heartbeat_s: The interval of heartbeats, in seconds.
-        connect: Opens a WebSocket at a URL with headers; None: over the network.
+        connect: Opens a WebSocket at a URL with headers; None: over the network, ws:// only.
     """
 
     def __init__(
@@ -168,7 +166,7 @@ class ResumingLink:
         heartbeat_s: float = 60.0,
         connect: Connect | None = None,
     ) -> None:
-        self._connect = connect or connect_over_network
+        self._connect = connect or partial(connect_over_network, None)
         self._url, self._headers, self._query, self._give_up_s = url, dict(headers), dict(query), give_up_s
         self._held = HeldSession()
         self._heartbeat, self._heartbeat_s = heartbeat, heartbeat_s
@@ -395,21 +393,6 @@ class ResumingLink:
             self._ended = ended
             self._incoming.put_nowait((ended, 0))
             self._has_room.set()
-
-
-async def connect_over_network(url: str, headers: Mapping[str, str]) -> ClientConnection:
-    """Open a WebSocket at a URL, with these headers. Raises what `websockets.connect` raises."""
-    return await connect(
-        url,
-        additional_headers=headers,
-        max_size=None,
-        compression=None,
-        open_timeout=CONNECT_S,
-        close_timeout=CLOSE_S,
-        ping_interval=PING_S,
-        ping_timeout=PING_TIMEOUT_S,
-        proxy=None,
-    )
 
 
 class LinkedSession(ABC):

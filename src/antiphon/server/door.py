@@ -20,6 +20,7 @@ from antiphon.server.http.connections import log_failed_accepts
 from antiphon.server.http.errors import Forbidden, error_response
 from antiphon.server.http.listening import QuietServer, base_url, bind, quiet_log, stop_on_signals
 from antiphon.server.http.origin import Origins, is_loopback
+from antiphon.server.http.tls import keep_current, open_tls
 from antiphon.server.routes.door_calls import DoorCalls
 from antiphon.settings import ServerSettings, Settings
 from antiphon.signals import unless_set
@@ -44,13 +45,16 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
     # uvicorn need not log responses that a host breaks off, since the door logs them itself.
     quiet_log(lambda: True)
     log_failed_accepts(asyncio.get_running_loop())
+    tls = open_tls(settings)
     sock = bind(server.host, server.port)
-    http = QuietServer(app, settings, lifespan="on")
+    http = QuietServer(app, settings, lifespan="on", tls=tls.context if tls else None)
     with contextlib.closing(sock), stop_on_signals() as (stop, now):
         async with watching(settings.resume, hosts), anyio.create_task_group() as group:
             group.start_soon(http.serve_on, sock, group.cancel_scope)
+            if tls:
+                group.start_soon(keep_current, tls)
             await http.listens.wait()
-            on_ready(base_url(server, sock))
+            on_ready(base_url(server, sock, tls=tls is not None))
             await stop.wait()
             door.draining = True
             with anyio.move_on_after(server.drain_s):

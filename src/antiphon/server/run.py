@@ -24,6 +24,7 @@ from antiphon.server.drain import drain
 from antiphon.server.http.connections import log_failed_accepts
 from antiphon.server.http.listening import QuietServer, base_url, bind, is_wildcard, quiet_log, stop_on_signals
 from antiphon.server.http.origin import is_loopback
+from antiphon.server.http.tls import ServerTls, keep_current, open_tls
 from antiphon.server.memory import reclaim_excess, settle_garbage
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
@@ -75,9 +76,10 @@ async def serve(
     """
     check_exposure(settings)
     check_wyoming(settings)
+    tls = open_tls(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
     with contextlib.closing(sock):
-        await _serve(settings, on_ready, on_app, sock, ends)
+        await _serve(settings, on_ready, on_app, sock, ends, tls)
 
 
 async def _serve(
@@ -86,16 +88,16 @@ async def _serve(
     on_app: Callable[[ASGIApp], None],
     sock: socket.socket,
     ends: tuple[anyio.Event, anyio.Event] | None,
+    tls: ServerTls | None,
 ) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     log_failed_accepts(asyncio.get_running_loop())
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
     quiet_log(lambda: state.admission.draining)
-    state.sessions.address = settings.cluster.advertise or (
-        "" if is_wildcard(settings.server.host) else base_url(settings.server, sock)
-    )
+    url = base_url(settings.server, sock, tls=tls is not None)
+    state.sessions.address = settings.cluster.advertise or ("" if is_wildcard(settings.server.host) else url)
     sessions = _open_session_store(state)
-    http = http_server(state)
+    http = http_server(state, tls)
     open_wyoming(state)
     models: LoadedModels | None = None
     failure: Exception | None = None
@@ -104,6 +106,8 @@ async def _serve(
             async with anyio.create_task_group() as group:
                 state.group = group
                 group.start_soon(http.serve_on, sock, group.cancel_scope)
+                if tls:
+                    group.start_soon(keep_current, tls)
                 if sessions:
                     group.start_soon(keep_registered, state, sessions)
                 try:
@@ -117,7 +121,7 @@ async def _serve(
                     _begin(state, models, stop)
                     await group.start(state.listeners.serve)
                     on_app(cast(ASGIApp, http.config.app))
-                    on_ready(base_url(settings.server, sock))
+                    on_ready(url)
                     await stop.wait()
                     await drain(state, settings.server.drain_s, now)
                     if settings.server.exit_on_model_loss and (lost := models.lost()):
@@ -170,9 +174,10 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
         log.info("no API key is set: %s may use this server", _reaching(server.host))
 
 
-def http_server(state: ServerState) -> QuietServer:
+def http_server(state: ServerState, tls: ServerTls | None = None) -> QuietServer:
     """Return an HTTP server for the application over `state`. It installs no signal handlers."""
-    http = QuietServer(build(state), state.settings, state.metrics.refused.labels("connections").inc)
+    refuse = state.metrics.refused.labels("connections").inc
+    http = QuietServer(build(state), state.settings, refuse, tls=tls.context if tls else None)
     state.metrics.connections.set_function(lambda: float(http.connections.num_open))
     return http
 

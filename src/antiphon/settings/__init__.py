@@ -5,7 +5,7 @@ Each field states its default and its help once (`sections.py`). The flag (`--ma
 name or an invalid value stops the start with an error that names the key.
 """
 
-from antiphon.settings.home import WyomingSettings
+from antiphon.settings.home import TlsSettings, WyomingSettings
 from antiphon.settings.remote import RemoteSettings
 from antiphon.settings.sections import (
     WEIGHTS,
@@ -33,6 +33,7 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "SpeechSettings",
+    "TlsSettings",
     "VideoSettings",
     "WyomingSettings",
     "environment_of",

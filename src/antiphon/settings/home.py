@@ -1,4 +1,4 @@
-"""The settings of the server's part in a home: the Wyoming protocol, which Home Assistant speaks."""
+"""The settings of a server in a home: TLS, and the Wyoming protocol, which Home Assistant speaks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,26 @@ ADDRESS = Form(
     "expected HOST:PORT, as in 127.0.0.1:10300 or [::1]:10300",
 )
 SERVICE = Form(r"[^.\x00-\x1f]{1,60}", "expected 1 to 60 characters without a dot")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """The section `[tls]`: the certificate with which the server serves https and wss."""
+
+    tls: str = option(
+        "off",
+        "`self-signed`: serve https and wss with a certificate for `localhost`, the machine's name and addresses, "
+        "`--host` and `--allowed-host`. It is made once and kept in `ANTIPHON_HOME/tls`. TLS needs the extra `[tls]`.",
+        choices=("off", "self-signed"),
+    )
+    tls_cert: str = option(
+        "",
+        "PEM file of a certificate with its chain: serve https and wss with it. Read again when it changes.",
+    )
+    tls_key: str = option("", "PEM file of the key of `--tls-cert`, without a password. Read again when it changes.")
+    tls_allow_expired: bool = option(
+        False, "Serve with a `--tls-cert` that has expired or is not valid yet, which most clients refuse."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from antiphon.settings.home import WyomingSettings
+from antiphon.settings.home import TlsSettings, WyomingSettings
 from antiphon.settings.option import HOST, KEY, ORIGIN, option
 from antiphon.settings.remote import RemoteSettings
 
@@ -466,6 +466,8 @@ class Settings:
 
     # Addresses, API keys, the number of sessions and their lifetime.
     server: ServerSettings = field(default_factory=ServerSettings)
+    # The certificate for https and wss.
+    tls: TlsSettings = field(default_factory=TlsSettings)
     # Resuming sessions, and the store that they are kept in.
     resume: ResumeSettings = field(default_factory=ResumeSettings)
     # The role of this process in a cluster of servers.

@@ -1,4 +1,5 @@
-"""Limits the number of a server's TCP connections, the time that a request's head takes, and the silence of WebSockets.
+"""Limits the number of a server's TCP connections, the time that a TLS handshake and a request's head take, and the
+silence of WebSockets.
 
 A connection takes a file descriptor when it is accepted, long before it shows a key. uvicorn has no timeout for silent
 connections. The classes here extend uvicorn's protocols. Each connection holds a place until it is closed, even after
@@ -11,10 +12,12 @@ import asyncio
 import errno
 import logging
 import resource
+import ssl
 import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Container
+from functools import partial
 from typing import Any
 
 import h11
@@ -22,9 +25,13 @@ import uvicorn
 from starlette.types import Scope
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
+
+from antiphon.transports.http import LineLimit
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +47,8 @@ NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENO
 SILENCE_S, MAX_SILENCES, SLOWEST_BYTES_PER_S = 60.0, 5, 10_000
 # Interval of pings. They also keep proxies from closing idle connections.
 PING_INTERVAL_S = 20.0
+# Seconds that a client has to answer the end of TLS before its connection is closed.
+TLS_CLOSE_S = 5.0
 # The ASGI extension with which the application limits a WebSocket's first message.
 _FIRST_MESSAGE = "antiphon.first_message"
 
@@ -178,8 +187,9 @@ class BoundedConfig(uvicorn.Config):
     """uvicorn's configuration with its HTTP/1.1 and WebSocket protocols limited by `connections`.
 
     `head_timeout_s` is the timeout for the whole head of a request, counted from the accept, or from the head's first
-    byte on a connection that has already served a request. `silence_s` is the time after which a WebSocket without a
-    sign of life is closed. Pings are sent every `ping_interval_s`.
+    byte on a connection that has already served a request. It is also the timeout of a TLS handshake. `silence_s` is
+    the time after which a WebSocket without a sign of life is closed. Pings are sent every `ping_interval_s`. `tls`
+    returns the context of each handshake; None: no TLS.
     """
 
     def __init__(
@@ -190,11 +200,12 @@ class BoundedConfig(uvicorn.Config):
         *,
         silence_s: float = SILENCE_S,
         ping_interval_s: float = PING_INTERVAL_S,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
             app,
-            http=_BoundedHttp,
+            http=_TlsHandshake if tls else _BoundedHttp,
             ws=_BoundedWebSocket,
             proxy_headers=False,
             ws_ping_interval=ping_interval_s,
@@ -203,6 +214,69 @@ class BoundedConfig(uvicorn.Config):
         self.connections = connections
         self.head_timeout_s = head_timeout_s
         self.silence_s = silence_s
+        self.tls = tls
+
+
+class _TlsHandshake(asyncio.Protocol):
+    """A connection until its TLS handshake is complete. Then `_BoundedHttp` takes it over.
+
+    If asyncio's server did the handshake, the connection would have no place and no other limit until its end.
+    """
+
+    transport: asyncio.Transport
+    _failures = LineLimit(time.monotonic)
+
+    def __init__(self, config: BoundedConfig, server_state: ServerState, **uvicorns: Any) -> None:
+        self._config, self._open = config, server_state.connections
+        self._make = partial(_BoundedHttp, config=config, server_state=server_state, **uvicorns)
+        # What the client sent directly after its handshake.
+        self._early = list[bytes]()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        transport.pause_reading()
+        address = _address(get_remote_addr(transport))
+        if not self._config.connections.take(address):
+            transport.abort()
+            return
+        # uvicorn ends the connections in this set when it stops.
+        self._open.add(self)  # type: ignore[arg-type]
+        self._task = asyncio.get_running_loop().create_task(self._shake_hands(address))
+
+    def data_received(self, data: bytes) -> None:
+        self._early.append(data)
+
+    def shutdown(self) -> None:
+        """End the connection, for uvicorn."""
+        self.transport.abort()
+
+    async def _shake_hands(self, address: str) -> None:
+        assert self._config.tls
+        loop, limit_s = asyncio.get_running_loop(), self._config.head_timeout_s
+        try:
+            transport = await loop.start_tls(
+                self.transport,
+                self,
+                self._config.tls(),
+                server_side=True,
+                ssl_handshake_timeout=limit_s,
+                ssl_shutdown_timeout=TLS_CLOSE_S,
+            )
+        except OSError as error:
+            # Also what OpenSSL refuses, as from a client that does not trust the certificate or speaks plain HTTP.
+            if (unlogged := self._failures.admit()) is not None:
+                log.info("a TLS handshake failed: %s address=%s unlogged=%d", error, address, unlogged)
+            return
+        finally:
+            self._open.discard(self)
+            self._config.connections.give_back(address)
+        # None if the connection was lost at the same moment.
+        if transport:
+            http = self._make()
+            transport.set_protocol(http)
+            http.connection_made(transport)
+            if self._early:
+                http.data_received(b"".join(self._early))
 
 
 class _BoundedHttp(H11Protocol):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -66,8 +67,12 @@ class QuietServer(uvicorn.Server):
         settings: Settings,
         on_refused: Callable[[], None] = lambda: None,
         lifespan: Literal["on", "off"] = "off",
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """Make the server. `on_refused` is called for each connection that finds no place."""
+        """Make the server. `on_refused` is called for each connection that finds no place.
+
+        `tls` returns the context of each handshake; None: the server has no TLS.
+        """
         server = settings.server
         proxies = TrustedProxies(server.trusted_proxies)
         most = connection_limit(server.max_sessions)
@@ -76,6 +81,7 @@ class QuietServer(uvicorn.Server):
             ForwardedClients(app, proxies, self.connections),
             self.connections,
             server.head_timeout_s,
+            tls=tls,
             log_config=None,
             access_log=False,
             ws_max_size=settings.audio.max_frame_bytes * HARD_FRAME_FACTOR,
@@ -124,10 +130,10 @@ def stop_on_signals() -> Iterator[tuple[anyio.Event, anyio.Event]]:
             loop.remove_signal_handler(number)
 
 
-def base_url(server: ServerSettings, sock: socket.socket) -> str:
+def base_url(server: ServerSettings, sock: socket.socket, *, tls: bool) -> str:
     """Return the base URL of a server with this socket, with the configured host name."""
     host = f"[{server.host}]" if ":" in server.host else server.host
-    return f"http://{host}:{sock.getsockname()[1]}"
+    return f"http{'s' if tls else ''}://{host}:{sock.getsockname()[1]}"
 
 
 def is_wildcard(host: str) -> bool:
