@@ -144,6 +144,27 @@ def test_when_the_server_drains_then_a_command_under_way_gets_its_transcript() -
     asyncio.run(main())
 
 
+def test_when_the_server_drains_then_a_text_that_is_still_written_is_spoken_to_its_end() -> None:
+    async def main() -> None:
+        async with port() as served, connect(served) as client, connect(served) as asking:
+            client.say("synthesize-start")
+            client.say("synthesize-chunk", text="The first sentence is here. And")
+            await client.until("audio-chunk")
+            async with anyio.create_task_group() as group:
+                group.start_soon(served.drain)
+                # The connection without work is closed: the server drains.
+                assert await asking.closed()
+                client.say("synthesize-chunk", text=" the second one too.")
+                client.say("synthesize", text="The first sentence is here. And the second one too.")
+                client.say("synthesize-stop")
+                await client.until("synthesize-stopped")
+                assert await client.closed()
+            said = " ".join(text for _, text in served.voice.spoken)
+            assert said == "The first sentence is here. And the second one too."
+
+    asyncio.run(main())
+
+
 def test_when_the_drain_is_over_then_unfinished_work_ends_with_an_error() -> None:
     async def main() -> None:
         async with port() as served, connect(served) as client:
