@@ -4,7 +4,8 @@
 
 The caller is written from Twilio's documents (`carrier.py`): it sends µ-law in frames of 20 ms, plays what it gets, and
 returns marks. No carrier was called, so that the path of a carrier is not part of any figure. An application follows
-each call (`/v1/realtime?call_id=`), and reports the server's own events. Server and callers share the same cores.
+each call (`/v1/realtime?call_id=`), and reports the server's own events. The language model is a process of this
+benchmark that answers at once, so that both ways say the same. Server and callers share the same cores.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import soxr
 from bench import carrier
 from bench.common import Server, measured, options, percentile, server, show
 from bench.driver import INSTRUCTIONS, STORY, TELLER, Caller, Session, in_loops, server_vad
+from bench.engines import backend
 from bench.hearing.clips import Clip, whole_turns, with_data
 from websockets.asyncio.client import connect
 
@@ -33,6 +35,8 @@ FRAME_BYTES = len(SILENCE)
 VAD = server_vad(500)
 # A frame is sound if one of its samples is at least this loud. The voice begins with silence.
 LOUD = 0.01
+# Every answer. It is spoken in about six seconds.
+ANSWER = "The weather will be mild tomorrow with some rain late in the evening. The wind comes from the west."
 # Length of a word of ordinary speech, in milliseconds.
 WORD_MS = 300
 LIMIT_S = 40.0
@@ -213,10 +217,10 @@ async def cuts(srv: Server, count: int) -> dict[str, Any]:
         events = phone.application
         for _ in range(count):
             played_s, asked_s = phone.buffer.played_s, time.monotonic()
-            since = await phone.ask("Say three long sentences about the sea.")
+            since = await phone.ask("What will the weather be like?")
             if await phone.heard_after(asked_s) is None:
                 continue
-            await asyncio.sleep(chance.uniform(0.1, 4.0))
+            await asyncio.sleep(chance.uniform(0.1, 2.5))
             await events.send("response.cancel")
             await events.send("output_audio_buffer.clear")
             await phone.quiet(0.6)
@@ -240,7 +244,7 @@ def main() -> None:
     parser.add_argument("--cuts", type=int, default=50, help="answers that are cut off")
     args = parser.parse_args()
     clips = whole_turns(args.data)[: args.turns]
-    with server() as srv:
+    with backend(ANSWER) as url, server("--language-model", url) as srv:
         sections = {
             "latency": lambda: latency(srv, clips),
             "barge_in": lambda: barge_in(srv, clips),

@@ -4,7 +4,7 @@
     python examples/telephone/caller.py question.wav --url ws://127.0.0.1:8000/v1/telephone/media/KEY
 
 The recording is 16-bit PCM, mono, 8 kHz: `ffmpeg -i FILE -ac 1 -ar 8000 question.wav` makes one. After it, the caller
-is silent until the answer has ended, and hangs up.
+is silent until the answer has ended, or enough of it was heard, and hangs up.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Ear:
         return names
 
 
-async def call(url: str, question: bytes, out: str, limit_s: float) -> None:
+async def call(url: str, question: bytes, out: str, enough_s: float, limit_s: float) -> None:
     """Hold one call, and write what the caller hears to `out`."""
     ear, stream = Ear(), {"streamSid": "MZ1"}
     begun_s = time.monotonic()
@@ -102,7 +102,8 @@ async def call(url: str, question: bytes, out: str, limit_s: float) -> None:
             await say("media", media={"track": "inbound", "payload": base64.b64encode(frame).decode()})
             for name in ear.due():
                 await say("mark", mark={"name": name})
-            if number * size > len(question) and ear.heard and time.monotonic() > ear.ends_s + QUIET_S:
+            is_quiet = ear.heard and time.monotonic() > ear.ends_s + QUIET_S
+            if number * size > len(question) and (is_quiet or len(ear.heard) > enough_s * RATE_HZ):
                 await say("stop", stop={"callSid": "CA1"})
                 break
             await asyncio.sleep(max(0.0, begun_s + number * FRAME_S - time.monotonic()))
@@ -119,13 +120,14 @@ def main() -> None:
     parser.add_argument("recording", help="what the caller says: a WAV file, 16-bit mono at 8 kHz")
     parser.add_argument("--url", default="ws://127.0.0.1:8000/v1/telephone/media")
     parser.add_argument("--out", default="heard.wav", help="what the caller hears")
+    parser.add_argument("--enough-s", type=float, default=60.0, help="hang up when this much was heard")
     parser.add_argument("--limit-s", type=float, default=60.0, help="the longest call")
     args = parser.parse_args()
     with wave.open(args.recording, "rb") as file:
         if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE_HZ):
             sys.exit(f"{args.recording} is not 16-bit mono at 8 kHz: ffmpeg -i FILE -ac 1 -ar 8000 question.wav")
         question = to_ulaw(file.readframes(file.getnframes()))
-    asyncio.run(call(args.url, question, args.out, args.limit_s))
+    asyncio.run(call(args.url, question, args.out, args.enough_s, args.limit_s))
 
 
 if __name__ == "__main__":
