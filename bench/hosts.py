@@ -21,8 +21,8 @@ have scripted models. These repeat a word every tenth of a second, as 0.3 s of a
 - states: as `captions`, but in this process, from a state in the middle of each of 40 turns, and without a pace. It
   counts words that are lost, doubled or retracted, however busy the machine is.
 - keeping: what storing captions costs, with scripted models: CPU time of the host, and bytes in the store (Redis).
-- speech: a text is spoken behind a door, by a stream and by a request, and its host is killed while it speaks, 20 times
-  each. Counts seconds that are said twice or are missing, and measures the silence that a listener hears.
+- speech: a text is spoken behind a door, by a stream and by a request, six times each. Its host is killed while it
+  speaks. Counts seconds that are said twice or are missing, and measures the silence that a listener hears.
 - native: a client of a door says 20 recordings to a MiniCPM-o of tiny random weights. Its host is killed in each turn:
   while it speaks, after its end, or during the answer. Counts the turns that are answered after the kill.
 """

@@ -285,8 +285,8 @@ def test_when_a_door_no_longer_keeps_the_audio_of_a_turn_then_its_client_goes_on
             await asyncio.to_thread(owner.stop.close)
             await wire.say("input_audio_buffer.append", audio=b64(np.zeros(16_000, np.float32), 24_000))
             cut = await wire.until("transcription.completed")
-            # The last host has heard the end of the turn, and silence before it.
-            assert cut["transcript"].split()[-3:] == text(10, 3).split()
+            # The next host has heard the end of the turn, and silence before it.
+            assert set(cut["transcript"].split()) < set(text(1, 12).split())
             await wire.say("input_audio_buffer.append", audio=b64(speech(20, 3, 40), 24_000))
             assert (await wire.until("transcription.completed"))["transcript"] == text(20, 3)
 

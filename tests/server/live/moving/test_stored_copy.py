@@ -377,6 +377,27 @@ def test_events_of_a_transcription_that_follow_at_once_are_stored_together_befor
     play(scene)
 
 
+def test_an_event_of_a_transcription_is_not_sent_until_it_is_stored() -> None:
+    async def scene(stage: Stage) -> None:
+        session = transcription(stage)
+        stage.copy.begin(session)
+        stage.store.waits = True
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            await stage.inbox.put(AppendAudio(speech(1, 3, 60)))
+            while len(stage.store.rows) < 2:
+                await anyio.lowlevel.checkpoint()
+            await turns()
+            assert stage.sent == []
+            stage.store.finish()
+            while not stage.sent:
+                await anyio.lowlevel.checkpoint()
+            assert kinds(stage.sent) == ["TranscriptDelta"]
+            group.cancel_scope.cancel()
+
+    play(scene)
+
+
 def test_when_the_settings_say_so_then_nothing_of_a_transcription_is_stored() -> None:
     async def scene(stage: Stage) -> None:
         stage.state.settings = replace(stage.state.settings, resume=ResumeSettings(store_captions=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 import msgspec
@@ -12,6 +12,7 @@ import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import Transcriber, VoiceActivityDetector
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import (
     AppendAudio,
     ClearAudio,
@@ -210,3 +211,19 @@ def test_a_label_stands_for_one_voice_also_at_the_next_host() -> None:
         assert labels(again.events) == ["C", "D"]
 
     anyio.run(main)
+
+
+@pytest.mark.parametrize("moved_ms", [-3_700_000.0, 3_700_000.0])
+def test_a_state_that_lies_far_from_the_audio_that_is_sent_again_is_refused(moved_ms: float) -> None:
+    """A damaged row would make the next host wait for hours of audio, or for none."""
+    host = SessionHost(TranscriptionConfig(vad=VAD))
+    anyio.run(host.run, pieces(speech(1, 5, 5)))
+    point = POINTS.decode(host.states[-1].point)
+    check_counts(point)
+    point.from_ms = max(0.0, point.from_ms + moved_ms)
+    if moved_ms < 0:
+        assert point.transcription
+        far = point.transcription.segmenter._replace(now=round(-moved_ms / 1000 * SAMPLE_RATE_HZ))
+        point.transcription = replace(point.transcription, segmenter=far)
+    with pytest.raises(RemoteProtocolError, match="damaged"):
+        check_counts(point)
