@@ -88,7 +88,7 @@ class OpenResponse(msgspec.Struct):
     metadata: Metadata | None = None
 
 
-class RequestedResponse(msgspec.Struct):
+class AskedResponse(msgspec.Struct):
     """A response, with the request for it."""
 
     response: OpenResponse
@@ -109,7 +109,7 @@ class ResumePoint(msgspec.Struct):
     # Requests for responses that have yet to be generated.
     owed: list[CreateResponse] = []
     # The last response, if the history ends with it. The client may not have received all of it.
-    finished: RequestedResponse | None = None
+    finished: AskedResponse | None = None
     # True if the numbers in `journal` have no gap, so that its frames can be sent as they are. This is so if the host
     # handed the session over and the frames were not too large. Otherwise deltas of responses and the oldest frames are
     # missing.
@@ -122,10 +122,10 @@ class ResumePoint(msgspec.Struct):
     from_ms: float = 0.0
     # The state of a transcription session; None for a conversation.
     transcription: TranscriptionState | None = None
-    # The out-of-band responses whose beginning the client has seen, and those that have ended since the client's last
-    # acknowledgement, of which it may lack pieces.
-    beside: list[RequestedResponse] = []
-    finished_beside: list[RequestedResponse] = []
+    # The out-of-band responses whose beginning the client has seen.
+    beside: list[AskedResponse] = []
+    # Out-of-band responses that are complete, of which the client may lack pieces.
+    finished_beside: list[AskedResponse] = []
     # The native model of the conversation; "" if any conversation model can continue it.
     native_model: str = ""
     # What the conversation model had got on earlier hosts besides text: the next one does not have it.
@@ -249,13 +249,13 @@ class Progress:
         self._begins_anew = any(owed.request.stored for owed in self._owed)
         self._open: OpenResponse | None = None
         # Responses out of band by id: those under way, and the last ones that have ended.
-        self._beside = dict[str, RequestedResponse]()
+        self._beside = dict[str, AskedResponse]()
         self._ended_beside = set[str]()
-        self._finished_beside = deque[RequestedResponse](maxlen=MAX_OUT_OF_BAND)
+        self._finished_beside = deque[AskedResponse](maxlen=MAX_OUT_OF_BAND)
         self._lost = continued.lost
         # The response that was under way when the session ended here.
         self._ended: OpenResponse | None = None
-        self._finished: RequestedResponse | None = None
+        self._finished: AskedResponse | None = None
         # Position, in samples of the session's audio, after the audio received by this host.
         self._num_samples = round(begin_ms * SAMPLE_RATE_HZ / 1000)
 
@@ -329,10 +329,10 @@ class Progress:
                 items = [item.id for item in response.output]
                 done = OpenResponse(response.id, response.audio_output, items, response.metadata)
                 is_complete = response.status == "completed" and bool(done.items)
-                self._finished = RequestedResponse(done, response.request) if is_complete else None
+                self._finished = AskedResponse(done, response.request) if is_complete else None
             case ResponseCreated(response):
                 begun = OpenResponse(response.id, response.audio_output, metadata=response.metadata)
-                self._beside[response.id] = RequestedResponse(begun, response.request)
+                self._beside[response.id] = AskedResponse(begun, response.request)
             case ResponseDone(response):
                 self._ended_beside.add(response.id)
                 if response.reason == SESSION_ENDED:
