@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphon.events.conversation import CreateResponse
 from antiphon.protocols.wire import message
-from antiphon.server.live.moving.resume_point import OpenResponse, AskedResponse, ResumePoint, with_missed
+from antiphon.server.live.moving.resume_point import AskedResponse, OpenResponse, ResumePoint, with_missed
 from antiphon.transports.journal import Journal, SentFrame
 
 DONE = AskedResponse(OpenResponse("resp_1", True, ["item_1"]), CreateResponse(event_id="asked"))

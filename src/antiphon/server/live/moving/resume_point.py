@@ -34,7 +34,6 @@ from antiphon.events.conversation import (
     ItemDeleted,
     ItemDone,
     ItemTruncated,
-    Metadata,
     Response,
     ResponseCreated,
     ResponseDone,
@@ -80,12 +79,11 @@ def keeps_turn(event: Event) -> bool:
 
 
 class OpenResponse(msgspec.Struct):
-    """A response: its id, whether it has audio, the ids of its items in the history, and the client's metadata."""
+    """A response: its id, whether it has audio, and the ids of its items in the history."""
 
     id: str
     audio_output: bool
     items: list[str] = []
-    metadata: Metadata | None = None
 
 
 class AskedResponse(msgspec.Struct):
@@ -316,22 +314,20 @@ class Progress:
         """Record an event of the session before it is stored."""
         match event:
             case ResponseCreated(response) if response.stored:
-                self._open = OpenResponse(response.id, response.audio_output, metadata=response.metadata)
+                self._open = OpenResponse(response.id, response.audio_output)
             case ResponseDone(response) if response.stored and response.reason == SESSION_ENDED:
                 # It had begun just before the session ended here. The next host, if there is one, generates it again.
                 items = [item.id for item in response.output]
-                ended = OpenResponse(response.id, response.audio_output, items, response.metadata)
-                self._open, self._ended = None, ended
+                self._open, self._ended = None, OpenResponse(response.id, response.audio_output, items)
                 self._owed.append(_Owed(response.request))
             case ResponseDone(response) if response.stored:
                 self._open = None
                 self._begins_anew = self._begins_anew and response.reason == MOVED
-                items = [item.id for item in response.output]
-                done = OpenResponse(response.id, response.audio_output, items, response.metadata)
+                done = OpenResponse(response.id, response.audio_output, [item.id for item in response.output])
                 is_complete = response.status == "completed" and bool(done.items)
                 self._finished = AskedResponse(done, response.request) if is_complete else None
             case ResponseCreated(response):
-                begun = OpenResponse(response.id, response.audio_output, metadata=response.metadata)
+                begun = OpenResponse(response.id, response.audio_output)
                 self._beside[response.id] = AskedResponse(begun, response.request)
             case ResponseDone(response):
                 self._ended_beside.add(response.id)
@@ -398,9 +394,9 @@ def recovered(
     kept = [item for item in items if item.id not in gone]
     missed_events: list[ConversationEvent] = [ItemDeleted(item.id) for item in items if item.id in gone]
     for beside in continued.beside:
-        missed_events.insert(0, ResponseDone(_ended(beside.response, stored=False, fails=_lacks_media(beside.request))))
+        missed_events.insert(0, ResponseDone(_ended(beside.response, beside.request)))
     if opened:
-        response = _ended(opened)
+        response = _ended(opened, CreateResponse())
         response.output = [item for item in items if item.id in opened.items]
         missed_events.insert(0, ResponseDone(response))
     begun = [beside.request for beside in continued.beside]
@@ -410,10 +406,11 @@ def recovered(
     return kept, [request for request in continued.owed if not _lacks_media(request)], missed_events
 
 
-def _ended(opened: OpenResponse, *, stored: bool = True, fails: bool = False) -> Response:
+def _ended(opened: OpenResponse, request: CreateResponse) -> Response:
     """Return a response as it ends because its host has ended."""
-    response = Response(opened.id, opened.audio_output, None, None, opened.metadata, stored, "cancelled", MOVED)
-    if fails:
+    response = Response(opened.id, opened.audio_output, None, None, request.metadata, request.stored)
+    response.status, response.reason = "cancelled", MOVED
+    if _lacks_media(request):
         response.status, response.reason, response.error, response.code = "failed", "", NOT_STORED, MOVED
     return response
 
