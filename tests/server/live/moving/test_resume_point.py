@@ -27,9 +27,9 @@ from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.wire import Frame
 from antiphon.server.live.moving.resume_point import (
     MOVED,
+    AskedResponse,
     OpenResponse,
     Progress,
-    RequestedResponse,
     ResumePoint,
     check_counts,
     keeps_turn,
@@ -159,7 +159,7 @@ def test_a_snapshot_survives_its_json() -> None:
     owed = CreateResponse(items=("a", Item("x", parts=[ContentPart("input_text", "hi")])), max_tokens=3)
     frames = [SentFrame(1, "{}"), SentFrame(2, None, b"\x00\xff", 4)]
     opened = OpenResponse("r", True, ["b"])
-    continued = ResumePoint(5, [7], ["c"], opened, [owed], RequestedResponse(opened, owed), True, frames)
+    continued = ResumePoint(5, [7], ["c"], opened, [owed], AskedResponse(opened, owed), True, frames)
     assert msgspec.json.decode(msgspec.json.encode(continued), type=ResumePoint) == continued
 
 
@@ -260,8 +260,7 @@ def test_a_response_out_of_band_that_ends_with_its_session_is_owed_by_the_next_h
 def test_a_response_out_of_band_ends_with_its_metadata_and_begins_again_unless_its_images_are_lost() -> None:
     whole, lacking, waiting = beside(), beside(image=True), replace(beside(image=True), event_id="waits")
     begun = [
-        RequestedResponse(OpenResponse(name, False, metadata={"for": "me"}), request)
-        for name, request in (("resp_1", whole), ("resp_2", lacking))
+        AskedResponse(OpenResponse(name, False), request) for name, request in (("resp_1", whole), ("resp_2", lacking))
     ]
     kept, owed, reported = recovered([], ResumePoint(beside=begun, owed=[whole, lacking, waiting]))
     assert (kept, owed) == ([], [whole])

@@ -19,7 +19,7 @@ from antiphon.protocols.connection import WireConnection, WireSnapshot
 from antiphon.protocols.dialects import dialect_named
 from antiphon.protocols.opening import NULL, Opening
 from antiphon.server.credentials import Caller
-from antiphon.server.live.moving.resume_point import RequestedResponse, ResumePoint, check_counts
+from antiphon.server.live.moving.resume_point import AskedResponse, ResumePoint, check_counts
 from antiphon.server.live.moving.stored_row import Kept, StoredRow
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.open_wire import context_of
@@ -93,7 +93,7 @@ def _without_media(request: CreateResponse) -> CreateResponse:
     return replace(request, items=tuple(without_media(i) if isinstance(i, Item) else i for i in request.items))
 
 
-def _text_only(response: RequestedResponse) -> RequestedResponse:
+def _text_only(response: AskedResponse) -> AskedResponse:
     return msgspec.structs.replace(response, request=_without_media(response.request))
 
 

@@ -34,7 +34,6 @@ from antiphon.events.conversation import (
     ItemDeleted,
     ItemDone,
     ItemTruncated,
-    Metadata,
     Response,
     ResponseCreated,
     ResponseDone,
@@ -80,15 +79,14 @@ def keeps_turn(event: Event) -> bool:
 
 
 class OpenResponse(msgspec.Struct):
-    """A response: its id, whether it has audio, the ids of its items in the history, and the client's metadata."""
+    """A response: its id, whether it has audio, and the ids of its items in the history."""
 
     id: str
     audio_output: bool
     items: list[str] = []
-    metadata: Metadata | None = None
 
 
-class RequestedResponse(msgspec.Struct):
+class AskedResponse(msgspec.Struct):
     """A response, with the request for it."""
 
     response: OpenResponse
@@ -109,7 +107,7 @@ class ResumePoint(msgspec.Struct):
     # Requests for responses that have yet to be generated.
     owed: list[CreateResponse] = []
     # The last response, if the history ends with it. The client may not have received all of it.
-    finished: RequestedResponse | None = None
+    finished: AskedResponse | None = None
     # True if the numbers in `journal` have no gap, so that its frames can be sent as they are. This is so if the host
     # handed the session over and the frames were not too large. Otherwise deltas of responses and the oldest frames are
     # missing.
@@ -124,10 +122,10 @@ class ResumePoint(msgspec.Struct):
     transcription: TranscriptionState | None = None
     # Of a conversation: the number of labels that voices have.
     num_labels: int = 0
-    # The out-of-band responses whose beginning the client has seen, and those that have ended since the client's last
-    # acknowledgement, of which it may lack pieces.
-    beside: list[RequestedResponse] = []
-    finished_beside: list[RequestedResponse] = []
+    # The out-of-band responses whose beginning the client has seen.
+    beside: list[AskedResponse] = []
+    # Out-of-band responses that are complete, of which the client may lack pieces.
+    finished_beside: list[AskedResponse] = []
     # The native model of the conversation; "" if any conversation model can continue it.
     native_model: str = ""
     # What the conversation model had got on earlier hosts besides text: the next one does not have it.
@@ -251,13 +249,13 @@ class Progress:
         self._begins_anew = any(owed.request.stored for owed in self._owed)
         self._open: OpenResponse | None = None
         # Responses out of band by id: those under way, and the last ones that have ended.
-        self._beside = dict[str, RequestedResponse]()
+        self._beside = dict[str, AskedResponse]()
         self._ended_beside = set[str]()
-        self._finished_beside = deque[RequestedResponse](maxlen=MAX_OUT_OF_BAND)
+        self._finished_beside = deque[AskedResponse](maxlen=MAX_OUT_OF_BAND)
         self._lost = continued.lost
         # The response that was under way when the session ended here.
         self._ended: OpenResponse | None = None
-        self._finished: RequestedResponse | None = None
+        self._finished: AskedResponse | None = None
         # Position, in samples of the session's audio, after the audio received by this host.
         self._num_samples = round(begin_ms * SAMPLE_RATE_HZ / 1000)
 
@@ -318,23 +316,21 @@ class Progress:
         """Record an event of the session before it is stored."""
         match event:
             case ResponseCreated(response) if response.stored:
-                self._open = OpenResponse(response.id, response.audio_output, metadata=response.metadata)
+                self._open = OpenResponse(response.id, response.audio_output)
             case ResponseDone(response) if response.stored and response.reason == SESSION_ENDED:
                 # It had begun just before the session ended here. The next host, if there is one, generates it again.
                 items = [item.id for item in response.output]
-                ended = OpenResponse(response.id, response.audio_output, items, response.metadata)
-                self._open, self._ended = None, ended
+                self._open, self._ended = None, OpenResponse(response.id, response.audio_output, items)
                 self._owed.append(_Owed(response.request))
             case ResponseDone(response) if response.stored:
                 self._open = None
                 self._begins_anew = self._begins_anew and response.reason == MOVED
-                items = [item.id for item in response.output]
-                done = OpenResponse(response.id, response.audio_output, items, response.metadata)
+                done = OpenResponse(response.id, response.audio_output, [item.id for item in response.output])
                 is_complete = response.status == "completed" and bool(done.items)
-                self._finished = RequestedResponse(done, response.request) if is_complete else None
+                self._finished = AskedResponse(done, response.request) if is_complete else None
             case ResponseCreated(response):
-                begun = OpenResponse(response.id, response.audio_output, metadata=response.metadata)
-                self._beside[response.id] = RequestedResponse(begun, response.request)
+                begun = OpenResponse(response.id, response.audio_output)
+                self._beside[response.id] = AskedResponse(begun, response.request)
             case ResponseDone(response):
                 self._ended_beside.add(response.id)
                 if response.reason == SESSION_ENDED:
@@ -401,9 +397,9 @@ def recovered(
     kept = [item for item in items if item.id not in gone]
     missed_events: list[ConversationEvent] = [ItemDeleted(item.id) for item in items if item.id in gone]
     for beside in continued.beside:
-        missed_events.insert(0, ResponseDone(_ended(beside.response, stored=False, fails=_lacks_media(beside.request))))
+        missed_events.insert(0, ResponseDone(_ended(beside.response, beside.request)))
     if opened:
-        response = _ended(opened)
+        response = _ended(opened, CreateResponse())
         response.output = [item for item in items if item.id in opened.items]
         missed_events.insert(0, ResponseDone(response))
     begun = [beside.request for beside in continued.beside]
@@ -413,10 +409,11 @@ def recovered(
     return kept, [request for request in continued.owed if not _lacks_media(request)], missed_events
 
 
-def _ended(opened: OpenResponse, *, stored: bool = True, fails: bool = False) -> Response:
+def _ended(opened: OpenResponse, request: CreateResponse) -> Response:
     """Return a response as it ends because its host has ended."""
-    response = Response(opened.id, opened.audio_output, None, None, opened.metadata, stored, "cancelled", MOVED)
-    if fails:
+    response = Response(opened.id, opened.audio_output, None, None, request.metadata, request.stored)
+    response.status, response.reason = "cancelled", MOVED
+    if _lacks_media(request):
         response.status, response.reason, response.error, response.code = "failed", "", NOT_STORED, MOVED
     return response
 

@@ -42,7 +42,7 @@ from antiphon.signals import become
 from antiphon.store.sessions import MAX_TAIL_BYTES, StoredSession, TailChunk
 
 log = logging.getLogger(__name__)
-# Limit on the stored frames of a session, in bytes. When the tail has twice as many, it is written anew.
+# Limit on the stored frames of a session, in bytes. When the tail has twice as many, it is written again.
 MAX_STORED_BYTES = MAX_TAIL_BYTES // 2
 # What a session has lost, in `session.resumed`.
 Lost = Literal["audio", "frames"]
@@ -125,7 +125,7 @@ class StoredVideo:
         self._messages = VideoMessages(stores_frames=self.num_newest > 0, before=point)
         self._config, self._max_frames = (point.config, 0) if point else ("", 0)
         self._session: VideoSession | None = None
-        # Frames in the tail and their bytes, since it was last deleted. The tail of another host is written anew.
+        # Frames in the tail and their bytes, since it was last deleted. The tail of another host is written again.
         self._tail_frames, self._tail_bytes = (2 * self.num_newest if restored else 0), 0
         self._sending = anyio.Lock()
         self.is_moving = False
@@ -236,7 +236,7 @@ class StoredVideo:
         return self._row.put_row(row, messages.received, 0, turn_kept=turn_kept, clears_tail=clears_tail)
 
     def _store_frame(self) -> None:
-        """Add the newest frame to the tail. If the tail has twice as many frames as are kept, write it anew."""
+        """Add the newest frame to the tail. If the tail has twice as many frames as are kept, write it again."""
         if not (self._session and self._session.newest):
             return
         newest = self._session.newest

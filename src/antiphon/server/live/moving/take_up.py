@@ -279,18 +279,17 @@ async def _serve_restored(
     continued = with_missed(continued, request.last_received) if continued else None
     left = _left(state, row, items, continued, tail)
     session = LiveRealtime(state, caller, wire, transport, token=token, restored=left)
-    counts: dict[str, object] = {}
-    received = 0
+    counts, lost, received = {}, {}, 0
     if continued:
         received = left.tail[-1][0] if left.tail else continued.received
         counts = {"received_events": received, "stored_events": row.received.events}
-        if continued.lost:
-            counts["lost"] = continued.lost
+        lost = {"lost": continued.lost} if continued.lost else {}
     first_frame = wire.resumed(
         token.renew(),
         restored=True,
         num_items=len(left.items),
         **counts,
+        **lost,
         received_audio_ms=row.received.audio_ms,
         how=how,
     )
@@ -326,10 +325,10 @@ async def _serve_video(
         assert model
         video = LiveVideo(transport, state, caller, model, token, ga=left.point.ga, restored=left)
         received = left.point.received
-        counts: dict[str, object] = {"received_events": received, "stored_events": received}
-        if left.lost:
-            counts["lost"] = left.lost
-        frame = resumed_frame(random_id, row.id, {}, resume_token=token.renew(), restored=True, **counts, how=how)
+        counts = {"received_events": received, "stored_events": received}
+        lost = {"lost": left.lost} if left.lost else {}
+        new = token.renew()
+        frame = resumed_frame(random_id, row.id, {}, resume_token=new, restored=True, **counts, **lost, how=how)
         video.attachment.continue_from(received, request.last_received, frame)
         # The new token is stored before the client gets it.
         await video.copy.store()
@@ -373,12 +372,17 @@ class _Video(msgspec.Struct):
 
 
 class _Due(msgspec.Struct):
-    # Stored in another field than the rest, which only conversations and transcriptions have.
+    # The state of a video stream. Only conversations and transcriptions have the other fields.
     video: _Video | None = None
+    # The state of a transcription session.
     transcription: _Transcription | None = None
+    # Requests for responses that have yet to be generated.
     owed: list[msgspec.Raw] = []
+    # Items whose audio had no transcript yet.
     unread_items: list[str] = []
+    # The response of the conversation that was under way.
     open_response: OpenResponse | None = None
+    # The native model of the conversation, if it has one.
     native_model: str = ""
 
 

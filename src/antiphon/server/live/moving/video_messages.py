@@ -61,16 +61,21 @@ class VideoPoint(msgspec.Struct):
 
     # The name of the video model.
     model: str
-    # The client's `session.config`, as it came, and whether audio events have GA names.
+    # The client's `session.config`, as it came.
     config: str
+    # Whether audio events have GA names.
     ga: bool
-    # The snapshot covers all messages of the client up to this number, and these later ones.
+    # The snapshot covers all messages of the client up to this number.
     received: int
+    # Later messages whose results the client may have.
     later: list[LaterMessage]
+    # The newest questions and their answers.
     exchanges: list[Exchange]
+    # The times and counts of the session.
     state: VideoState
-    # Whether the model has heard audio, and whether it has seen frames, that the client does not send again.
+    # Whether the model has heard audio that the client does not send again.
     has_heard: bool = False
+    # Whether it has seen such frames.
     has_seen: bool = False
 
     def for_client(self, last_received: int) -> VideoPoint:
