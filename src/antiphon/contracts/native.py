@@ -44,9 +44,9 @@ class NativeOptions:
     listen_only_units: int | None = None
     # How the model chooses its words and its voice.
     sampling: NativeSampling = field(default_factory=NativeSampling)
-    # Returns what was said and heard so far, as text (`text/said.py`); "" for a new conversation. A model needs it when it
-    # opens a conversation that began at another host, or when another server takes over. A model that has no room for
-    # all of it leaves out the beginning.
+    # Returns what was said and heard so far, as text (`text/said.py`); "" for a new conversation. A model needs it for
+    # a conversation that began at another host, and when another server takes over. A model that has no room for all
+    # of it leaves out the beginning.
     recall: Callable[[], str] = field(default=lambda: "", compare=False)
 
 
