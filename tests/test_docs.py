@@ -65,7 +65,7 @@ INTERNAL = {
     # The reason why a bridge interrupts, which is not sent.
     "client_force_listen",
     # Encodings of a telephone's audio.
-    *("ulaw", "alaw", "pcm16"),
+    *("ulaw", "alaw", "pcm16", "pcmu", "pcma"),
     # Fields of stored sessions, which are not sent.
     *("waiting", "items"),
     # Internal choices for a request during a response, which are not sent.
@@ -203,6 +203,7 @@ BY_PATH: dict[str, tuple[str, ...]] = {
     "/v1/audio/speech": ("speech",),
     "/v1/audio/speech/batch": ("speech",),
     "/v1/audio/voices": ("speech",),
+    "/v1/telephone/calls": ("telephone",),
     "/v1/realtime/client_secrets": ("client-secrets", *REALTIME),
     "/v1/realtime/sessions": ("client-secrets", *REALTIME),
     "/health": ("bridges",),
