@@ -257,7 +257,9 @@ class ResponseQueue:
         """
         active = self.responder.active
         is_first = active is None or (request.when_busy == "refuse" and not (request.stored and active.cancelled))
-        return not is_first or (self.native is None and self.has_unresolved())
+        if self.native:
+            return not is_first or (request.when_busy == "wait" and self.native.has_request)
+        return not is_first or self.has_unresolved()
 
     # --- due responses ------------------------------------------------------------------------------------------------
 
