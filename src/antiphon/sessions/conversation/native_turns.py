@@ -322,6 +322,12 @@ class NativeTurns:
             return [(due and due.request) or CreateResponse()]
         return []
 
+    @property
+    def has_request(self) -> bool:
+        """Whether a requested answer is due, or is being spoken."""
+        due = self._turn.due if self._turn else self._due
+        return due is not None and due.request is not None
+
     def turn_started(self) -> None:
         """Record that the user has begun to speak."""
         self._has_spoken, self._answer_units = False, 0

@@ -295,7 +295,9 @@ class ResponseQueue:
         """
         active = self.responder.active
         is_first = active is None or (request.when_busy == "refuse" and not (request.stored and active.cancelled))
-        return not is_first or (not self.takes_turns and self.has_unresolved())
+        if self.native and self.takes_turns:
+            return not is_first or (request.when_busy == "wait" and self.native.has_request)
+        return not is_first or self.has_unresolved()
 
     # --- due responses ------------------------------------------------------------------------------------------------
 
