@@ -24,8 +24,8 @@ TESTS = sorted(p for p in (ROOT / "tests").rglob("*.py") if not any(part.startsw
 COMMANDS = (TranscriptionCommand, SpeechCommand, ConversationCommand, DuplexCommand, VideoCommand)
 EVENTS = (TranscriptionEvent, SpeechEvent, ConversationEvent, DuplexEvent, VideoEvent)
 VERBS = (
-    *("Acknowledge", "Append", "Ask", "BargeIn", "Cancel", "Clear", "Commit", "Configure", "Create", "Delete"),
-    *("Finish", "Flush", "Hold", "Retrieve", "Signal", "Skip", "Truncate"),
+    *("Acknowledge", "Append", "Ask", "BargeIn", "Cancel", "Clear", "Commit", "Configure", "Continue", "Create"),
+    *("Delete", "Finish", "Flush", "Hold", "Retrieve", "Signal", "Skip", "Truncate"),
 )
 # Endings of an event's name. An event reports what happened, or is a piece of an output.
 PAST = ("ed", "Began", "Done", "Taken", "Ending")

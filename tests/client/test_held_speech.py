@@ -1,4 +1,4 @@
-"""Speech streams that begin anew at another host: wherever they are cut off, the client gets each frame once."""
+"""Speech streams that start again at another host: wherever they are cut off, the client gets each frame once."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Client:
         """Continue at another host."""
         opening = self.held.opening()
         created, *answers = self._host(opening)
-        self.held.begin_anew(created, answers[0] if opening else None)
+        self.held.start_again(created, answers[0] if opening else None)
         assert len(answers) == bool(opening)
         self._frames = self._host([*opening, *self._sent()])[1 + len(answers) :]
 
@@ -153,7 +153,7 @@ def test_text_is_sent_again_in_large_pieces_and_a_seed_joins_the_audio() -> None
     opening = client.held.opening()
     seed = json.loads(opening[0])["seed"]
     assert 0 <= seed < 2**31
-    client.held.begin_anew(CREATED, message("session.continued"))
+    client.held.start_again(CREATED, message("session.continued"))
     again = [json.loads(str(frame)) for frame in iter(client.held.next_frame, None)]
     assert [each["text"] for each in again] == ["a" * MAX_TEXT, "b"]
     given = HeldSpeech()

@@ -107,11 +107,11 @@ class HeldSession:
     Attributes:
         session_id: The session's id; "" until the host sends it.
         unsent_bytes: The size of the client's frames that were not sent on the current connection.
-        begins_anew: Whether the session may begin anew at a host that does not have it. Then it is a HeldSpeech.
-        is_lost: Whether it has to begin anew, because no host has it.
+        starts_again: Whether the session may start again at a host that does not have it. Then it is a HeldSpeech.
+        is_lost: Whether it has to start again, because no host has it.
     """
 
-    begins_anew, is_lost = False, False
+    starts_again, is_lost = False, False
 
     def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_kept_bytes = max_kept_bytes
@@ -192,7 +192,7 @@ class HeldSession:
             return frame
         if not self._token and any(name[1:] in frame[:200] for name in CREATED):
             return self._created(frame)
-        if frame.startswith(UPDATED) and _is_transcription(fields_of(frame)):
+        if frame.startswith(UPDATED) and _is_transcription(frame):
             self._max_kept_bytes = min(self._max_kept_bytes, MAX_CAPTIONS_BYTES)
         at = frame.rfind(SEQ, max(0, len(frame) - len(SEQ) - 24))
         if at >= 0 and (number := frame[at + len(SEQ) : -1]).isdigit():
@@ -299,8 +299,9 @@ def _silence(num_characters: int) -> str:
     return message(type="input_audio_buffer.append", audio="A" * (num_characters // 4 * 4))
 
 
-def _is_transcription(updated: dict[str, Any]) -> bool:
+def _is_transcription(frame: str) -> bool:
     """Whether a `session.updated` is of a transcription session, in OpenAI's dialect or vLLM's."""
+    updated = fields_of(frame)
     session = updated.get("session")
     if isinstance(session, dict) and updated.get("type") == "session.updated":
         return session.get("type") == "transcription"

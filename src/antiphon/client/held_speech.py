@@ -1,7 +1,7 @@
 """The client's side of a speech stream that outlives its host. Our client uses it, and so does a door.
 
 A host keeps nothing of a speech stream for another host. All of it is here: the client's text that is not spoken yet,
-and how much of its audio has arrived. When a host is lost, the stream begins anew at another host, at the sentence and
+and how much of its audio has arrived. When a host is lost, the stream starts again at another host, at the sentence and
 the byte at which the audio broke off (`session.continue`). The audio joins, because each configuration has a seed: with
 the same seed and text, each host makes the same audio. This module does no I/O.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from antiphon.client.held_session import CannotResume, ClientFrame, HeldSession, fields_of, message
 
@@ -42,7 +42,7 @@ class HeldSpeech(HeldSession):
         hides_created: Whether the client does not get `session.created`, because it did not ask for it.
     """
 
-    begins_anew = True
+    starts_again = True
 
     def __init__(self, *, hides_created: bool = False) -> None:
         super().__init__()
@@ -67,23 +67,20 @@ class HeldSpeech(HeldSession):
         kind = fields.get("type")
         if kind == "session.config" and fields.get("seed") is None:
             frame = message(**fields, **({} if "seed" in fields else {"seed": random.randrange(MAX_SEED)}))
-        if isinstance(frame, str):
-            self._note(kind, frame, fields)
         super().keep(frame)
-
-    def _note(self, kind: object, frame: str, fields: dict[str, Any]) -> None:
+        sent = frame if isinstance(frame, str) else frame.decode(errors="replace")
         match kind:
             case "session.config" if not self._is_open:
-                self._entries.append(_Entry(self._num_utterances, "config", frame))
+                self._entries.append(_Entry(self._num_utterances, "config", sent))
             case "input.text" if isinstance(text := fields.get("text"), str) and text:
                 self._begin()
                 self._entries.append(_Entry(self._num_utterances - 1, "text", text))
             case "input.done":
                 self._begin()
-                self._entries.append(_Entry(self._num_utterances - 1, "", frame))
+                self._entries.append(_Entry(self._num_utterances - 1, "", sent))
                 self._is_open = False
             case "input.cancel" | "session.close":
-                self._entries.append(_Entry(self._num_utterances - 1, "", frame))
+                self._entries.append(_Entry(self._num_utterances - 1, "", sent))
                 self._is_open = False
 
     def _begin(self) -> None:
@@ -98,10 +95,11 @@ class HeldSpeech(HeldSession):
         if isinstance(given, bytes):
             self._num_bytes += len(given)
             return given
-        return given if given is not None and self._is_for_client(fields_of(given)) else None
+        return given if given is not None and self._is_for_client(given) else None
 
-    def _is_for_client(self, event: dict[str, Any]) -> bool:
+    def _is_for_client(self, frame: str) -> bool:
         """Follow an event, and return whether the client gets it."""
+        event = fields_of(frame)
         match event.get("type"):
             case "session.created":
                 return not self._hides_created
@@ -152,7 +150,7 @@ class HeldSpeech(HeldSession):
         self._num_replaced = len(configs)
         return self._opening
 
-    def begin_anew(self, created: str | bytes, answer: str | bytes | None) -> None:
+    def start_again(self, created: str | bytes, answer: str | bytes | None) -> None:
         """Continue at another host, which was sent `opening`. Queues the text that is not spoken yet.
 
         Args:
@@ -206,7 +204,7 @@ class Socket(Protocol):
 
 
 async def resume_over(held: HeldSession, socket: Socket) -> str | bytes:
-    """Resume a session over a new connection to a host, or begin it anew if it `is_lost`. Returns the first frame.
+    """Resume a session over a new connection to a host, or start it again if it `is_lost`. Returns the first frame.
 
     Raises CannotResume, and what the socket raises.
     """
@@ -218,7 +216,7 @@ async def resume_over(held: HeldSession, socket: Socket) -> str | bytes:
     opening = held.opening()
     for frame in opening:
         await socket.send(frame)
-    held.begin_anew(created, await socket.recv() if opening else None)
+    held.start_again(created, await socket.recv() if opening else None)
     return created
 
 

@@ -38,7 +38,7 @@ FINAL_CLOSE_CODES = frozenset({1000, 1002, 1003, 1007, 1008, 1009, 1011})
 # Close reason that a door sends if it has not found a host for the session yet: the key of the dead host may not have
 # expired in the store yet. The client tries again, whatever the close code.
 HOST_LOST = "host_lost"
-# Close reasons that end a session for good, whatever the close code. A speech stream begins anew after the second.
+# Close reasons that end a session for good, whatever the close code. A speech stream starts again after the second.
 FINAL_REASONS = frozenset({"idle_timeout", "server_shutting_down", "session_expired"})
 # HTTP statuses of refused upgrades that are worth another attempt.
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -343,7 +343,7 @@ class ResumingLink:
             async with asyncio.timeout(CONNECT_S):
                 answer = await resume_over(self._held, socket)
         except CannotResume as refused:
-            if refused.code == "unknown_session" and self._held.begins_anew:
+            if refused.code == "unknown_session" and self._held.starts_again:
                 self._held.is_lost = True
             elif refused.is_final or refused.code in ("unknown_session", "restored_too_often"):
                 raise SessionEnded(refused.code, refused.reason) from None
@@ -370,7 +370,7 @@ class ResumingLink:
         except ConnectionClosed as closed:
             code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
             is_final = (code in FINAL_CLOSE_CODES and reason != HOST_LOST) or reason in FINAL_REASONS
-            self._held.is_lost = self._held.begins_anew and reason == "server_shutting_down"
+            self._held.is_lost = self._held.starts_again and reason == "server_shutting_down"
             if (is_final and not self._held.is_lost) or self._leaves:
                 raise _ended_by(code, reason, last) from closed
             if not self._held.can_resume:

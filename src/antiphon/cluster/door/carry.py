@@ -228,7 +228,7 @@ class Carrier:
                 await self._read_host(host)
             self._host = None
             closed = close_of(host)
-            has_gone = closed is None or closed[0] == MOVED or (closed == STOPS and self._held.begins_anew)
+            has_gone = closed is None or closed[0] == MOVED or (closed == STOPS and self._held.starts_again)
             if self._client_left or not (self._client.is_held and self._held.can_resume and has_gone):
                 return closed or HOST_LOST
             log.info("the host %s has gone; a session is resumed", self._url)
@@ -303,11 +303,11 @@ class Carrier:
         raise last
 
     async def _resume_at(self, url: str) -> ClientConnection:
-        """Resume the session at this host, or begin it anew. Raises CannotResume, and what connecting raises."""
+        """Resume the session at this host, or start it again. Raises CannotResume, and what connecting raises."""
         try:
             return await self._resume_over(url)
         except CannotResume as error:
-            if error.code != "unknown_session" or not self._held.begins_anew:
+            if error.code != "unknown_session" or not self._held.starts_again:
                 raise
         self._held.is_lost = True
         return await self._resume_over(url)

@@ -133,8 +133,9 @@ class _Utterance:
     is_cancelled: bool = False
     # Number of sentences whose synthesis has begun, or that another session has spoken.
     num_started: int = 0
-    # Number of sentences that another session has spoken, and the bytes of the next sentence's audio that it has sent.
+    # Number of sentences that another session has spoken.
     num_spoken: int = 0
+    # Bytes of the next sentence's audio that another session has sent.
     num_sent: int = 0
     # The whole text, if it is spoken while it is being written, else None.
     live: _LiveText | None = None
