@@ -63,7 +63,7 @@ MAX_KEYS, MAX_ARRIVED_ITEMS, MAX_MESSAGE_BYTES = 64, 1000, 2 << 20
 MAX_UNREAD_FRAMES = 10_000
 
 
-class Socket(Protocol):
+class LegSocket(Protocol):
     """The WebSocket of a carrier or of an application, as the leg uses it: `transports/websocket.py`."""
 
     async def receive(self) -> str | bytes | None: ...
@@ -155,7 +155,7 @@ class CallerLeg:
 
     def __init__(
         self,
-        socket: Socket,
+        socket: LegSocket,
         stream: MediaStream,
         started: Started,
         *,
@@ -253,7 +253,7 @@ class CallerLeg:
 
     # --- the application
 
-    async def control(self, application: Socket) -> None:
+    async def control(self, application: LegSocket) -> None:
         """Let an application follow the call and take part in it: it gets the frames of the session from now on, and
         its own frames go to the session. Returns when the application leaves, is replaced by another one, does not
         read, or when the call ends.

@@ -20,10 +20,10 @@ from antiphon.protocols.fields import EMPTY
 from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.server.http.auth import identify
 from antiphon.server.http.errors import error_response
+from antiphon.server.http.offers import new_call, read_offer
 from antiphon.server.live.handshake import check_query, kind_of
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
-from antiphon.server.routes.offers import new_call, read_offer
 from antiphon.server.state import ServerState
 from antiphon.transports.transport import STALL_S
 

@@ -20,8 +20,8 @@ from antiphon.cluster.door.carry import Carrier, HostRefused
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import any_value
 from antiphon.server.http.errors import NOT_FOUND, BodyTooLarge, error_response
+from antiphon.server.http.offers import new_call, read_offer
 from antiphon.server.http.origin import cors
-from antiphon.server.routes.offers import new_call, read_offer
 from antiphon.settings import ServerSettings
 
 if TYPE_CHECKING:
