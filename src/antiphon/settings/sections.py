@@ -149,8 +149,7 @@ class ResumeSettings:
     )
     store_frames: int = option(
         0,
-        "Also store this number of the newest frames of each video stream, at most 512 KiB. If this server dies, the "
-        "next one has them, even if the client cannot send them again.",
+        "Newest frames of each video stream that are stored too, at most 512 KiB, for a host that continues it.",
         low=0,
     )
     host_name: str = option(
@@ -265,8 +264,7 @@ class ModelSettings:
     )
     speaker_model: str = option(
         "",
-        "Speaker encoder, which distinguishes voices: `resemblyzer`, or `campplus`, which labels speakers better. "
-        "Without one, every voice counts as the user's.",
+        "Speaker encoder: `resemblyzer`, or `campplus`, which labels better. Without one, all voices are the user's.",
     )
     turn_detector: str = option(
         "",
@@ -409,9 +407,8 @@ class SpeechSettings:
 
     synthesizer: str = option(
         "",
-        "Speech synthesizer: a name from `antiphon pull --list`, a folder (a checkpoint of Qwen3-TTS, Piper's voices), "
-        "`URL#MODEL` of a server that speaks, or `none`. Names and folders of voices may be several, separated by "
-        "commas; the first has the default voice.",
+        "Speech synthesizers, separated by commas: names from `antiphon pull --list` and folders (Qwen3-TTS, Piper's "
+        "voices). The first has the default voice. Or `URL#MODEL` of a server that speaks, or `none`.",
     )
     voices: tuple[str, ...] = option(
         (),
