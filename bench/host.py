@@ -44,7 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.adapters.minicpmo.audio_batch import AudioPages, AudioPass
-from antiphon.adapters.minicpmo.token2wav.calls import WindowPass as SoundPass
+from antiphon.adapters.minicpmo.token2wav.calls import SoundPass
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, Unit, Urgency, VoiceOptions, Window
 from antiphon.engine.api import EngineSettings, Sampling

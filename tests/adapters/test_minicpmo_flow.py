@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from antiphon.adapters.minicpmo.token2wav.files import read_flow_config
-from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots, Window
+from antiphon.adapters.minicpmo.token2wav.flow import CodeWindow, Flow, FlowSlots
 from antiphon.errors import ModelError
 from tests.adapters import tiny_token2wav as tiny
 from tests.engine.local.operators import Operators
@@ -53,7 +53,7 @@ def slots(flow: Flow, count: int, dtype: torch.dtype = torch.float64, kv_dtype: 
     return made
 
 
-def frames_of(made: FlowSlots, windows: dict[int, Window], *, filled: bool = True) -> list[np.ndarray]:
+def frames_of(made: FlowSlots, windows: dict[int, CodeWindow], *, filled: bool = True) -> list[np.ndarray]:
     """Return the frames of a window of each slot. `filled`: as on a GPU, where windows have one size."""
     counts = [made.check(window) for window in windows.values()]
     room = made.most if filled else max(counts)
@@ -63,7 +63,7 @@ def frames_of(made: FlowSlots, windows: dict[int, Window], *, filled: bool = Tru
 
 
 def run(made: FlowSlots, slot: int, stream: int, at: int, *, filled: bool = True) -> np.ndarray:
-    return frames_of(made, {slot: Window(*tiny.windows(stream)[at])}, filled=filled)[0]
+    return frames_of(made, {slot: CodeWindow(*tiny.windows(stream)[at])}, filled=filled)[0]
 
 
 @pytest.mark.parametrize("filled", [False, True])
@@ -108,7 +108,7 @@ def test_when_streams_join_and_leave_then_each_has_the_published_frames(flow: Fl
             del open_streams[chance.choice(list(open_streams))]
             continue
         chosen = chance.sample(list(open_streams), chance.randint(1, len(open_streams)))
-        given = {slot: Window(*tiny.windows(open_streams[slot][0])[open_streams[slot][1]]) for slot in chosen}
+        given = {slot: CodeWindow(*tiny.windows(open_streams[slot][0])[open_streams[slot][1]]) for slot in chosen}
         kinds.update((len(window.codes), window.last) for window in given.values() if len(given) > 1)
         for slot, frames in zip(given, frames_of(made, given), strict=True):
             stream, at = open_streams[slot]
@@ -124,7 +124,10 @@ def test_when_streams_join_and_leave_then_each_has_the_published_frames(flow: Fl
 
 def test_a_call_has_the_same_operators_for_any_number_and_length_of_windows(flow: Flow) -> None:
     counted = []
-    for windows in ([Window([1] * 28, False)], [Window([1] * 28, False), Window([2] * 9, False), Window([3], True)]):
+    for windows in (
+        [CodeWindow([1] * 28, False)],
+        [CodeWindow([1] * 28, False), CodeWindow([2] * 9, False), CodeWindow([3], True)],
+    ):
         made = slots(flow, 4)
         for slot in range(len(windows)):
             made.begin(slot, VOICES[20])
@@ -172,7 +175,7 @@ def test_when_a_window_has_no_frames_or_unknown_codes_then_it_is_refused(
     flow: Flow, window: list[int], last: bool
 ) -> None:
     with pytest.raises(ValueError, match=r"a window has|a code "):
-        slots(flow, 1).check(Window(window, last))
+        slots(flow, 1).check(CodeWindow(window, last))
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_minicpmo.write(tmp_path_factory.mktemp("minicpmo"), voice=True)
 
 
-def told(folder: Path, numbers: Sequence[int], *, gather_s: float, step_ahead: bool) -> dict[int, list[Any]]:
+def steps_of(folder: Path, numbers: Sequence[int], *, gather_s: float, step_ahead: bool) -> dict[int, list[Any]]:
     """Return the steps of four units of conversations that are held at once, by their numbers."""
     steps = EngineSettings(kv_bytes=64 << 20, step_ahead=step_ahead)
     options = EngineModelOptions(steps, weights="fp32", threads=1, flow_steps=1, gather_s=gather_s)
@@ -336,9 +336,9 @@ def told(folder: Path, numbers: Sequence[int], *, gather_s: float, step_ahead: b
 
 
 def test_conversations_that_meet_and_go_ahead_say_and_sound_what_they_do_alone(released: Path) -> None:
-    together = told(released, range(2), gather_s=0.01, step_ahead=True)
+    together = steps_of(released, range(2), gather_s=0.01, step_ahead=True)
     for number, steps in together.items():
-        (alone,) = told(released, [number], gather_s=0.0, step_ahead=False).values()
+        (alone,) = steps_of(released, [number], gather_s=0.0, step_ahead=False).values()
         assert [type(step) for step in steps] == [type(step) for step in alone]
         spoken = [(step, own) for step, own in zip(steps, alone, strict=True) if isinstance(own, SpeakStep)]
         assert len(spoken) >= 3

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.adapters.minicpmo.token2wav.calls import WindowCalls, WindowPass
-from antiphon.adapters.minicpmo.token2wav.flow import FlowSlots, Window
+from antiphon.adapters.minicpmo.token2wav.calls import SoundPass, WindowCalls
+from antiphon.adapters.minicpmo.token2wav.flow import CodeWindow, FlowSlots
 from antiphon.adapters.minicpmo.token2wav.hift import load_hift
 from antiphon.adapters.minicpmo.token2wav.token2wav import read_flow
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
@@ -62,10 +62,10 @@ def voice(number: int) -> Voice:
     return Voice(codes, torch.randn(192, generator=drawn), torch.randn(2 * len(codes), 80, generator=drawn))
 
 
-def turn(number: int) -> list[Window]:
+def turn(number: int) -> list[CodeWindow]:
     drawn, sizes = torch.Generator().manual_seed(100 + number), TURNS[number]
     return [
-        Window(torch.randint(98, (size,), generator=drawn).tolist(), at == len(sizes) - 1)
+        CodeWindow(torch.randint(98, (size,), generator=drawn).tolist(), at == len(sizes) - 1)
         for at, size in enumerate(sizes)
     ]
 
@@ -114,7 +114,7 @@ def test_windows_of_any_length_that_share_calls_have_the_audio_that_they_have_al
 
 def test_one_more_stream_adds_no_operator_to_a_call(folder: Path) -> None:
     made, counted = calls(folder, "causal", 6, together=True), list[list[str]]()
-    whole = Window([1] * 28, False)
+    whole = CodeWindow([1] * 28, False)
     for slot in range(6):
         begin(made, slot, 0)
         # Streams of other ages.
@@ -146,7 +146,7 @@ def test_a_pass_can_be_captured(folder: Path, kind: str) -> None:
     table, passes = made.vocoder.table, made.passes[2]
     # The self-check of a capture computes a pass without streams again and again.
     with torch.inference_mode():
-        alone = WindowPass(made.flow, made.vocoder, 2)
+        alone = SoundPass(made.flow, made.vocoder, 2)
         again = [alone.compute() for _ in range(2)]
     for one, other in zip(*again, strict=True):
         assert torch.equal(one, other)

@@ -66,7 +66,7 @@ class MediaRows:
         return self._states.states
 
     def sink(self, start: int) -> Callable[[int, Any], None]:
-        """Return the Sink of the rows from `start` on, which are about to be computed. With 0, `hidden` begins anew."""
+        """Return the Sink of the rows from `start` on, which are about to be computed. With 0, `hidden` is replaced."""
         if not start:
             self._states = RowStates(len(self.rows))
         states = self._states

@@ -40,7 +40,7 @@ class ClipSound:
         self._floor = 0.0
 
     def update(self, num_frames: int, *, grows: bool) -> None:
-        """Find the windows anew, after the frames of `mel` have changed. `num_frames`: the number of the clip's."""
+        """Find the windows again, after the frames of `mel` have changed. `num_frames`: the number of the clip's."""
         self._num_frames = num_frames
         floor, held, known = self.mel.floor, self.windows, self._finished
         count = (

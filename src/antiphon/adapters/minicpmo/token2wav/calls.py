@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from antiphon.adapters.minicpmo.token2wav.encoder import FRAMES_A_CODE
-from antiphon.adapters.minicpmo.token2wav.flow import FlowSlots, Window
+from antiphon.adapters.minicpmo.token2wav.flow import CodeWindow, FlowSlots
 from antiphon.adapters.minicpmo.token2wav.history import Positions
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
 from antiphon.audio import Pcm
 from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
 
 
-class WindowPass(CapturedPass[tuple[torch.Tensor, torch.Tensor]]):
+class SoundPass(CapturedPass[tuple[torch.Tensor, torch.Tensor]]):
     """A pass for `count` streams with a whole window each: its tensors and, if captured, its graph.
 
     `numbers`, int64 [count, width]: for each stream what the vocoder needs of it (HiftSlots.usual), and what the flow
@@ -61,7 +61,7 @@ class WindowCalls:
     def __init__(self, flow: FlowSlots, vocoder: HiftSlots, *, captures: bool = True) -> None:
         self.flow, self.vocoder = flow, vocoder
         self.together = flow.device.type != "cpu"
-        self.passes: dict[int, WindowPass] = {}
+        self.passes: dict[int, SoundPass] = {}
         self._graphs = Graphs("windows of token2wav", enabled=captures and self.together)
 
     @torch.inference_mode()
@@ -71,7 +71,7 @@ class WindowCalls:
             self._pass(count)
 
     @torch.inference_mode()
-    def run(self, slots: Sequence[int], windows: Sequence[Window]) -> list[Pcm]:
+    def run(self, slots: Sequence[int], windows: Sequence[CodeWindow]) -> list[Pcm]:
         """Return the audio of the next window of each stream, float32 [num_samples] at 24 kHz. Waits for the device.
 
         The streams have begun in `flow` and in `vocoder`, and their windows pass FlowSlots.check. See HiftSlots.run for
@@ -100,16 +100,16 @@ class WindowCalls:
         joined = torch.cat(sounds).float().cpu().numpy()
         return [joined[begin:end] for begin, end in pairwise([0, *accumulate(map(len, sounds))])]
 
-    def _alone(self, slot: int, window: Window) -> Pcm:
+    def _alone(self, slot: int, window: CodeWindow) -> Pcm:
         made = self.flow.check(window)
         plan = torch.from_numpy(self.flow.plan(slot, window, made)[None]).to(self.flow.device)
         (audio,) = self.vocoder.run([slot], self.flow.compute(plan, made), window.last)
         sound: Pcm = audio.float().cpu().numpy()
         return sound
 
-    def _pass(self, count: int) -> WindowPass:
+    def _pass(self, count: int) -> SoundPass:
         found = self.passes.get(count)
         if found is None:
-            found = self.passes[count] = WindowPass(self.flow, self.vocoder, count)
+            found = self.passes[count] = SoundPass(self.flow, self.vocoder, count)
             found.capture(self._graphs, self.flow.device)
         return found

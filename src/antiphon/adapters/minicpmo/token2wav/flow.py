@@ -52,7 +52,7 @@ class Flow(nn.Module):
         self.decoder = MelDecoder(config.decoder)
 
 
-class Window(NamedTuple):
+class CodeWindow(NamedTuple):
     """Codes of a stream that become audio together. `last`: they end the stream, so all of them yield frames.
 
     Otherwise those of the lookahead do not, and must be given again in the next window.
@@ -179,7 +179,7 @@ class FlowSlots:
         if len(self._prompts) > MAX_PROMPTS:
             self._prompts.popitem(last=False)
 
-    def check(self, window: Window) -> int:
+    def check(self, window: CodeWindow) -> int:
         """Return the number of codes of a window that yield frames.
 
         Raises ValueError if there are none, more than `most`, or codes that have no embedding.
@@ -192,7 +192,7 @@ class FlowSlots:
             raise ValueError(f"a code is not in 0 to {self.flow.num_codes - 1}: {min(codes)} to {max(codes)}")
         return made
 
-    def plan(self, slot: int, window: Window, room: int) -> Positions:
+    def plan(self, slot: int, window: CodeWindow, room: int) -> Positions:
         """Return what `compute` needs of a stream's next window, int64 [width(room)]. The stream then holds it.
 
         `window`: passes `check`. `room`: at least its number of codes that yield frames. The window is filled up to it.

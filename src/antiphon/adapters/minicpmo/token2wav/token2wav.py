@@ -18,7 +18,7 @@ import torch
 
 from antiphon.adapters.minicpmo.token2wav.calls import WindowCalls
 from antiphon.adapters.minicpmo.token2wav.files import load_weights, read_flow_config, read_part, read_weights
-from antiphon.adapters.minicpmo.token2wav.flow import Flow, FlowSlots, Window
+from antiphon.adapters.minicpmo.token2wav.flow import CodeWindow, Flow, FlowSlots
 from antiphon.adapters.minicpmo.token2wav.hift import CausalHift, WindowHift, load_hift
 from antiphon.adapters.minicpmo.token2wav.vocoder import HiftSlots
 from antiphon.adapters.minicpmo.token2wav.voice import PromptVoice, VoiceReader
@@ -112,7 +112,7 @@ class Token2WavStream:
         """See CodeStream of speech_decoder.py. Raises ModelError, after which the turn begins again."""
         turn = self._turn
         self._turn += last
-        return await self._token2wav.calls.call(_Request(self, turn, Window(codes, last)))
+        return await self._token2wav.calls.call(_Request(self, turn, CodeWindow(codes, last)))
 
     def end_turn(self) -> None:
         """Interrupt the turn: the next window begins another one."""
@@ -131,7 +131,7 @@ class _Request:
 
     stream: Token2WavStream
     turn: int
-    window: Window
+    window: CodeWindow
 
 
 class Token2Wav:
