@@ -32,22 +32,20 @@ class NativeProfile:
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """Options of one conversation. None uses the model's own default.
+    """Options of one conversation. None uses the model's own default."""
 
-    - `instructions`: the text that the model gets first.
-    - `voice`: one of the profile's voices.
-    - `voice_reference`: the voice to speak with, float32 [num_samples], mono, 16 kHz.
-    - `listen_only_units`: the number of units at the start in which the model only listens.
-    - `sampling`: how the model chooses its words and its voice.
-    - `recall`: returns what was said and heard so far, a line for each message. A model on other servers needs it when
-      another server takes over.
-    """
-
+    # The text that the model gets first.
     instructions: str = ""
+    # One of the profile's voices.
     voice: str | None = None
+    # The voice to speak with, float32 [num_samples], mono, 16 kHz.
     voice_reference: Pcm | None = None
+    # The number of units at the start in which the model only listens.
     listen_only_units: int | None = None
+    # How the model chooses its words and its voice.
     sampling: NativeSampling = field(default_factory=NativeSampling)
+    # Returns what was said and heard so far, a line for each message. A model on other servers needs it when another
+    # server takes over.
     recall: Callable[[], str] = field(default=lambda: "", compare=False)
 
 
