@@ -67,6 +67,9 @@ async def one_turn(caller: Caller, clip: Clip) -> Turn:
             return turn
         await asyncio.sleep(0.05)
     stopped = [k for k, (_, e) in enumerate(events) if e["type"] == "input_audio_buffer.speech_stopped"]
+    if not stopped:
+        # Only the end of the answer before has arrived.
+        return turn
     for at, event in events[stopped[-1] :]:
         name = STAGES.get(event["type"])
         if name and name not in turn.stages:

