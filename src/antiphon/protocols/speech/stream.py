@@ -171,7 +171,7 @@ class SpeechDialect:
             case "input.text":
                 return RemoteProtocolError(error.code, "input.text requires a string value")
             case "session.continue":
-                return RemoteProtocolError(error.code, "session.continue requires numbers of 0 or more")
+                return RemoteProtocolError(error.code, f"Invalid value for '{error.param}': expected 0 or more")
             case _:
                 return RemoteProtocolError("unknown", f"Unknown message type: {_short(kind)}")
 
