@@ -82,7 +82,8 @@ class _KeyStore(Generic[Kept]):
     def __init__(self, root: Path, key: str, max_entries: int, kind: type[Kept], what: str) -> None:
         self._root = root
         self.folder = root / f"{_OF_KEY}{_digest(key)}" if key else root
-        self._max_entries, self._kind, self._what = max_entries, kind, what
+        self._max_entries, self._what = max_entries, what
+        self._kind: type[Kept] = kind
 
     def list(self) -> list[Kept]:
         """Return all entries, sorted by name, ignoring case. Skips folders that cannot be read."""
@@ -128,7 +129,8 @@ class _KeyStore(Generic[Kept]):
 
     def _read(self, folder: Path) -> Kept | None:
         try:
-            return msgspec.json.decode((folder / f"{self._what}.json").read_bytes(), type=self._kind)
+            found: Kept = msgspec.json.decode((folder / f"{self._what}.json").read_bytes(), type=self._kind)
+            return found
         except (OSError, msgspec.MsgspecError):
             return None
 

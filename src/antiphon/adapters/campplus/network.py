@@ -8,6 +8,8 @@ its context, then the mean and the deviation over time, projected to a vector. T
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -34,7 +36,7 @@ class _Graph:
         self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
         return name
 
-    def add(self, kind: str, *inputs: str, **attributes: object) -> str:
+    def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
         out = f"{kind.lower()}{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, [*inputs], [out], **attributes))
         return out
@@ -125,6 +127,8 @@ def _statistics(graph: _Graph, x: str) -> str:
     away = graph.add("Sub", x, mean)
     squares = graph.add("ReduceSumSquare", away, axes=[2], keepdims=1)
     length = graph.add("Gather", graph.add("Shape", x), graph.constant("axis", np.array(2)))
-    degrees = graph.add("Sub", graph.add("Cast", length, to=TensorProto.FLOAT), graph.constant("one", np.float32(1)))
+    degrees = graph.add(
+        "Sub", graph.add("Cast", length, to=TensorProto.FLOAT), graph.constant("one", np.array(1, np.float32))
+    )
     deviation = graph.add("Sqrt", graph.add("Div", squares, degrees))
     return graph.add("Concat", mean, deviation, axis=1)

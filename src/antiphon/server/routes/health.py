@@ -53,7 +53,7 @@ class Readiness(msgspec.Struct):
     # The models on other servers that do not respond, each with the reason.
     degraded: dict[str, str] | UnsetType = UNSET
     # Present and true if turns and files can have labels of their voices.
-    labels_speakers: Literal[True] | UnsetType = UNSET
+    labels_speakers: bool | UnsetType = UNSET
 
 
 async def health(request: Request) -> Response:
@@ -79,7 +79,7 @@ async def ready(request: Request) -> Response:
     models = state.models
     degraded = models.degraded() or UNSET
     names, kinds = list(models.names), served_kinds(models)
-    labels = True if models.speaker_model and models.speaker_model.profile.clustering else UNSET
+    labels: bool | UnsetType = True if models.speaker_model and models.speaker_model.profile.clustering else UNSET
     sessions = state.admission.num_sessions
     return json_response(Readiness("ready", names, kinds, sessions, degraded=degraded, labels_speakers=labels))
 
