@@ -273,13 +273,13 @@ def test_a_response_out_of_band_ends_with_its_metadata_and_begins_again_unless_i
 
 
 def test_what_was_lost_on_one_host_stays_lost_and_a_native_model_is_named() -> None:
-    progress = Progress(Inbox(30.0), ResumePoint(lost=["images"]))
+    progress = Progress(Inbox(30.0), ResumePoint(unstored=["images"]))
     point = progress.now(conversation(unstored=["audio"], native_model="m"))
-    assert (point.lost, point.native_model) == (["audio", "images"], "m")
+    assert (point.unstored, point.native_model) == (["audio", "images"], "m")
 
 
 def test_a_row_of_an_earlier_version_has_nothing_out_of_band() -> None:
     encoded = msgspec.json.decode(msgspec.json.encode(ResumePoint(received=3)))
-    for field in ("beside", "finished_beside", "native_model", "lost"):
+    for field in ("beside", "finished_beside", "native_model", "unstored"):
         del encoded[field]
     assert msgspec.convert(encoded | {"of_a_later_version": 1}, ResumePoint) == ResumePoint(received=3)

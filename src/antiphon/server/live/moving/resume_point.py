@@ -129,7 +129,7 @@ class ResumePoint(msgspec.Struct):
     # The native model of the conversation; "" if any conversation model can continue it.
     native_model: str = ""
     # What the conversation model had got on earlier hosts besides text: the next one does not have it.
-    lost: list[Unstored] = []
+    unstored: list[Unstored] = []
 
     @property
     def starts_at_ms(self) -> float:
@@ -252,7 +252,7 @@ class Progress:
         self._beside = dict[str, AskedResponse]()
         self._ended_beside = set[str]()
         self._finished_beside = deque[AskedResponse](maxlen=MAX_OUT_OF_BAND)
-        self._lost = continued.lost
+        self._lost = continued.unstored
         # The response that was under way when the session ended here.
         self._ended: OpenResponse | None = None
         self._finished: AskedResponse | None = None
@@ -378,7 +378,7 @@ class Progress:
             beside=list(self._beside.values()),
             finished_beside=list(self._finished_beside),
             native_model=conversation.progress.native_model,
-            lost=sorted({*self._lost, *conversation.progress.unstored}),
+            unstored=sorted({*self._lost, *conversation.progress.unstored}),
         )
 
 

@@ -283,7 +283,7 @@ async def _serve_restored(
     if continued:
         received = left.tail[-1][0] if left.tail else continued.received
         counts = {"received_events": received, "stored_events": row.received.events}
-        lost = {"lost": continued.lost} if continued.lost else {}
+        lost = {"lost": continued.unstored} if continued.unstored else {}
     first_frame = wire.resumed(
         token.renew(),
         restored=True,
