@@ -90,19 +90,19 @@ KINDS = (
     Kind(
         "native model",
         lost="how things sounded; a response under way begins again",
-        waits="the host's TTL, or a report of its death, and its units",
+        waits="the same, and its units",
         tests=("test_kinds",),
     ),
     Kind(
         "response out of band",
         lost="nothing; it begins again; with images or audio, the response",
-        waits="the host's TTL, or a report of its death",
+        waits="the same",
         tests=("test_kinds",),
     ),
     Kind(
         "video stream",
         lost="older frames and audio; an answer under way begins again",
-        waits="the host's TTL, or a report of its death",
+        waits="the same",
         tests=("test_kinds",),
     ),
     Kind("other requests over REST", lost="the request"),

@@ -192,7 +192,7 @@ def held_for(path: str, *, hides_created: bool = False) -> HeldSession:
 
 
 class Socket(Protocol):
-    """A WebSocket to a host."""
+    """A WebSocket to a host, as far as `resume_over` uses it."""
 
     async def send(self, message: str, /) -> None:
         """Send a text frame."""

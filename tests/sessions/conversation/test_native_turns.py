@@ -78,7 +78,7 @@ class Native:
         self.units: list[Unit] = []
         self.forced: list[bool] = []
         self.options: NativeOptions | None = None
-        # What the model was told of the conversation when it was opened.
+        # The conversation so far, as the model got it when it was opened.
         self.recalled = ""
         self.held, self.go = held, asyncio.Semaphore(0)
         self.interrupts = self.closes = 0

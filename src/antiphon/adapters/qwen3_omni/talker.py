@@ -124,7 +124,7 @@ class OmniTalkerStream:
     async def prefill(
         self, prompt: Sequence[ChatRow], hidden: Sequence[HiddenRow], media: Mapping[MediaPiece, MediaRows]
     ) -> None:
-        """See TalkerSide."""
+        """Take in the rows of a turn that is still being spoken, see TalkerSide."""
         try:
             await self._hold(prompt, media)
             await self._session.settle(include_newest=True)

@@ -183,6 +183,7 @@ class NativeTurns:
         # answer that turn by itself.
         self._has_spoken = False
         self._answer_units = 0
+        self.model_id = model.profile.id
         # Whether the model got images.
         self.has_images = False
         # Whether a turn has begun whose response waits until the previous response is closed.
@@ -226,11 +227,6 @@ class NativeTurns:
         self._stream = await self._model.open(options)
         if self._discards_step:
             self._stream.interrupt()
-
-    @property
-    def model_id(self) -> str:
-        """The name of the model."""
-        return self._model.profile.id
 
     async def append_audio(self, pcm: Pcm) -> None:
         """Queue audio for the model: float32 [num_samples], mono, 16 kHz, of any length. Waits while four units or more
@@ -334,8 +330,7 @@ class NativeTurns:
 
     def turn_ended(self) -> None:
         """Record that the user's detected turn has a transcript, so that the model is likely to answer it."""
-        answers = self.is_away or self._has_spoken or self._turn
-        self._answer_units = 0 if answers else ANSWER_UNITS
+        self._answer_units = 0 if self.is_away or self._has_spoken or self._turn else ANSWER_UNITS
 
     def withdraw(self) -> bool:
         """Drop the answer that is due, if the model has not begun it. A requested answer is reported as cancelled.
