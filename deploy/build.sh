@@ -24,7 +24,7 @@ if [ "${1:-}" = lock ]; then
         echo "# Written by \`deploy/build.sh lock\`; for \`docker compose --env-file\`, too."
         {
             echo "BASE_IMAGE $named"
-            sed -n 's/.*image: *${\([A-Z]*_IMAGE\):-\([^}]*\)}.*/\1 \2/p' deploy/compose.yaml
+            sed -n 's/.*image: *${\([A-Z_]*_IMAGE\):-\([^}]*\)}.*/\1 \2/p' deploy/compose.yaml
         } | while read -r variable image; do
             digest=$($SKOPEO inspect --no-tags --format '{{.Digest}}' "docker://$image")
             case $digest in

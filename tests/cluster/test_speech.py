@@ -169,16 +169,16 @@ def test_when_the_other_host_lacks_the_voice_then_the_door_tries_the_next_one(ho
     async def main(found: Cluster, door: Host, first: Host) -> Speaker:
         async with asyncio.timeout(LIMIT_S), Speaker(door.ws, voice="one") as speaker:
             await in_a_sentence(speaker)
-            other = found.add_host(voices="two")
+            other = found.add_host(env={"ANTIPHON_TEST_VOICES": "two"})
             await asyncio.to_thread(other.wait)
             await asyncio.to_thread(first.kill)
             await become(lambda: other.metric("antiphon_sessions_started_total{"), 0.05)
-            await asyncio.to_thread(found.add_host(voices="one").wait)
+            await asyncio.to_thread(found.add_host(env={"ANTIPHON_TEST_VOICES": "one"}).wait)
             await speaker.until(lambda: speaker.num_done == 1)
             return speaker
 
     with cluster("", "--host-ttl-s", str(HOST_TTL_S), num_hosts=0, pace_s=PACE_S) as found:
-        first = found.add_host(voices="one")
+        first = found.add_host(env={"ANTIPHON_TEST_VOICES": "one"})
         first.wait()
         door = found.add_door()
         door.wait()

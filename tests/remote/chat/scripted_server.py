@@ -39,8 +39,11 @@ class Answer:
 
     async def raw(self, data: bytes) -> None:
         self.writer.write(data)
-        with suppress(ConnectionError):
+        try:
             await self.writer.drain()
+        except ConnectionError:
+            # `drain` no longer waits for anything, so a script that writes without end has to stop by itself.
+            self.gone.set()
 
     async def event(self, data: dict[str, Any] | str) -> None:
         text = data if isinstance(data, str) else json.dumps(data)

@@ -18,6 +18,7 @@ class Conversation:
     user_speaks: bool = False
     unread_items: bool = False
     owed_responses: int = 0
+    out_of_band: tuple[str, ...] = ()
     is_heard: bool = False
     interrupted: list[str] = field(default_factory=list)
 

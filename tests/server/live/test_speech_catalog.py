@@ -43,7 +43,7 @@ def test_when_a_voice_is_used_again_then_its_sample_is_read_once_until_it_is_rep
                 found = await anyio.to_thread.run_sync(catalog.uploaded, "nan")
                 assert found is not None
                 assert found.audio == sample
-        assert len(read) == 2
+        assert [path.name for path in read].count("sample") == 2
         assert speech_catalog(state, Caller("bob")).uploaded("nan") is None
 
     anyio.run(main)

@@ -15,6 +15,7 @@ SPEC = Spec(
         | Capabilities.EXACT_ROLLBACK
         | Capabilities.HIDDEN_STATES
         | Capabilities.CHOOSER
+        | Capabilities.PREFILL_AHEAD
         | Capabilities.GRAMMAR
     ),
     model_types=("qwen3_omni_moe",),

@@ -47,7 +47,7 @@ SECOND = AppendAudio(np.zeros(16_000, np.float32))
 def conversation(settled_ms: float = 0.0, items: list[Item] | None = None, **facts: Any) -> Any:
     history = SimpleNamespace(items=items or [])
     given = {"settled_ms": settled_ms, "unread_items": [], "owed_responses": [], "closing_responses": []}
-    given |= {"out_of_band": {}, "native_model": "", "unstored": []}
+    given |= {"out_of_band": {}, "native_model": "", "unstored": [], "num_labels": 0}
     return cast(Any, SimpleNamespace(history=history, progress=SimpleNamespace(**given | facts)))
 
 

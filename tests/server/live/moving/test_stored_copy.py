@@ -151,6 +151,7 @@ class Stage:
                     out_of_band={},
                     native_model="",
                     unstored=[],
+                    num_labels=0,
                     user_speaks=False,
                     is_responding=False,
                     is_heard=False,
