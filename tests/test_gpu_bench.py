@@ -73,6 +73,7 @@ def test_the_table_has_every_figure(folder: Path) -> None:
     check_table(folder)
 
 
+@pytest.mark.heavy
 def test_a_section_is_measured_and_has_its_figures_in_the_table(tmp_path: Path) -> None:
     done = measure(tmp_path, "--only", "agreement")
     assert done.returncode == 0, done.stdout + done.stderr

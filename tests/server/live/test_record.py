@@ -23,6 +23,7 @@ from tests.server.scripted import serving
 from tests.store.sessions.test_contract import until
 
 
+@pytest.mark.heavy
 def test_when_a_conversation_was_recorded_then_its_replay_has_the_same_turns(
     serve: Serve, recordings: dict[str, Recording], tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ LIMIT_S = 90
 
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> Process:
-    return serve("--language-model", SMALL, "--synthesizer", "hibari-heart", "--video-idle-timeout-s", "20")
+    return serve("--language-model", SMALL, "--synthesizer", "hibari-heart", "--video-idle-timeout-s", "12")
 
 
 def run(coroutine: Any) -> Any:
