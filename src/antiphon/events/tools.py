@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 # The JSON schema of an object. Only the model's prompt and grammar use its content.
@@ -38,6 +38,10 @@ class Tool:
     description: str = ""
     parameters: JsonSchema = field(default_factory=dict)
     server: str = ""
+
+    def labelled(self) -> Tool:
+        """Return the tool with its server's label and `__` before its name, for a name that is taken."""
+        return replace(self, name=f"{self.server}__{self.name}")
 
 
 @dataclass(frozen=True, slots=True)

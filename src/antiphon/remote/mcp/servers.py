@@ -230,12 +230,7 @@ class McpServers:
     def _collect(self) -> None:
         offered = [tool for connection in self.connections.values() for tool in connection.tools]
         names = [tool.name for tool in offered]
-        self._tools = tuple(tool if names.count(tool.name) == 1 else prefixed(tool) for tool in offered)
-
-
-def prefixed(tool: Tool) -> Tool:
-    """Return the tool with its server's label and `__` before its name."""
-    return Tool(f"{tool.server}__{tool.name}", tool.description, tool.parameters, tool.server)
+        self._tools = tuple(tool if names.count(tool.name) == 1 else tool.labelled() for tool in offered)
 
 
 def _result(made: CallToolResult) -> ToolResult:

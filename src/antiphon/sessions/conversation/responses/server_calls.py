@@ -23,12 +23,7 @@ def offered(own: tuple[Tool, ...], servers: ToolServers | None) -> tuple[Tool, .
     if servers is None:
         return own
     taken = {tool.name for tool in own}
-    return own + tuple(
-        Tool(f"{tool.server}__{tool.name}", tool.description, tool.parameters, tool.server)
-        if tool.name in taken
-        else tool
-        for tool in servers.tools
-    )
+    return own + tuple(tool.labelled() if tool.name in taken else tool for tool in servers.tools)
 
 
 class ServerCalls:
