@@ -38,7 +38,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = launched(playwright, recording, sign)
-        # The certificate names the address; only nobody vouches for it.
+        # The certificate names the address, but no authority has signed it.
         refused = ""
         try:
             browser.new_page().goto(url)

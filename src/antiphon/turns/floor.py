@@ -208,7 +208,7 @@ class Floor:
         return turn
 
     def owe_response(self) -> None:
-        """Record that the user's turns wait for a response after all, because nobody has answered them."""
+        """Record that the user's turns wait for a response after all, because no model has answered them."""
         self.response_due = True
 
     def item_deleted(self, item_id: str) -> None:

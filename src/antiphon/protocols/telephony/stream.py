@@ -99,7 +99,7 @@ class MediaStream(Protocol):
     message_frames: int
 
     def read(self, data: str | bytes) -> list[Arrived]:
-        """Return what one message says; [] for a message that concerns nobody.
+        """Return what one message says; [] for a message without an effect here.
 
         Raises RemoteProtocolError: `bad_audio` for audio that cannot be played, after which the stream may go on, and
         other codes for a message that no carrier sends.
