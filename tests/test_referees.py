@@ -65,18 +65,32 @@ def test_a_pause_that_is_talked_into_needs_an_answer_after_its_end(lines: list[L
     spoken = turn(1, 1.0, 6.0, response_latency_ms=-2500, talk_over=True)
     report = {"turns": [spoken], "user_segments": [[1, 3], [4.2, 6]], "duration_s": 20}
     only = some("pause", lines=lines)
-    (cut,) = voicebench.heard(report | {"agent_segments": [[3.5, 4.6]]}, only)
+    (cut,) = voicebench.heard(report | {"agent_segments": [[3.5, 4.6]]}, only, [])
     assert (cut.is_talked_into, cut.is_answered, cut.talked_over_s) == (True, False, 0.4)
-    (later,) = voicebench.heard(report | {"agent_segments": [[3.5, 4.6], [6.8, 12]]}, only)
+    (later,) = voicebench.heard(report | {"agent_segments": [[3.5, 4.6], [6.8, 12]]}, only, [])
     assert (later.is_answered, later.latency_s) == (True, -2.5)
 
 
 def test_the_speech_that_a_line_interrupts_is_no_answer_to_it(lines: list[Line]) -> None:
     cut = turn(10, 10.1, 13, stop_latency_ms=300, stopped=True)
     report = {"turns": [cut], "user_segments": [[10.1, 13]], "duration_s": 30}
-    (unanswered,) = voicebench.heard(report | {"agent_segments": [[5, 10.4]]}, some("interruption", lines=lines))
+    only = some("interruption", lines=lines)
+    (unanswered,) = voicebench.heard(report | {"agent_segments": [[5, 10.4]]}, only, [10.4])
     assert (unanswered.was_speaking, unanswered.is_stopped, unanswered.stop_s) == (True, True, 0.3)
     assert not unanswered.is_answered
+
+
+@pytest.mark.parametrize(("silenced_s", "is_stopped"), [(10.4, True), (9.9, False), (12.0, False)])
+def test_a_sound_stops_only_an_answer_that_does_not_end_by_itself(
+    silenced_s: float, is_stopped: bool, lines: list[Line], tmp_path: Path
+) -> None:
+    sneeze = turn(10, 10.1, 10.5, false_barge_in=True)
+    report = {"turns": [sneeze], "user_segments": [[10.1, 10.5]], "duration_s": 30, "agent_segments": [[5, 11.0]]}
+    events = [("response.done", 10.2), ("input_audio_buffer.speech_started", silenced_s)]
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(json.dumps({"at_s": at_s, "type": kind}) + "\n" for kind, at_s in events))
+    (found,) = voicebench.heard(report, some("sound-1", lines=lines), voicebench.silenced_s(log))
+    assert (found.was_speaking, found.is_stopped) == (True, is_stopped)
 
 
 def heard(line: str, expected: str, **measured: Any) -> Heard:

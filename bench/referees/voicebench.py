@@ -85,11 +85,21 @@ def call(lines: Sequence[Line], target: Target, folder: Path) -> list[Heard]:
     if done.returncode:
         raise RuntimeError(f"voicebench ended with {done.returncode}: {last_line(done.stderr or done.stdout)}")
     report = json.loads((folder / "report.json").read_text())
-    return heard(report["sessions"][0], lines)
+    return heard(report["sessions"][0], lines, silenced_s(folder / "events.jsonl"))
 
 
-def heard(session: dict[str, Any], lines: Sequence[Line]) -> list[Heard]:
-    """Return what voicebench measured of each line of a session in its report."""
+def silenced_s(log: Path) -> list[float]:
+    """Return the seconds of a call at which the server silenced its answer, from the log of its events."""
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    return [event["at_s"] for event in events if event["type"] == "input_audio_buffer.speech_started"]
+
+
+def heard(session: dict[str, Any], lines: Sequence[Line], silenced_s: Sequence[float]) -> list[Heard]:
+    """Return what voicebench measured of each line of a session in its report.
+
+    For voicebench, a sound has stopped an answer that ends soon after it. Many answers end then by themselves, so the
+    server has to silence the answer in that time (`silenced_s`), too.
+    """
     agent = [tuple(segment) for segment in session["agent_segments"]]
     user = [tuple(segment) for segment in session["user_segments"]]
     turns = session["turns"]
@@ -99,6 +109,7 @@ def heard(session: dict[str, Any], lines: Sequence[Line]) -> list[Heard]:
         onset, offset = turn["user_onset_s"], turn["user_offset_s"]
         if onset is None:
             continue
+        is_silenced = any(onset <= at_s <= onset + SOUND_MS / 1000 for at_s in silenced_s)
         own = [(max(a, onset), min(b, offset)) for a, b in user if a < offset and b > onset]
         begun = [segment for segment in agent if onset < segment[0] < next_s]
         out.append(
@@ -113,7 +124,9 @@ def heard(session: dict[str, Any], lines: Sequence[Line]) -> list[Heard]:
                 is_talked_into=line.name == "pause" and bool(turn["talk_over"]),
                 talked_over_s=round(sum(max(0.0, min(b, d) - max(a, c)) for a, b in own for c, d in begun), 3),
                 stop_s=None if turn["stop_latency_ms"] is None else turn["stop_latency_ms"] / 1000,
-                is_stopped=bool(turn["false_barge_in"] if line.expected == "ignore" else turn["stopped"]),
+                is_stopped=bool(
+                    turn["false_barge_in"] and is_silenced if line.expected == "ignore" else turn["stopped"]
+                ),
                 transcript=turn["transcript"] or "",
             )
         )

@@ -120,7 +120,7 @@ def test_each_turn_has_a_line_and_what_was_heard_of_an_answer_stands_below_it() 
     ]
 
 
-@pytest.mark.server
+@pytest.mark.heavy
 def test_without_a_url_a_server_is_started_for_the_conversation(tmp_path: Path) -> None:
     question = tmp_path / "question.wav"
     antiphon = [sys.executable, "-m", "antiphon"]

@@ -18,7 +18,7 @@ from tests.cluster.processes import Cluster, Host, cluster, until
 from tests.store.servers import RedisServer
 
 pytestmark = [
-    pytest.mark.server,
+    pytest.mark.heavy,
     pytest.mark.skipif(bool(balancer.missing()), reason=balancer.missing()),
     pytest.mark.skipif(bool(RedisServer.missing()), reason=RedisServer.missing()),
 ]

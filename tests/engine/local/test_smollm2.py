@@ -15,7 +15,7 @@ from tests.engine.local.smollm2 import checkpoint
 from tests.engine.local.test_engine import Driver, integrity
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_sessions_side_by_side_equal_full_forwards() -> None:
     model, tokenizer = checkpoint()
     texts = (

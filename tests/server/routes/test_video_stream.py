@@ -10,7 +10,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ LIMIT_S = 90
 
 @pytest.fixture(scope="module")
 def server(serve: Serve) -> Process:
-    return serve("--language-model", SMALL, "--synthesizer", "hibari-heart", "--video-idle-timeout-s", "12")
+    return serve("--language-model", SMALL, "--synthesizer", "hibari-heart")
 
 
 def run(coroutine: Any) -> Any:
@@ -217,8 +216,8 @@ def test_when_a_client_leaves_during_an_answer_then_no_session_is_left(server: P
     run(main())
 
 
-def test_when_a_stream_is_resumed_then_it_goes_on_and_ends_once_idle(server: Process) -> None:
-    async def main() -> tuple[list[str], str]:
+def test_when_a_stream_is_resumed_then_it_goes_on(server: Process) -> None:
+    async def main() -> list[str]:
         async with connect(url(server) + "?resume=1", max_size=None) as socket:
             created = json.loads(await socket.recv())
             assert created["type"] == "session.created"
@@ -234,15 +233,9 @@ def test_when_a_stream_is_resumed_then_it_goes_on_and_ends_once_idle(server: Pro
             # The server has received the configuration and the frame. The client would send any other message again.
             assert first["received_events"] == 2
             await say(socket, "video.query", text="What is written?")
-            events = await until(socket, "response.text.done")
-            began = time.monotonic()
-            error = (await until(socket, "error"))[-1]["message"]
-            assert time.monotonic() - began > 10
-            return [e["type"] for e in events], error
+            return [e["type"] for e in await until(socket, "response.text.done")]
 
-    kinds, error = run(main())
-    assert "response.start" in kinds
-    assert error == "Idle timeout"
+    assert "response.start" in run(main())
 
 
 def test_when_the_server_drains_then_the_answer_under_way_is_completed(serve: Serve) -> None:

@@ -6,19 +6,16 @@ matters much. `turns/` interprets the vectors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
 from antiphon.adapters.campplus.network import MAX_FRAMES, NUM_BANDS, network
 from antiphon.adapters.spec import LaneModelOptions
+from antiphon.adapters.voice_encoder import VoiceEncoder
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts.speaker import SpeakerProfile, VoiceClustering, VoiceThreshold
-from antiphon.engine.lane import Lane
-from antiphon.errors import ModelError
 from antiphon.modeling.sound.voice_weights import read_weights
 
 SIZE, LEAST_S = 192, 0.6
@@ -95,39 +92,13 @@ def windows_of(num_frames: int) -> list[int]:
     return [int(start) for start in np.linspace(0, max(0, num_frames - MAX_FRAMES), max(1, num_windows))]
 
 
-class CamPlusPlusEncoder:
-    """A SpeakerModel. Its lane has one thread, which computes on one core."""
+class CamPlusPlusEncoder(VoiceEncoder):
+    """CAM++, as a SpeakerModel. Its vectors are float32 [192]."""
 
     def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
         """Load `campplus.pt` from the folder. Raises ModelError if it does not load."""
-        session = onnxruntime.SessionOptions()
-        session.intra_op_num_threads = session.inter_op_num_threads = 1
-        session.log_severity_level = 3
-        try:
-            graph = network(read_weights(folder / "campplus.pt"))
-            self._model = onnxruntime.InferenceSession(graph, session, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            # The errors that pickle and onnxruntime raise for a bad file have no common base class.
-            raise ModelError(f"{model_id} does not load: {error}") from error
-        self._profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS, clustering=CLUSTERING)
-        self.lane: Lane[Pcm, Pcm] = Lane("speaker", self._work, max_queue=options.max_queue, observe=options.observe)
-
-    @property
-    def profile(self) -> SpeakerProfile:
-        """The properties of the vectors, and the thresholds for comparing them."""
-        return self._profile
-
-    async def embed(self, pcm: Pcm) -> Pcm:
-        """Return the unit vector of a voice, float32 [192].
-
-        `pcm`: float32 [num_samples], mono, 16 kHz, of any length. Waits in the lane. Raises Refused if the lane is
-        full, and ModelError.
-        """
-        return await self.lane.run(pcm)
-
-    def close(self) -> None:
-        """Stop the lane's worker thread. Calls of `embed` that are waiting in the lane are cancelled."""
-        self.lane.close()
+        profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS, clustering=CLUSTERING)
+        super().__init__(lambda: network(read_weights(folder / "campplus.pt")), profile, options)
 
     def encode(self, pcm: Pcm) -> Pcm:
         """Return the mean of the windows' vectors without LINE, float32 [192], of length 1.
@@ -140,10 +111,7 @@ class CamPlusPlusEncoder:
             pcm = np.resize(pcm, least) if len(pcm) else np.zeros(least, np.float32)
         frames = mel_frames(pcm)
         windows = np.stack([frames[start : start + MAX_FRAMES] for start in windows_of(len(frames))])
-        vectors = self._model.run(None, {"frames": windows - windows.mean(axis=1, keepdims=True)})[0]
+        vectors = self.vectors(windows - windows.mean(axis=1, keepdims=True))
         mean = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).mean(axis=0)
         mean -= (mean @ LINE) * LINE
         return np.asarray(mean / np.linalg.norm(mean), np.float32)
-
-    def _work(self, jobs: Sequence[Pcm]) -> list[Pcm]:
-        return [self.encode(pcm) for pcm in jobs]

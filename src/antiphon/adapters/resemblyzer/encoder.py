@@ -12,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from antiphon.adapters.spec import LaneModelOptions
+from antiphon.adapters.voice_encoder import VoiceEncoder
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts.speaker import SpeakerProfile, VoiceClustering, VoiceThreshold
-from antiphon.engine.lane import Lane
-from antiphon.errors import ModelError
 from antiphon.modeling.sound.voice_weights import Weights, read_weights
 
 WINDOW, HOP, NUM_BANDS = 400, 160, 40
@@ -202,39 +200,13 @@ def network(weights: Weights) -> bytes:
     return bytes(model.SerializeToString())
 
 
-class ResemblyzerEncoder:
-    """A SpeakerModel. Its lane has one thread, which computes on one core."""
+class ResemblyzerEncoder(VoiceEncoder):
+    """Resemblyzer's encoder, as a SpeakerModel. Its vectors are float32 [256]."""
 
     def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
         """Load `pretrained.pt` from the folder. Raises ModelError if it does not load."""
-        session = onnxruntime.SessionOptions()
-        session.intra_op_num_threads = session.inter_op_num_threads = 1
-        session.log_severity_level = 3
-        try:
-            graph = network(read_weights(folder / "pretrained.pt", "model_state"))
-            self._model = onnxruntime.InferenceSession(graph, session, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            # The errors that pickle and onnxruntime raise for a bad file have no common base class.
-            raise ModelError(f"{model_id} does not load: {error}") from error
-        self._profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS, ENROLLED, CLUSTERING)
-        self.lane: Lane[Pcm, Pcm] = Lane("speaker", self._work, max_queue=options.max_queue, observe=options.observe)
-
-    @property
-    def profile(self) -> SpeakerProfile:
-        """The properties of the vectors, and the thresholds for comparing them."""
-        return self._profile
-
-    async def embed(self, pcm: Pcm) -> Pcm:
-        """Return the unit vector of a voice, float32 [256], after subtracting MEAN.
-
-        `pcm`: float32 [num_samples], mono, 16 kHz, of any length. Waits in the lane. Raises Refused if the lane is
-        full, and ModelError.
-        """
-        return await self.lane.run(pcm)
-
-    def close(self) -> None:
-        """Stop the lane's worker thread. Calls of `embed` that are waiting in the lane are cancelled."""
-        self.lane.close()
+        profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS, ENROLLED, CLUSTERING)
+        super().__init__(lambda: network(read_weights(folder / "pretrained.pt", "model_state")), profile, options)
 
     def encode(self, pcm: Pcm) -> Pcm:
         """Return the network's output: a unit vector, float32 [256], without negative numbers.
@@ -249,7 +221,7 @@ class ResemblyzerEncoder:
         starts = windows_of(len(pcm))
         frames = np.pad(frames, ((0, max(0, starts[-1] + WINDOW_FRAMES - len(frames))), (0, 0)))
         windows = np.stack([frames[start : start + WINDOW_FRAMES] for start in starts], axis=1)
-        mean = self._model.run(None, {"frames": windows})[0].mean(0)
+        mean = self.vectors(windows).mean(0)
         return np.asarray(mean / np.linalg.norm(mean), np.float32)
 
     def _work(self, jobs: Sequence[Pcm]) -> list[Pcm]:
