@@ -34,6 +34,7 @@ from antiphon.protocols.resume import (
 )
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.credentials import Caller
+from antiphon.server.http.auth import KEY_SUBPROTOCOLS
 from antiphon.server.http.connections import limit_first_message
 from antiphon.server.live.moving.take_up import is_lost, is_unknown, take_up
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
@@ -265,9 +266,13 @@ async def _resume(
 
 
 async def accept(websocket: WebSocket, dialect: Dialect | None = None) -> None:
-    """Accept the upgrade, with the dialect's subprotocol if the client offers it, as browsers require."""
-    wanted = dialect.subprotocol if dialect else "realtime"
-    await websocket.accept(subprotocol=wanted if wanted in websocket.scope.get("subprotocols", []) else None)
+    """Accept the upgrade, with the dialect's subprotocol or one of KEY_SUBPROTOCOLS, if the client offers it.
+
+    Browsers require that a server selects one of the offered subprotocols.
+    """
+    offered = websocket.scope.get("subprotocols", [])
+    wanted = (dialect.subprotocol if dialect else "realtime", *KEY_SUBPROTOCOLS)
+    await websocket.accept(subprotocol=next((name for name in wanted if name in offered), None))
 
 
 async def refuse(websocket: WebSocket, error: RemoteProtocolError, code: int = CLOSE_POLICY) -> None:

@@ -85,7 +85,7 @@ async def speech_stream(websocket: WebSocket) -> None:
         await serve_resumed(state, caller, websocket)
         return
     with state.admission.admit(caller, "speech"):
-        await websocket.accept()
+        await accept(websocket)
         token = ResumeToken() if wants_token(websocket) else None
         await LiveSpeech(WebSocketTransport(websocket), state, caller, token).run()
 
