@@ -19,6 +19,8 @@ _MODULES = (
     "bridges.minicpmo_worker",
     "bridges.omni",
     "bridges.openbmb",
+    "deepgram.flux",
+    "deepgram.listen",
     "duplex.connection",
     "negotiation",
 )
