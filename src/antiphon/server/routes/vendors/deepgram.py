@@ -160,7 +160,7 @@ async def _file(request: Request, state: ServerState, query: Query, stack: Async
         url = decode(await limited(request, FIELD_BYTES).body(), files.FileUrl).url
         data = await state.fetcher.audio(url, "url", max_bytes)
         return io.BytesIO(header + data), hashlib.sha256(data).hexdigest()
-    spooled = SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115: `stack` closes it.
+    spooled = SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115
     file = cast(BinaryIO, stack.enter_context(spooled))
     digest, has_audio = hashlib.sha256(), False
     file.write(header)
