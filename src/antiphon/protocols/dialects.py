@@ -19,6 +19,7 @@ _MODULES = (
     "bridges.minicpmo_worker",
     "bridges.omni",
     "bridges.openbmb",
+    "deepgram.agent",
     "deepgram.flux",
     "deepgram.listen",
     "duplex.connection",

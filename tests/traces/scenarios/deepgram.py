@@ -196,3 +196,53 @@ async def deepgram_keys(stage: Stage) -> None:
     browser = await stage.connect(url(LISTEN, **RAW), subprotocols=["token", "key"])
     assert browser.status == 101
     assert (await stage.request("POST", SPEAK, {"text": "Hello."}, headers=token)).status == 200
+
+
+@scenario()
+async def deepgram_agent(stage: Stage) -> None:
+    socket = await stage.connect("/v1/agent/converse")
+    await socket.until("Welcome")
+    await socket.say("UpdatePrompt", prompt="x")
+    await socket.until("Error")
+    functions = [{"name": "get_weather", "description": "The weather.", "parameters": {"type": "object"}}]
+    settings: dict[str, Any] = {
+        "audio": {"input": {"encoding": "linear16", "sample_rate": RATE_HZ}, "output": {"sample_rate": 16_000}},
+        "agent": {
+            "language": "en",
+            "listen": {"provider": {"type": "deepgram", "model": "nova-3", "keyterms": ["story"]}},
+            "think": {"provider": {"model": "gpt-4o"}, "prompt": "Be brief.", "functions": functions},
+            "speak": {"provider": {"type": "deepgram", "model": "aura-2-thalia-en"}},
+            "context": {"messages": [{"type": "History", "role": "user", "content": "I am Ann."}]},
+        },
+    }
+    away = {"name": "far", "endpoint": {"url": "http://example.org"}}
+    await socket.say("Settings", **settings | {"agent": {"think": {"functions": [away]}}})
+    await socket.until("Error")
+    await socket.say("Settings", **settings)
+    await socket.until("SettingsApplied")
+    await speak(stage, socket, "hello.", 2.0)
+    await socket.until("AgentAudioDone")
+    await speak(stage, socket, "the weather", 2.5)
+    request = await socket.until("FunctionCallRequest")
+    call = request["functions"][0]
+    await socket.say("FunctionCallResponse", id="nobody", name="x", content="")
+    await socket.until("Error")
+    await socket.say("FunctionCallResponse", id=call["id"], name=call["name"], content="clear")
+    await socket.until("AgentAudioDone")
+    await socket.say("UpdateSpeak", speak={"provider": {"type": "deepgram", "model": "two"}})
+    await socket.until("SpeakUpdated")
+    await socket.say("UpdateThink", think={"provider": {"type": "open_ai"}, "prompt": "Tell.", "functions": []})
+    await socket.until("ThinkUpdated")
+    await socket.say("UpdateListen", listen={"provider": {"type": "deepgram", "language": "de"}})
+    await socket.until("ListenUpdated")
+    await socket.say("InjectUserMessage", content="tell me a story")
+    await socket.until("AgentStartedSpeaking")
+    await stage.wait(0.5)
+    await speak(stage, socket, "please stop and tell me the time now.", 2.5)
+    await socket.until("ConversationText", role="user")
+    assert socket.of("UserStartedSpeaking")
+    await socket.say("InjectAgentMessage", message="Goodbye.")
+    await socket.say("ForceEndTurn")
+    await socket.say("KeepAlive")
+    await stage.wait(5)
+    assert not socket.of("Warning")
