@@ -1,15 +1,23 @@
-"""deepgram-sdk: live transcripts, Flux, a file, and speech in both forms. drive_deepgram.py URL RECORDING [TURNS]
+"""deepgram-sdk, of today and of a year ago: transcripts, Flux, a file, speech. drive_deepgram.py URL RECORDING [TURNS]
 
 Each frame is checked against the SDK's own types, which the SDK itself does not check.
 """
 
 import asyncio
+import inspect
 import sys
 import threading
 
 import soundfile
 from deepgram import AsyncDeepgramClient, DeepgramClient, DeepgramClientEnvironment
 from deepgram.core.events import EventType
+
+try:
+    from deepgram.speak.v1.types import SpeakV1Text as SPEAK
+except ImportError:
+    # Before version 6.
+    from deepgram.extensions.types import sockets
+    from deepgram.extensions.types.sockets import SpeakV1TextMessage as SPEAK
 
 RATE_HZ = 16_000
 RAW = {"encoding": "linear16", "sample_rate": str(RATE_HZ)}
@@ -69,6 +77,21 @@ async def say(connection, pcm, silence_s):
         await asyncio.sleep(0.002)
 
 
+async def tell(connection, name, **fields):
+    """Send a message that is no audio. Each has a method since version 6."""
+    method = "send_" + "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+    api = ".".join(type(connection).__module__.split(".")[1:3])
+    if name == "Speak":
+        await connection.send_text(SPEAK(type="Speak", **fields))
+    elif hasattr(connection, method):
+        await getattr(connection, method)()
+    elif api == "listen.v2":
+        await connection.send_control(sockets.ListenV2ControlMessage(type=name))
+    else:
+        kind = sockets.ListenV1ControlMessage if api == "listen.v1" else sockets.SpeakV1ControlMessage
+        await connection.send_control(kind(type=name))
+
+
 async def listen(client, pcm, turns):
     """Turns that a pause ends, and turns that the client ends, in one stream."""
     wishes = {"interim_results": "true", "vad_events": "true", "punctuate": "true", "utterance_end_ms": "1000"}
@@ -80,12 +103,12 @@ async def listen(client, pcm, turns):
         for number in range(turns):
             if number % 2:
                 await say(connection, pcm, 0.1)
-                await connection.send_finalize()
+                await tell(connection, "Finalize")
             else:
                 await say(connection, pcm, 1.5)
-            await connection.send_keep_alive()
+            await tell(connection, "KeepAlive")
             await heard.until(number + 1, "Results", is_final=True)
-        await connection.send_close_stream()
+        await tell(connection, "CloseStream")
         await heard.until(1, "Metadata")
         await asyncio.wait_for(reading, 10)
     texts = [m.channel.alternatives[0].transcript for m in heard.of("Results", is_final=True)]
@@ -106,7 +129,7 @@ async def flux(client, pcm, turns):
         for number in range(turns):
             await say(connection, pcm, 3.0)
             await heard.until(number + 1, "TurnInfo", event="EndOfTurn")
-        await connection.send_close_stream()
+        await tell(connection, "CloseStream")
         await asyncio.wait_for(reading, 10)
     ends = heard.of("TurnInfo", event="EndOfTurn")
     assert heard.of("Connected")
@@ -124,10 +147,10 @@ async def speak(client, turns):
         reading = asyncio.create_task(connection.start_listening())
         for number in range(turns):
             for word in TEXTS[number % len(TEXTS)].split():
-                await connection.send_text({"type": "Speak", "text": f"{word} "})
-            await connection.send_flush()
+                await tell(connection, "Speak", text=f"{word} ")
+            await tell(connection, "Flush")
             await heard.until(number + 1, "Flushed")
-        await connection.send_close()
+        await tell(connection, "Close")
         await asyncio.wait_for(reading, 10)
     num_bytes = sum(len(m) for m in heard.messages if isinstance(m, bytes))
     assert num_bytes > turns * 12_000, num_bytes
@@ -155,7 +178,9 @@ async def main():
     http, recording = sys.argv[1:3]
     turns = int(sys.argv[3]) if len(sys.argv) > 3 else 100
     ws = http.replace("http", "ws", 1)
-    where = DeepgramClientEnvironment(base=http, production=ws, agent=ws, agent_rest=http)
+    urls = {"base": http, "production": ws, "agent": ws, "agent_rest": http}
+    known = inspect.signature(DeepgramClientEnvironment).parameters
+    where = DeepgramClientEnvironment(**{name: url for name, url in urls.items() if name in known})
     client = AsyncDeepgramClient(api_key="none", environment=where)
     pcm = samples(recording)
     right = await listen(client, pcm, turns)
