@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.audio.g711 import from_ulaw
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import AppendText, FlushText, SentenceAudio, SpeechCommand, UtteranceDone
 from antiphon.events.transcription import (
@@ -93,9 +94,14 @@ def test_only_the_end_of_a_turn_is_final_whatever_was_sent_before() -> None:
 def test_a_finalized_turn_says_so_once() -> None:
     wire = opened(ListenConnection, endpointing="false")
     assert wire.feed('{"type": "Finalize"}').commands == [CommitAudio()]
-    found = sent(wire, SpeechStarted(0, 0), TurnCommitted(0, 0, 1000, None), done(0, "Yes."))
-    found += sent(wire, SpeechStarted(1, 2000), TurnCommitted(1, 2000, 3000, 2500), done(1, "No."))
-    assert [(r["from_finalize"], r["speech_final"]) for r in found] == [(True, True), (False, False)]
+    found = sent(wire, TurnCommitted(0, 0, 0), done(0, ""))
+    wire.feed(SECOND * 2)
+    found += sent(wire, SpeechStarted(1, 0), TurnCommitted(1, 0, 1500, 1200), SpeechStarted(2, 1600))
+    wire.feed('{"type": "Finalize"}')
+    found += sent(wire, done(1, "Yes."), TurnCommitted(2, 1600, 2000, 1900), done(2, "No."))
+    found += sent(wire, SpeechStarted(3, 2000), TurnCommitted(3, 2000, 3000, 2500), done(3, "Well."))
+    marks = [(texts([r], final=True)[0], r["from_finalize"], r["speech_final"]) for r in found]
+    assert marks == [("", True, True), ("yes", True, True), ("no", True, True), ("well", False, False)]
 
 
 def test_an_utterance_ends_when_no_word_has_followed() -> None:
@@ -238,7 +244,9 @@ def test_telephone_audio_is_a_byte_a_sample() -> None:
     asked = SpeakQuery(Query([("encoding", "mulaw")]), lambda _: (None, None), live=True)
     wire = SpeakConnection(asked, "voice", lambda _: "id")
     assert asked.config.rate_hz == 8000
-    assert wire.send(SentenceAudio(0, 0, b"\0" * 200, 0.0, 0.1))[0].payload == b"\xff" * 100
+    payload = wire.send(SentenceAudio(0, 0, b"\0" * 200, 0.0, 0.1))[0].payload
+    assert isinstance(payload, bytes)
+    assert from_ulaw(payload).tolist() == [0.0] * 100
     assert frames(wire.send(UtteranceDone(0, 1))) == [{"type": "Flushed", "sequence_id": 0}]
     assert wire.send(UtteranceDone(1, 1, cancelled=True)) == []
 

@@ -168,7 +168,7 @@ async def deepgram_rest(stage: Stage) -> None:
     assert raw.json["results"]["channels"][0]["alternatives"][0]["transcript"] == "hello"
     for query, body in (
         ({"model": "nova-3"}, b""),
-        ({"model": "nova-3"}, samples),
+        ({"model": "nova-3"}, b"hello, this is no audio"),
         ({"model": "nova-3", "summarize": "v2"}, said),
         ({"model": "nova-3", "diarize": "true"}, said),
         ({"model": "nobody"}, said),

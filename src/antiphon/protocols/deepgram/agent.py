@@ -101,6 +101,8 @@ class AgentConnection(NeverResumed):
         self._speaking = ""
         self._playback = PlaybackClock(context.steady_s)
         self._calls: dict[str, str] = {}
+        # Whether the user's turn has ended an answer before it was reported.
+        self._has_cut = False
         # When the user's turn ended, and when the first text of its answer came, in steady seconds.
         self._turn_end_s = self._text_s = 0.0
 
@@ -252,14 +254,16 @@ class AgentConnection(NeverResumed):
             case EpochRaised(epoch):
                 self.epoch, self._speaking, self._resampler = epoch, "", None
                 self._playback.stop()
+                self._has_cut = True
                 return [message(type="UserStartedSpeaking")]
             case SpeechStarted():
                 # Speech over an answer may be no interruption. If it is one, EpochRaised follows.
-                return [] if self._playback.left_s else [message(type="UserStartedSpeaking")]
+                is_known = self._has_cut or self._playback.left_s > 0
+                return [] if is_known else [message(type="UserStartedSpeaking")]
             case TranscriptDone(_, text) if text.strip():
                 return [message(type="ConversationText", role="user", content=text.strip())]
             case UserTurnCommitted():
-                self._turn_end_s, self._text_s = self.context.steady_s(), 0.0
+                self._turn_end_s, self._text_s, self._has_cut = self.context.steady_s(), 0.0, False
             case SessionEnding(code, text):
                 self.finishing = _ENDS.get(code)
                 return [message(type="Error", code=code.upper(), description=text)]

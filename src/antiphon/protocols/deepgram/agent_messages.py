@@ -49,7 +49,7 @@ class AgentFunction(msgspec.Struct):
     description: Text | None = None
     parameters: JsonSchema | None = None
     # A server that carries the function out; refused.
-    endpoint: msgspec.Raw | None = None
+    endpoint: object = None
 
 
 class ThinkProvider(msgspec.Struct):

@@ -172,7 +172,7 @@ class FluxConnection(LiveListener):
                 found.guess = text.strip()
                 return [*self._begin(found), self._info(found, "EagerEndOfTurn", found.guess)] if found.guess else []
             case GuessDropped(turn) if (found := self._turns.get(turn)) and found.guess:
-                text, found.guess = found.text or found.guess, None
+                text, found.guess = found.guess, None
                 return [self._info(found, "TurnResumed", text)]
             case TranscriptDone(turn, text, _, words) if found := self._turns.pop(turn, None):
                 return self._ended(found, text.strip(), list(words))
