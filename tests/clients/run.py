@@ -41,9 +41,14 @@ SPEECH_TO_SPEECH = ("speech2speech", "soak")
 # Clients of the port for Home Assistant.
 WYOMING = ("wyoming", "home_assistant", "home_assistant_2026")
 UNAWARE = ("agents", "livekit", "pipecat")
+# Clients of Deepgram's service: its SDK of today and of a year ago, and plugins.
+DEEPGRAM = ("deepgram", "deepgram_2025", "livekit_deepgram", "pipecat_deepgram", "node_deepgram")
+# Clients in folders of their own, which run in Node.
+NODE = ("node", "node_deepgram")
 NAMES = (
     *UNAWARE,
     "node",
+    *DEEPGRAM,
     *SPEECH_TO_SPEECH,
     *WYOMING,
     *DUPLEX,
@@ -55,7 +60,7 @@ WITHOUT_DEPENDENCIES = {"home_assistant": "homeassistant==2024.3.3", "home_assis
 # A driver without a client of its own uses another's environment.
 ENVIRONMENTS = {"worker": "duplex", "soak": "duplex"}
 # Versions of a client that are driven alike.
-DRIVERS = {"home_assistant_2026": "home_assistant"}
+DRIVERS = {"home_assistant_2026": "home_assistant", "deepgram_2025": "deepgram"}
 # The Python of clients that need another one.
 PYTHONS = {"home_assistant_2026": "3.13"}
 LIMIT_S, SOAK_S = 180, 900
@@ -92,10 +97,10 @@ def interpreter(version: str) -> Path:
 
 def command(name: str) -> list[str | Path]:
     """The command that drives a client, without its arguments. Node's packages are installed when their list is new."""
-    if name != "node":
+    if name not in NODE:
         name = name.removeprefix("native-").removeprefix("door-")
         return [environment(ENVIRONMENTS.get(name, name)), HERE / f"drive_{DRIVERS.get(name, name)}.py"]
-    folder = HERE / "node"
+    folder = HERE / name
     stamp, listed = folder / "node_modules" / ".done", (folder / "package-lock.json").read_text()
     if not stamp.is_file() or stamp.read_text() != listed:
         subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"], cwd=folder, check=True)
@@ -178,7 +183,7 @@ def drive(names: Sequence[str], url: str, folder: Path, port: int = 0) -> int:
     recording = next(p for p in sorted(RECORDING.iterdir()) if p.name.startswith("lj-LJ001-0008"))
     failed = 0
     for name in names:
-        sound = _wav(recording, folder) if name == "node" else recording
+        sound = _wav(recording, folder) if name in NODE else recording
         where = f"tcp://127.0.0.1:{port}" if name in WYOMING else url
         try:
             code = subprocess.run(

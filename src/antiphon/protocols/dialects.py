@@ -19,6 +19,9 @@ _MODULES = (
     "bridges.minicpmo_worker",
     "bridges.omni",
     "bridges.openbmb",
+    "deepgram.agent",
+    "deepgram.flux",
+    "deepgram.listen",
     "duplex.connection",
     "negotiation",
 )

@@ -55,7 +55,7 @@ async def speech(request: Request) -> Response:
     caller = identify(request)
     body = await limited(request, MAX_BODY_BYTES).body()
     asked = await in_thread(openai_speech.parse, body, speech_catalog(state, caller))
-    chunks = _synthesized(state, caller, synthesizer, asked)
+    chunks = synthesized(state, caller, synthesizer, asked)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
 
@@ -68,12 +68,13 @@ async def speech(request: Request) -> Response:
     first = await anext(chunks, None)
     if asked.sse:
         return StreamingResponse(_events(asked, first, chunks), media_type="text/event-stream")
-    return CutStream(_bytes(first, chunks), (ModelError, Refused), _log_failure, media_type=media_type)
+    return CutStream(_bytes(first, chunks), (ModelError, Refused), log_failure, media_type=media_type)
 
 
-async def _synthesized(
+async def synthesized(
     state: ServerState, caller: Caller, synthesizer: Synthesizer, asked: SpeechRequest
 ) -> AsyncGenerator[EncodedSpeech, None]:
+    """Speak a request's text, and count it. Holds one of the caller's places until the end or `aclose`."""
     with state.admission.admit(caller, "speech"):
         started_s, begun = time.monotonic(), False
         config = await with_sample(state, asked.config)
@@ -95,7 +96,8 @@ async def _bytes(first: EncodedSpeech | None, chunks: AsyncGenerator[EncodedSpee
             yield chunk.data
 
 
-def _log_failure(error: Exception) -> None:
+def log_failure(error: Exception) -> None:
+    """Log an error that cut off a response."""
     log.error("speech failed while it was streamed: %s", error)
 
 
@@ -115,7 +117,7 @@ async def _events(
                     yield openai_speech.delta_event(chunk.data)
                 chunk = await anext(chunks, None)
         except (ModelError, Refused) as error:
-            _log_failure(error)
+            log_failure(error)
             yield openai_speech.error_event("The model failed on this text.")
             return
     yield openai_speech.done_event(num_symbols, num_frames, words if asked.config.word_times else None, skipped)
