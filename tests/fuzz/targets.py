@@ -69,6 +69,7 @@ from tests.fuzz.mutations import mutated_bytes, mutated_frame, mutated_text, rec
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.server.scripted import Echo
 
+GEMINI = "/ws/google.ai.generativelanguage.v1beta.GenerativeService.BidiGenerateContent"
 CATALOG = SpeechCatalog(
     ModelNames(("hibari-heart",)),
     ("heart", "emma"),
@@ -346,6 +347,7 @@ def _sockets() -> dict[str, Target]:
         "/v1/omni": [p for p in paths if p.startswith("/v1/omni")],
         "/v1/realtime?mode=audio": [p for p in paths if "mode=audio" in p],
         "/ws/duplex": [p for p in paths if p == "/ws/duplex"],
+        GEMINI: [p for p in paths if p == GEMINI],
     }
     return {door: Target(functools.partial(connection, door), frames_of(seeds)) for door, seeds in doors.items()}
 

@@ -54,6 +54,8 @@ class DuplexConfig:
     barge_in_ms: int = 1200
     # Whether only audio that the client has acknowledged counts as heard, even at the end of a response.
     acks_only: bool = False
+    # Whether PlayoutEnded is reported.
+    reports_playout: bool = False
     # Number of units at the start during which a native model only listens; None for the model's default.
     listen_only_units: int | None = None
     # Sampling parameters of a native model.
@@ -207,4 +209,22 @@ class PlaybackAcknowledged:
     history_exact: bool
 
 
-DuplexEvent = EpochRaised | TurnStateChanged | OverlapReported | SpeakStepTaken | ListenStepTaken | PlaybackAcknowledged
+@dataclass(frozen=True, slots=True)
+class PlayoutEnded:
+    """A stored response is done, and all of its audio should have been played, by the clock or by acknowledgements.
+
+    Not reported for a response that was cut off.
+    """
+
+    response_id: str
+
+
+DuplexEvent = (
+    EpochRaised
+    | TurnStateChanged
+    | OverlapReported
+    | SpeakStepTaken
+    | ListenStepTaken
+    | PlaybackAcknowledged
+    | PlayoutEnded
+)

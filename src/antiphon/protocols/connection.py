@@ -26,13 +26,15 @@ from antiphon.protocols.fields import Unread
 from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, check_voice, loaded_voice, unknown_language
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.items import CheckTools, take_tools
-from antiphon.protocols.resume import Control
-from antiphon.protocols.wire import Frame, NewId, Received, random_id
+from antiphon.protocols.resume import Control, Notice, SessionResume, control, refused_frame
+from antiphon.protocols.wire import Closing, Frame, NewId, Received, random_id
 
 Command = TranscriptionCommand | ConversationCommand
 Event = TranscriptionEvent | ConversationEvent
 # If sessions do not expire, `expires_at` is YEAR_S seconds in the future.
 YEAR_S = 365 * 86400
+# WebSocket close code for a client that may try again.
+TRY_LATER = 1013
 # Maximum length of an uploaded voice's name, in characters.
 MAX_VOICE_NAME_CHARS = 64
 
@@ -160,6 +162,33 @@ class Resume(Enum):
     ALWAYS = "always"
 
 
+@dataclass(frozen=True, slots=True)
+class FirstFrame:
+    """What the first frame of a client asks for, in a dialect whose clients send first."""
+
+    # The session that it resumes; None for a new session.
+    resumes: SessionResume | None = None
+    # Whether the new session can be resumed later.
+    resumable: bool = True
+    # Whether the resumed session reads the frame as well, because it also has settings.
+    is_read: bool = False
+
+
+def first_frame(data: str | bytes) -> FirstFrame:
+    """Return what a first frame asks for in the dialects that have a `session.resume`."""
+    message = control(data)
+    return FirstFrame(message if isinstance(message, SessionResume) else None)
+
+
+def refusal(error: RemoteProtocolError, code: int) -> tuple[list[Frame], Closing]:
+    """Return the answer to a client whose session cannot begin, in OpenAI's format: an error, then the close frame.
+
+    `code`: the close code. TRY_LATER marks the error as retryable.
+    """
+    frame = refused_frame(lambda prefix: f"{prefix}0", error, retryable=code == TRY_LATER)
+    return [frame], Closing(code, error.code)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One row of the table of dialects (`dialects.py`)."""
@@ -177,6 +206,10 @@ class Dialect:
     resume: Resume
     # Whether the client sends the first message, which may resume a session.
     client_first: bool = False
+    # Reads the first frame of a client that sends first.
+    first_frame: Callable[[str | bytes], FirstFrame] = first_frame
+    # The answer to a client whose session cannot begin or be resumed after the upgrade, with the server's close code.
+    refusal: Callable[[RemoteProtocolError, int], tuple[list[Frame], Closing]] = refusal
     # WebSocket subprotocol that the server accepts if a client offers it.
     subprotocol: str | None = None
     # Returns whether the client secret in an opening was made for this dialect. The default accepts no client secret.
@@ -267,11 +300,8 @@ class WireConnection(Protocol):
         """
         ...
 
-    def replaced(self) -> Frame:
-        """Return the last frame to the old connection of a session that another connection has resumed.
-
-        Raises the same error as `resumed`.
-        """
+    def notice(self, notice: Notice) -> list[Frame]:
+        """Return the frames that report `notice` about the connection to the client; [] in a dialect without any."""
         ...
 
     def snapshot(self) -> WireSnapshot | None:

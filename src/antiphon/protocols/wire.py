@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,12 +36,14 @@ class Frame:
 
     `payload` has the fields of a JSON message in order, or the bytes of a binary message. `epoch` is the epoch of a
     response's text or audio; None for other messages. After that epoch has passed, the frame is dropped. `numbered` is
-    False for a message about the connection itself, because a client that resumes does not count it.
+    False for a message about the connection itself, because a client that resumes does not count it. With `binary`, the
+    JSON is sent in a binary frame, as Google's server does.
     """
 
     payload: Payload | bytes
     epoch: int | None = None
     numbered: bool = True
+    binary: bool = False
 
     @property
     def is_piece(self) -> bool:
@@ -59,7 +61,8 @@ class Frame:
         if isinstance(self.payload, bytes):
             return self.payload
         fields = self.payload if seq is None else {**self.payload, "server_event_seq": seq}
-        return _encoder.encode(fields).decode()
+        data = _encoder.encode(fields)
+        return data if self.binary else data.decode()
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
@@ -84,14 +87,23 @@ def message(**fields: Any) -> Frame:
     return Frame(fields)
 
 
+class Closing(NamedTuple):
+    """The close frame with which the server ends a connection: a WebSocket close code, and the reason as text."""
+
+    code: int
+    reason: str
+
+
 class Received(msgspec.Struct, Generic[C], frozen=True):
     """The result of reading one message of a client: `commands` for the session, and `answers` for the client.
 
-    The answers are sent at once, before the results of the commands.
+    The answers are sent at once, before the results of the commands. `closes`: the message ends the session, and the
+    connection is closed in this way.
     """
 
     commands: Sequence[C] = []
     answers: Sequence[Frame] = []
+    closes: Closing | None = None
 
 
 def is_too_complex(data: str | bytes) -> bool:

@@ -14,6 +14,7 @@ _NAMES = (
     "speech",
     "video",
     "bridges",
+    "gemini",
     "telephone",
     "rest",
 )

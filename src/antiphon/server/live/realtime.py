@@ -19,8 +19,8 @@ from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import ConfigureConversation, CreateItem, CreateResponse
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription, SessionEnding
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume import Control, HowResumed
-from antiphon.protocols.wire import Frame
+from antiphon.protocols.resume import Control, Draining, HowResumed
+from antiphon.protocols.wire import Closing, Frame
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
@@ -96,6 +96,8 @@ class LiveRealtime:
         # Set after a restored session has handled the work that the last host left. Frames of the client wait until
         # then.
         self._goes_on = anyio.Event()
+        # The close frame that a frame of the client has caused.
+        self._closing: Closing | None = None
         # Not set while a thread decodes a frame.
         self._wire_is_free = anyio.Event()
         self._wire_is_free.set()
@@ -148,6 +150,7 @@ class LiveRealtime:
 
         A conversation that another host can continue is handed over instead.
         """
+        self.copy.send(self.wire.notice(Draining(within_s)))
         if self.copy.can_move and self._live.lifecycle.reads_frames:
             self._live.start(partial(self.copy.move, within_s))
         else:
@@ -193,8 +196,8 @@ class LiveRealtime:
         frame = self.wire.resumed(token, received_events=num_received, **facts, received_audio_ms=received_ms, how=how)
         return self._observers.sent(frame)
 
-    def replaced(self) -> Frame:
-        return self._observers.sent(self.wire.replaced())
+    def replaced(self) -> list[Frame]:
+        return [self._observers.sent(frame) for frame in self.wire.notice("replaced")]
 
     async def handle(self, data: ClientData) -> None:
         """Decode a frame and pass its commands to the session. Errors are answered on the wire.
@@ -240,7 +243,7 @@ class LiveRealtime:
             else:
                 received = self.wire.feed(data)
             self.copy.send(received.answers)
-            commands = received.commands
+            commands, self._closing = received.commands, received.closes
         return self._observers.came(data, commands)
 
     async def _carry_out(self, commands: Sequence[Command]) -> None:
@@ -280,7 +283,9 @@ class LiveRealtime:
             if self._bounds.is_spent:
                 self._end("memory_limit_exceeded", "Too many events could not be kept.", CLOSE_TOO_BIG)
         await self._flush()
-        if self.wire.closing:
+        if self._closing:
+            self._live.close(self._closing.reason, self._closing.code)
+        elif self.wire.closing:
             self._close()
 
     def _close(self) -> None:

@@ -67,7 +67,7 @@ async def realtime(websocket: WebSocket) -> None:
         try:
             first_frames = await open_wire(wire)
         except RemoteProtocolError as error:
-            await refuse(websocket, error)
+            await refuse(websocket, error, dialect=dialect)
             return
         transport = WebSocketTransport(websocket)
         await LiveRealtime(state, caller, wire, transport, first_frames=first_frames, token=token).run()
