@@ -30,6 +30,13 @@ def test_the_first_frame_has_the_fields_that_each_client_reads() -> None:
     [
         ("gpt-realtime", False, True),
         ("whisper-1", False, True),
+        ("nova-3", False, True),
+        ("flux-general-en", False, True),
+        ("scribe_v2_realtime", False, True),
+        ("universal-streaming-english", False, True),
+        ("ink-whisper", False, True),
+        ("models/gemini-live-2.5-flash-preview", False, True),
+        ("nova-3", True, False),
         ("whisper-1", True, False),
         ("default", True, True),
         ("tiny", False, False),

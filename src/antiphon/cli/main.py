@@ -81,9 +81,9 @@ def _status(args: argparse.Namespace, rest: list[str]) -> int:
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines() if settings.server.log_format == "json" else logging.Formatter(LOG_TEXT))
         logging.basicConfig(level=settings.server.log_level.upper(), handlers=[handler])
-        # Some of these libraries log the query strings of clients, which are private. Sessions log their own start and
-        # end.
-        for name in ("aioice", "aiortc", "httpx", "faster_whisper", "uvicorn"):
+        # Some of these libraries log the URLs and headers of clients, which may have their keys. Sessions log their own
+        # start and end.
+        for name in ("aioice", "aiortc", "httpx", "faster_whisper", "uvicorn", "websockets"):
             logging.getLogger(name).setLevel(logging.WARNING)
         return RUN[args.command](settings, args)
     except SettingsError as error:

@@ -196,6 +196,8 @@ class BridgeConnection:
 
     # A commit is only valid if there is some new audio.
     min_commit_ms = 1
+    # The close code and reason with which the session is to end.
+    finishing: tuple[int, str] | None = None
     # Idle timeout: the session ends after this number of seconds without a frame from the client.
     idle_s: float | None = 300.0
 

@@ -5,7 +5,7 @@ docs/add-a-dialect.md shows how to write a dialect. `dialects.py` has the table 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ import msgspec
 from antiphon.contracts import TranscriberProfile, TuningCaps
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
+from antiphon.events.speech import SpeechCommand, SpeechEvent
 from antiphon.events.transcription import (
     AppendAudio,
     EnrolledVoice,
@@ -27,7 +28,7 @@ from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, check_voice
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.items import CheckTools, take_tools
 from antiphon.protocols.resume import Control, Notice, SessionResume, control, refused_frame
-from antiphon.protocols.wire import Closing, Frame, NewId, Received, random_id
+from antiphon.protocols.wire import Frame, NewId, Received, random_id
 
 Command = TranscriptionCommand | ConversationCommand
 Event = TranscriptionEvent | ConversationEvent
@@ -80,6 +81,8 @@ class Context:
     # Called with a requested name that is not loaded. The second argument is the loaded name that is used instead. It
     # is missing if that is the transcriber's.
     log_alias: Callable[..., None] = lambda *_: None
+    # Called with the names of a client's parameters that have no effect, and the name of the dialect.
+    log_ignored: Callable[[Collection[str], str], None] = lambda *_: None
     # The first resume token of a resumable session; None if the session ends with its connection.
     resume_token: str | None = None
     # Whether the session begins before the client sends a message.
@@ -180,13 +183,13 @@ def first_frame(data: str | bytes) -> FirstFrame:
     return FirstFrame(message if isinstance(message, SessionResume) else None)
 
 
-def refusal(error: RemoteProtocolError, code: int) -> tuple[list[Frame], Closing]:
+def refusal(error: RemoteProtocolError, code: int) -> tuple[list[Frame], tuple[int, str]]:
     """Return the answer to a client whose session cannot begin, in OpenAI's format: an error, then the close frame.
 
     `code`: the close code. TRY_LATER marks the error as retryable.
     """
     frame = refused_frame(lambda prefix: f"{prefix}0", error, retryable=code == TRY_LATER)
-    return [frame], Closing(code, error.code)
+    return [frame], (code, error.code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +204,9 @@ class Dialect:
     connect: Callable[[Opening, Context], WireConnection]
     # URL paths that the dialect serves in addition to /v1/realtime.
     paths: tuple[str, ...] = ()
+    # Names of the query parameters that its clients may send, with the path's own; others are ignored, and logged. Its
+    # sessions are refused before the upgrade. None: the parameters and refusals of /v1/realtime.
+    parameters: frozenset[str] | None = None
     # When its sessions outlive their connection. A door resumes those that do so on request, for clients that do not
     # resume themselves. All other sessions behind a door end with their host, unless their client resumes them.
     resume: Resume
@@ -208,8 +214,9 @@ class Dialect:
     client_first: bool = False
     # Reads the first frame of a client that sends first.
     first_frame: Callable[[str | bytes], FirstFrame] = first_frame
-    # The answer to a client whose session cannot begin or be resumed after the upgrade, with the server's close code.
-    refusal: Callable[[RemoteProtocolError, int], tuple[list[Frame], Closing]] = refusal
+    # The last frames, close code and reason for a client that sends first, if its session cannot begin or be resumed.
+    # The arguments are the error, and the close code in OpenAI's dialects.
+    refusal: Callable[[RemoteProtocolError, int], tuple[list[Frame], tuple[int, str]]] = refusal
     # WebSocket subprotocol that the server accepts if a client offers it.
     subprotocol: str | None = None
     # Returns whether the client secret in an opening was made for this dialect. The default accepts no client secret.
@@ -255,6 +262,15 @@ class WireConnection(Protocol):
         ...
 
     @property
+    def finishing(self) -> tuple[int, str] | None:
+        """The close code and reason with which the session is to end, after a request, an error or a SessionEnding.
+
+        The server then reads no more, sends the results of what it has received, and the frames of `close`. None if
+        the session goes on, or if the server chooses the code.
+        """
+        ...
+
+    @property
     def min_commit_ms(self) -> int:
         """Minimum duration of the audio in a commit, in milliseconds."""
         ...
@@ -286,7 +302,7 @@ class WireConnection(Protocol):
         ...
 
     def close(self) -> list[Frame]:
-        """Return the last frames to the client. Call it after the session has ended at the client's request."""
+        """Return the last frames to the client. Call it after the session has ended by `closing` or `finishing`."""
         ...
 
     def control(self, data: str | bytes) -> Control | None:
@@ -313,4 +329,38 @@ class WireConnection(Protocol):
 
         Raises LocalProtocolError if sessions are not stored.
         """
+        ...
+
+
+class SpeechWire(Protocol):
+    """The wire side of a speech stream: reads the client's messages into commands, and writes events as frames.
+
+    It never waits and does not use the socket. No method raises errors for a client's input.
+    """
+
+    @property
+    def configured(self) -> bool:
+        """Whether the voice and the format are known. Until then, any error ends the connection."""
+        ...
+
+    @property
+    def closing(self) -> bool:
+        """Whether to close the connection after the returned frames."""
+        ...
+
+    @property
+    def finishing(self) -> tuple[int, str] | None:
+        """The close code and reason with which to close the connection after all text is spoken; None if it goes on."""
+        ...
+
+    def feed(self, data: str | bytes) -> Received[SpeechCommand]:
+        """Read one message of the client."""
+        ...
+
+    def send(self, output: SpeechEvent) -> list[Frame]:
+        """Return the frames of an event of the session."""
+        ...
+
+    def refuse(self, reason: str) -> Frame:
+        """Return an error for the client."""
         ...

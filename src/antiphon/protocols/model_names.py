@@ -8,9 +8,32 @@ from dataclasses import dataclass
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.languages import language_code
 
-# Prefixes of the model names of OpenAI's hosted service: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ... OpenAI's
-# clients send one of these names if their user has not chosen a model.
-HOSTED_PREFIXES = ("gpt-", "whisper-1", "tts-1")
+# Tasks of hosted models, under their Hugging Face names.
+HEARS, SPEAKS = "automatic-speech-recognition", "text-to-speech"
+# Prefixes of the model names of hosted services, with the models' task; "" if the rest of the name shows it. Clients of
+# a service send one of these names if their user has not chosen a model.
+HOSTED_PREFIXES = {
+    # OpenAI.
+    "gpt-": "",
+    "whisper-1": HEARS,
+    "tts-1": SPEAKS,
+    # Deepgram.
+    "nova": HEARS,
+    "flux": HEARS,
+    "aura": SPEAKS,
+    # ElevenLabs.
+    "eleven_": SPEAKS,
+    "scribe_": HEARS,
+    # AssemblyAI.
+    "universal": HEARS,
+    "u3-": HEARS,
+    # Cartesia.
+    "sonic": SPEAKS,
+    "ink-": HEARS,
+    # Google.
+    "gemini-": "",
+    "models/gemini-": "",
+}
 # The model name that Hugging Face's speech-to-speech sends to any server.
 LOCAL = "local"
 # Voices of OpenAI's hosted service. Clients send one of these names if their user has not chosen a voice. The first
@@ -31,7 +54,7 @@ class ModelNames:
     """The names that clients may use for the loaded models of one kind.
 
     `loaded`: the ids that /v1/models lists, at least one. Clients may also call the first one `default`. `strict`: do
-    not accept LOCAL and the names of OpenAI's hosted service. Otherwise these names stand for the first model.
+    not accept LOCAL and the names of hosted services. Otherwise these names stand for the first model.
     `unit_ms`: length of a native model's unit of audio, in milliseconds; 0 if the server detects turns. `hears`: the
     conversation model receives the audio of turns instead of their transcripts.
     """
@@ -57,17 +80,18 @@ class ModelNames:
 
 def is_hosted_model(name: str) -> bool:
     """Return whether this name stands for the first loaded model, unless names are strict."""
-    return name == LOCAL or name.startswith(HOSTED_PREFIXES)
+    return name == LOCAL or name.startswith(tuple(HOSTED_PREFIXES))
 
 
 def hosted_task(name: str) -> tuple[str, ...]:
     """Return the likely tasks of a hosted model, under their Hugging Face names, most likely first."""
-    if name.startswith("whisper") or "transcribe" in name:
-        return ("automatic-speech-recognition",)
-    if name.startswith("tts") or "-tts" in name:
-        return ("text-to-speech",)
+    task = next((task for prefix, task in HOSTED_PREFIXES.items() if name.startswith(prefix)), "")
+    if task == HEARS or "transcribe" in name:
+        return (HEARS,)
+    if task == SPEAKS or "-tts" in name:
+        return (SPEAKS,)
     # Prefer a model that answers for a conversation. Fall back to one that only transcribes or speaks.
-    return ("any-to-any", "text-generation", "automatic-speech-recognition", "text-to-speech")
+    return ("any-to-any", "text-generation", HEARS, SPEAKS)
 
 
 def unknown_language(language: str, knows: Callable[[str], bool], param: str) -> RemoteProtocolError:

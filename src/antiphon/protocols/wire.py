@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -82,28 +82,27 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
     event_id: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ShapedError:
+    """The answer to a refused request in the shape of a vendor: its JSON body, and headers to add."""
+
+    body: Payload
+    headers: Mapping[str, str]
+
+
 def message(**fields: Any) -> Frame:
     """Return a JSON message with these fields, in the given order."""
     return Frame(fields)
 
 
-class Closing(NamedTuple):
-    """The close frame with which the server ends a connection: a WebSocket close code, and the reason as text."""
-
-    code: int
-    reason: str
-
-
 class Received(msgspec.Struct, Generic[C], frozen=True):
     """The result of reading one message of a client: `commands` for the session, and `answers` for the client.
 
-    The answers are sent at once, before the results of the commands. `closes`: the message ends the session, and the
-    connection is closed in this way.
+    The answers are sent at once, before the results of the commands.
     """
 
     commands: Sequence[C] = []
     answers: Sequence[Frame] = []
-    closes: Closing | None = None
 
 
 def is_too_complex(data: str | bytes) -> bool:

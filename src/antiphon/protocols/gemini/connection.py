@@ -52,15 +52,15 @@ from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, open
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.items import video_frames
 from antiphon.protocols.resume import Draining, Notice, SessionResume
-from antiphon.protocols.wire import Closing, Frame, Received
+from antiphon.protocols.wire import Frame, Received
 
 PATHS = tuple(
     f"/ws/google.ai.generativelanguage.{version}.GenerativeService.{method}"
     for version in ("v1", "v1beta", "v1alpha")
     for method in ("BidiGenerateContent", "BidiGenerateContentConstrained")
 )
-# WebSocket close codes: the client's message is not valid; the connection cannot be served.
-CLOSE_INVALID, CLOSE_POLICY, CLOSE_TOO_BIG = 1007, 1008, 1009
+# WebSocket close code for a message that is not valid.
+CLOSE_INVALID = 1007
 # Maximum length of the reason of a close frame, in bytes.
 MAX_REASON_BYTES = 120
 PCM_16K = AudioFormat("audio/pcm", 16_000)
@@ -116,8 +116,7 @@ class GeminiDialect:
     def read(self, data: str | bytes) -> list[Command]:
         """Return the commands in one frame. Raises RemoteProtocolError for an invalid frame."""
         message, unknown = read_message(data)
-        for path in unknown:
-            self._session.context.log_alias(f"Gemini Live's field {path}", "nothing")
+        self._session.context.log_ignored(unknown, self.name)
         if message.setup:
             return self.set_up(message.setup, data)
         if not self._session.begun:
@@ -336,7 +335,8 @@ class GeminiConnection(BridgeConnection):
         try:
             commands = [data] if isinstance(data, AppendAudio) else self._dialect.read(data)
         except RemoteProtocolError as error:
-            return Received([], self._session.take(), Closing(CLOSE_INVALID, _reason(error)))
+            self.finishing = CLOSE_INVALID, _reason(error)
+            commands = []
         pending, self._pending = self._pending, []
         return Received([*pending, *commands], self._session.take())
 
@@ -401,8 +401,8 @@ def _first_frame(data: str | bytes) -> FirstFrame:
     return FirstFrame(SessionResume(session_id, token), is_read=True)
 
 
-def _refusal(error: RemoteProtocolError, code: int) -> tuple[list[Frame], Closing]:
-    return [], Closing(CLOSE_INVALID if code == CLOSE_POLICY and error.param == "setup" else code, _reason(error))
+def _refusal(error: RemoteProtocolError, code: int) -> tuple[list[Frame], tuple[int, str]]:
+    return [], (code, _reason(error))
 
 
 DIALECT = Dialect(
@@ -410,6 +410,7 @@ DIALECT = Dialect(
     matches=lambda opening: opening.path in PATHS,
     connect=GeminiConnection,
     paths=PATHS,
+    parameters=frozenset(),
     resume=Resume.ALWAYS,
     client_first=True,
     first_frame=_first_frame,

@@ -10,11 +10,11 @@ from anyio import move_on_after
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from antiphon.server.http.auth import bearer
+from antiphon.server.http.auth import key_of
 from antiphon.server.http.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 from antiphon.transports.http import in_time
@@ -110,7 +110,7 @@ class HeldBody:
         state: ServerState = scope["app"].state.antiphon
         headers = Headers(scope=scope)
         is_form = headers.get("content-type", "").startswith("multipart/")
-        caller = state.credentials.caller(bearer(headers), short=True)
+        caller = state.credentials.caller(key_of(HTTPConnection(scope)), short=True)
         with state.memory.opened(caller.key if caller else "") as account:
 
             async def counting_receive() -> Message:

@@ -30,6 +30,8 @@ HARD_FRAME_FACTOR = 2
 CLOSE_TIMEOUT_S = 3.0
 # uvicorn 0.54 logs this error after each upgrade that is answered with an HTTP status, such as 401.
 FALSE_ALARM = "ASGI callable returned without completing handshake."
+# Part of the lines with which uvicorn logs the URL of each upgrade.
+WITH_URL = '"WebSocket %s"'
 # uvicorn logs this error after a response that was cut off.
 CUT_OFF = "ASGI callable returned without completing response."
 
@@ -37,13 +39,14 @@ CUT_OFF = "ASGI callable returned without completing response."
 def quiet_log(is_cut: Callable[[], bool]) -> None:
     """Filter uvicorn's log.
 
-    Drops false alarms. Drops errors about responses that were cut off, while `is_cut` returns true. Limits warnings
-    about invalid requests to a few lines a minute, because anyone can send such requests without a key.
+    Drops false alarms, and lines about accepted and refused WebSockets, because they have the URL, which may have a
+    key. Drops errors about responses that were cut off, while `is_cut` returns true. Limits warnings about invalid
+    requests to a few lines a minute, because anyone can send such requests without a key.
     """
     limit = LineLimit(time.monotonic)
 
     def passes(record: logging.LogRecord) -> bool:
-        if record.msg == FALSE_ALARM or (record.msg == CUT_OFF and is_cut()):
+        if record.msg == FALSE_ALARM or WITH_URL in str(record.msg) or (record.msg == CUT_OFF and is_cut()):
             return False
         if record.levelno != logging.WARNING:
             return True

@@ -31,13 +31,14 @@ from antiphon.protocols.resume import (
     resume_from,
     resync_frame,
 )
-from antiphon.protocols.wire import Closing, Frame, random_id
+from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.credentials import Caller
+from antiphon.server.http.auth import KEY_SUBPROTOCOLS
 from antiphon.server.http.connections import limit_first_message
 from antiphon.server.live.moving.take_up import is_lost, is_unknown, take_up
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
-from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
+from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER, KINDS_OF
 from antiphon.server.state import ServerState
 from antiphon.transports.journal import JournalGap, ResumeToken
 from antiphon.transports.websocket import WebSocketTransport
@@ -96,7 +97,7 @@ def names_session(websocket: WebSocket) -> bool:
 def kind_of(state: ServerState, dialect: Dialect, opening: Opening) -> Kind:
     """Return the kind of a session, as far as the upgrade request shows it. The first message may correct it."""
     if dialect.name != "realtime":
-        return state.kind_of("duplex")
+        return state.kind_of(KINDS_OF.get(dialect.name, "duplex"))
     transcribes = opening.intent == "transcription" or opening.is_transcription or opening.dialect == "vllm"
     return "captions" if transcribes else state.kind_of("conversation")
 
@@ -268,7 +269,7 @@ async def _resume(
         await _refuse_for_room(state, websocket, refused, dialect)
     except JournalGap as gap:
         frame = resync_frame(random_id, str(None if message.session_id is UNSET else message.session_id), gap.reason)
-        await _send_last(websocket, [frame], Closing(CLOSE_POLICY, gap.reason))
+        await _send_last(websocket, [frame], (CLOSE_POLICY, gap.reason))
     except RemoteProtocolError as error:
         event_id = message.event_id if isinstance(message.event_id, str) else None
         retryable = error.code in RETRYABLE
@@ -277,13 +278,17 @@ async def _resume(
             await refuse(websocket, error, code, dialect)
             return
         frame = refused_frame(random_id, error, event_id, retryable=retryable)
-        await _send_last(websocket, [frame], Closing(code, error.code))
+        await _send_last(websocket, [frame], (code, error.code))
 
 
 async def accept(websocket: WebSocket, dialect: Dialect | None = None) -> None:
-    """Accept the upgrade, with the dialect's subprotocol if the client offers it, as browsers require."""
-    wanted = dialect.subprotocol if dialect else "realtime"
-    await websocket.accept(subprotocol=wanted if wanted in websocket.scope.get("subprotocols", []) else None)
+    """Accept the upgrade, with the dialect's subprotocol or one of KEY_SUBPROTOCOLS, if the client offers it.
+
+    Browsers require that a server selects one of the offered subprotocols.
+    """
+    offered = websocket.scope.get("subprotocols", [])
+    wanted = (dialect.subprotocol if dialect else "realtime", *KEY_SUBPROTOCOLS)
+    await websocket.accept(subprotocol=next((name for name in wanted if name in offered), None))
 
 
 async def refuse(
@@ -297,7 +302,7 @@ async def refuse(
     await _send_last(websocket, *(dialect.refusal if dialect else refusal)(error, code))
 
 
-async def _send_last(websocket: WebSocket, frames: Sequence[Frame], closing: Closing) -> None:
+async def _send_last(websocket: WebSocket, frames: Sequence[Frame], closing: tuple[int, str]) -> None:
     try:
         for frame in frames:
             await websocket.send_text(str(frame.encode()))

@@ -20,7 +20,7 @@ from antiphon.events.conversation import ConfigureConversation, CreateItem, Crea
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription, SessionEnding
 from antiphon.protocols.connection import Command, Event, WireConnection
 from antiphon.protocols.resume import Control, Draining, HowResumed
-from antiphon.protocols.wire import Closing, Frame
+from antiphon.protocols.wire import Frame
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
@@ -96,8 +96,6 @@ class LiveRealtime:
         # Set after a restored session has handled the work that the last host left. Frames of the client wait until
         # then.
         self._goes_on = anyio.Event()
-        # The close frame that a frame of the client has caused.
-        self._closing: Closing | None = None
         # Not set while a thread decodes a frame.
         self._wire_is_free = anyio.Event()
         self._wire_is_free.set()
@@ -217,7 +215,7 @@ class LiveRealtime:
         await self._flush()
         self._inbox.close()
         if self._session is None:
-            self._live.finish()
+            self._finish()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -243,7 +241,7 @@ class LiveRealtime:
             else:
                 received = self.wire.feed(data)
             self.copy.send(received.answers)
-            commands, self._closing = received.commands, received.closes
+            commands = received.commands
         return self._observers.came(data, commands)
 
     async def _carry_out(self, commands: Sequence[Command]) -> None:
@@ -283,10 +281,10 @@ class LiveRealtime:
             if self._bounds.is_spent:
                 self._end("memory_limit_exceeded", "Too many events could not be kept.", CLOSE_TOO_BIG)
         await self._flush()
-        if self._closing:
-            self._live.close(self._closing.reason, self._closing.code)
-        elif self.wire.closing:
+        if self.wire.closing:
             self._close()
+        elif self.wire.finishing:
+            self._live.end(*self.wire.finishing)
 
     def _close(self) -> None:
         """End at once, since the client has closed the session. Pending transcripts are not sent."""
@@ -333,7 +331,7 @@ class LiveRealtime:
                 self._end("server_error", "The session failed.", CLOSE_INTERNAL)
         self._inbox.close()
         await self.copy.give_away()
-        self._live.finish()
+        self._finish()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -344,7 +342,13 @@ class LiveRealtime:
         """
         if self._live.lifecycle.reads_frames:
             self.copy.send(self.wire.send(SessionEnding(code, message)))
-            self._live.end(close_code, code)
+            self._live.end(*(self.wire.finishing or (close_code, code)))
+
+    def _finish(self) -> None:
+        """Close the transport after the last results, and after the wire's own last frames if it ends the session."""
+        if self.wire.finishing and self._live.lifecycle.is_running:
+            self.copy.send(self.wire.close(), at_once=True)
+        self._live.finish()
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

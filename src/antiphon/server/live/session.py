@@ -33,7 +33,13 @@ from antiphon.transports.transport import STALL_S, Transport
 log = logging.getLogger(__name__)
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
 # The kind of session for a dialect's label in the metrics. The label is more precise than the upgrade request.
-KINDS_OF: dict[str, Kind] = {"openai": "captions", "vllm": "captions", "duplex": "duplex"}
+KINDS_OF: dict[str, Kind] = {
+    "deepgram": "captions",
+    "flux": "captions",
+    "openai": "captions",
+    "vllm": "captions",
+    "duplex": "duplex",
+}
 CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, TRY_LATER
 # Latencies in a session's last log line. Each kind of measurement maps to the names of its count and its median.
 TOLD_LATENCIES = {
@@ -200,15 +206,15 @@ class LiveSession:
             if not self.attachment.state.expects_client:
                 self.attachment.abandon()
 
-    def close(self, reason: str, code: int = CLOSE_NORMAL) -> None:
-        """Close the transport with `code` after the last frame. Without a transport, the session is CLOSED at once.
+    def close(self, reason: str) -> None:
+        """Close the transport with 1000 after the last frame. Without a transport, the session is CLOSED at once.
 
         Call it for a session that cannot be resumed here, because its client has closed it or another host owns it.
         Does nothing after the first call, or after `finish`. Does not wait.
         """
         if self.lifecycle.is_running:
-            self._close_code, self._close_reason = code, reason
-            self.outbox.end(code, reason)
+            self._close_reason = reason
+            self.outbox.end(CLOSE_NORMAL, reason)
             self._apply(LifecycleEvent.CLIENT_CLOSED)
             if not self.attachment.state.expects_client:
                 self.attachment.abandon()

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon.loading.loaded import LoadedModels
-from antiphon.protocols.model_names import hosted_task, is_hosted_model
+from antiphon.protocols.model_names import HEARS, SPEAKS, hosted_task, is_hosted_model
 from antiphon.server.http.body import json_response
 from antiphon.server.http.errors import error_response
 from antiphon.server.routes.elevenlabs import elevenlabs_models, is_elevenlabs
@@ -19,8 +19,8 @@ from antiphon.server.state import ServerState
 
 # The task of each role, as Hugging Face names it.
 TASKS = {
-    "transcriber": "automatic-speech-recognition",
-    "synthesizer": "text-to-speech",
+    "transcriber": HEARS,
+    "synthesizer": SPEAKS,
     "language_model": "text-generation",
     "conversation_model": "any-to-any",
     "video_model": "image-text-to-text",

@@ -1,0 +1,1 @@
+"""The routes of other vendors: a module for each."""
