@@ -347,6 +347,7 @@ def _sockets() -> dict[str, Target]:
         "/v1/omni": [p for p in paths if p.startswith("/v1/omni")],
         "/v1/realtime?mode=audio": [p for p in paths if "mode=audio" in p],
         "/ws/duplex": [p for p in paths if p == "/ws/duplex"],
+        "/v1/live/sessions": [p for p in paths if p == "/v1/live/sessions"],
         GEMINI: [p for p in paths if p == GEMINI],
     }
     return {door: Target(functools.partial(connection, door), frames_of(seeds)) for door, seeds in doors.items()}

@@ -15,6 +15,7 @@ _NAMES = (
     "video",
     "bridges",
     "gemini",
+    "openai_live",
     "telephone",
     "rest",
 )

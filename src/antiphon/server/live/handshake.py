@@ -41,7 +41,7 @@ from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER, KINDS_OF
 from antiphon.server.state import ServerState
 from antiphon.transports.journal import JournalGap, ResumeToken
-from antiphon.transports.websocket import WebSocketTransport
+from antiphon.transports.websocket import PlayedWire, PlayingWebSocket, WebSocketTransport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -222,8 +222,16 @@ async def _serve_new(
             context = context_of(state, caller, resume_token=token.renew() if token else None, autostart=autostart)
             wire = dialect.connect(opening, context)
             await prepare_voices(state, caller, opening.session)
-            frames, transport = await open_wire(wire), WebSocketTransport(websocket, first)
-            await LiveRealtime(state, caller, wire, transport, first_frames=frames, token=token).run()
+            frames = await open_wire(wire)
+            if not isinstance(wire, PlayedWire):
+                transport = WebSocketTransport(websocket, first)
+                await LiveRealtime(state, caller, wire, transport, first_frames=frames, token=token).run()
+                return
+            playing = PlayingWebSocket(websocket, wire, first)
+            async with anyio.create_task_group() as group:
+                group.start_soon(playing.play)
+                await LiveRealtime(state, caller, wire, playing, first_frames=frames, token=token).run()
+                group.cancel_scope.cancel()
     except RemoteProtocolError as error:
         await refuse(websocket, error, dialect=dialect)
     except Refused as refused:
