@@ -43,11 +43,14 @@ WYOMING = ("wyoming", "home_assistant", "home_assistant_2026")
 UNAWARE = ("agents", "livekit", "pipecat")
 # Clients of Gemini Live that always use TLS. Their server has a certificate.
 TLS = ("gemini", "gemini_2025", "gemini_pipecat", "gemini_livekit")
+# Clients of OpenAI's Live API.
+LIVE = ("openai_live", "live_pipecat")
 # Programs in JavaScript: their files in the folder `node`.
 NODE = {"node": "drive.mjs", "gemini_node": "gemini.mjs"}
 NAMES = (
     *UNAWARE,
     *NODE,
+    *LIVE,
     *TLS,
     *SPEECH_TO_SPEECH,
     *WYOMING,
