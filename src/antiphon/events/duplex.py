@@ -131,7 +131,27 @@ class AppendFrames:
     event_id: str | None = None
 
 
-DuplexCommand = AcknowledgePlayback | BargeIn | HoldFloor | CancelInput | SkipResponse | SignalTurn | AppendFrames
+@dataclass(frozen=True, slots=True)
+class PauseConversation:
+    """Pause a conversation in which neither side speaks: free the model's KV, and only wait for sound. A no-op in any
+    other case, and with a native model.
+
+    Speech and any other command resume it, see ConversationResumed. With `wakes` false, speech does not.
+    """
+
+    wakes: bool = True
+
+
+DuplexCommand = (
+    AcknowledgePlayback
+    | BargeIn
+    | HoldFloor
+    | CancelInput
+    | SkipResponse
+    | SignalTurn
+    | AppendFrames
+    | PauseConversation
+)
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -219,6 +239,16 @@ class PlayoutEnded:
     response_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationPaused:
+    """The conversation is paused. Its history stays; the model computes it again when the conversation is resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationResumed:
+    """The conversation goes on. If speech has resumed it, the events of that speech follow, from its first word on."""
+
+
 DuplexEvent = (
     EpochRaised
     | TurnStateChanged
@@ -227,4 +257,6 @@ DuplexEvent = (
     | ListenStepTaken
     | PlaybackAcknowledged
     | PlayoutEnded
+    | ConversationPaused
+    | ConversationResumed
 )

@@ -110,3 +110,25 @@ async def live_functions(stage: Stage) -> None:
     await socket.say("session.start", session={"model": "gpt-live-1"})
     await socket.until("error")
     await socket.leave()
+
+
+@scenario()
+async def live_pause(stage: Stage) -> None:
+    """Ours: nobody speaks, the session pauses, and speech wakes it; then by hand."""
+    socket = await opened(stage, idle_timeout_s=2)
+    await speak(stage, socket, "", 3.0)
+    await socket.until("session.paused")
+    quiet = len(socket.of("session.output_audio.delta"))
+    await speak(stage, socket, "", 2.0)
+    assert len(socket.of("session.output_audio.delta")) == quiet
+    await speak(stage, socket, "what is the time?", 1.5)
+    await socket.until("session.resumed")
+    await socket.until(TRANSCRIPT)
+    assert socket.joined(HEARD) == "what is the time?"
+    await speak(stage, socket, "", 3.0)
+    await socket.say("session.pause")
+    await socket.until("session.paused")
+    await socket.say("session.wake")
+    await socket.until("session.resumed")
+    await socket.say("session.close")
+    await socket.end()

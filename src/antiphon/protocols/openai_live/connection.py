@@ -31,11 +31,12 @@ from antiphon.events.conversation import (
     ResponseDone,
     ResponseTextDelta,
 )
+from antiphon.events.duplex import ConversationPaused, ConversationResumed, PauseConversation
 from antiphon.events.tools import Tool
 from antiphon.events.transcription import SessionEnding, TranscriptDelta, TranscriptionConfig
 from antiphon.protocols.bridge import OUT_HZ, BridgeConnection, BridgeSession
 from antiphon.protocols.connection import Command, Context, Dialect, Event, FirstFrame, Resume
-from antiphon.protocols.fields import check_length, decode, warnings_of
+from antiphon.protocols.fields import check_length, decode, number, warnings_of
 from antiphon.protocols.openai_live.messages import (
     CommentaryAppend,
     ContextAppend,
@@ -51,8 +52,10 @@ from antiphon.protocols.openai_live.messages import (
     ResponseCreate,
     ResponseItemCreate,
     SessionClose,
+    SessionPause,
     SessionStart,
     SessionUpdate,
+    SessionWake,
 )
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
@@ -63,6 +66,8 @@ from antiphon.turns.end_of_turn import semantic_vad
 PATH = "/v1/live/sessions"
 # Seconds between two `session.usage.updated`.
 USAGE_EVERY_S = 15.0
+# Maximum of `idle_timeout_s`, in seconds.
+MAX_IDLE_S = 86_400
 _ENCODERS = {"audio/pcm": to_pcm16, "audio/pcmu": to_ulaw, "audio/pcma": to_alaw}
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
@@ -81,6 +86,9 @@ class LiveDialect:
         self._tools: tuple[Tool, ...] = ()
         self._is_muted = False
         self._began_s = 0.0
+        # The second of the session in which somebody last spoke.
+        self._active_s = 0.0
+        self.is_paused = False
         self._reported_s = 0.0
         # The end of the last transcript of the user, in milliseconds of the session.
         self._heard_ms = 0
@@ -140,6 +148,10 @@ class LiveDialect:
                     text = f"Calls without an output: {', '.join(sorted(self._calls))}."
                     raise RemoteProtocolError("function_call_outputs_required", text)
                 return [CreateResponse(when_busy="wait")]
+            case SessionPause():
+                return [self._pause()]
+            case SessionWake():
+                return [ConfigureConversation(self._config())]
             case SessionClose():
                 self._session.closing = True
         return []
@@ -150,6 +162,8 @@ class LiveDialect:
         models, name = self._context.conversation_models, asked.model
         if models is None or (models.strict and not models.exact(name)):
             raise RemoteProtocolError("invalid_model", f"The model `{name}` does not exist.", "session.model")
+        if asked.idle_timeout_s is not None:
+            number(asked.idle_timeout_s, "session.idle_timeout_s", 1, MAX_IDLE_S)
         if asked.triggers:
             raise RemoteProtocolError("unsupported_parameter", "There are no decisions here.", "session.triggers")
         if models.exact(name) is None:
@@ -222,7 +236,15 @@ class LiveDialect:
         if elapsed_s - self._reported_s >= USAGE_EVERY_S:
             self._reported_s = elapsed_s
             self._event("session.usage.updated", usage={"seconds": round(elapsed_s, 1)})
-        return [*appended(np.zeros_like(pcm) if self._is_muted else pcm)]
+        idle_s, sent = self._asked.idle_timeout_s, appended(np.zeros_like(pcm) if self._is_muted else pcm)
+        if idle_s and not self.is_paused and elapsed_s - self._active_s >= idle_s:
+            # If somebody speaks after all, the next attempt follows as late as this one.
+            self._active_s = elapsed_s
+            return [*sent, self._pause()]
+        return [*sent]
+
+    def _pause(self) -> PauseConversation:
+        return PauseConversation(wakes=self._asked.wake_policy == "speech")
 
     def _append(self, message: ContextAppend) -> list[Command]:
         if message.delegation_id is not None:
@@ -265,7 +287,12 @@ class LiveDialect:
                 self._generated += len(pcm) * OUT_HZ // rate_hz
             case ItemTruncated():
                 self._forget()
+            case ConversationPaused() | ConversationResumed():
+                self.is_paused = isinstance(event, ConversationPaused)
+                self._active_s = self._elapsed_ms / 1000
+                self._event("session.paused" if self.is_paused else "session.resumed")
             case TranscriptDelta(_, text):
+                self._active_s = self._elapsed_ms / 1000
                 start_ms, self._heard_ms = self._heard_ms, self._elapsed_ms
                 times = {"start_ms": start_ms, "end_ms": self._heard_ms}
                 self._event("session.input_transcript.delta", delta=text, **times)
@@ -307,6 +334,8 @@ class LiveDialect:
     def played(self, num_samples: int) -> None:
         """Count samples of responses that are sent next, and queue the text that begins in them."""
         self._sent += num_samples
+        if num_samples:
+            self._active_s = self._elapsed_ms / 1000
         is_heard = self._is_done and not num_samples
         while self._texts and (self._texts[0][0] < self._sent or is_heard):
             now_ms = self._elapsed_ms
@@ -355,11 +384,11 @@ class LiveConnection(BridgeConnection):
         super().__init__(opening, context, LiveDialect)
 
     def spoken(self, pcm: Pcm, num_spoken: int) -> list[Frame]:
-        """Return the frames of audio that is due; [] before the session has started.
+        """Return the frames of audio that is due; [] before the session has started, and while it is paused.
 
         `pcm`: float32 at OUT_HZ, of which the first `num_spoken` samples are of responses, and the others silence.
         """
-        if not self._session.begun:
+        if not self._session.begun or self._dialect.is_paused:
             return []
         self._dialect.played(num_spoken)
         return self._dialect.spoken(pcm)

@@ -101,6 +101,8 @@ class LiveSession(Strict):
     safety_identifier: Text | None = None
     store: bool | None = None
     triggers: list[object] | None = None
+    idle_timeout_s: float | None = None
+    wake_policy: Literal["speech", "manual"] = "speech"
 
 
 class LiveUpdate(Strict):
@@ -181,6 +183,14 @@ class ResponseCreate(_Event, tag="response.create"):
     """Asks for a response to the items."""
 
 
+class SessionPause(_Event, tag="session.pause"):
+    """Pauses the session, if nobody speaks."""
+
+
+class SessionWake(_Event, tag="session.wake"):
+    """Resumes a paused session."""
+
+
 class SessionClose(_Event, tag="session.close"):
     """Ends the session."""
 
@@ -196,5 +206,7 @@ LiveMessage = (
     | CommentaryAppend
     | ResponseItemCreate
     | ResponseCreate
+    | SessionPause
+    | SessionWake
     | SessionClose
 )

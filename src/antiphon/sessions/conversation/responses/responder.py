@@ -121,6 +121,19 @@ class Responder:
         if self._stream:
             self._stream.close()
 
+    def park(self) -> bool:
+        """Close the model's stream, which frees its KV, unless a response is produced. Returns whether it is closed."""
+        if self.is_busy or self._out_of_band or self._stream is None:
+            return False
+        self._stream.close()
+        self._stream = None
+        return True
+
+    async def reopen(self) -> None:
+        """Open the model's stream again after `park`. Raises Refused if the model has no room."""
+        if self._stream is None:
+            self._stream = await self._context.model.open(self._context.owner)
+
     def cancel_all(self, reason: str) -> None:
         """Cancel all responses with `reason`, including the preemptive and out-of-band ones. Returns at once. The tasks
         of the responses then close them in order.
