@@ -100,7 +100,7 @@ def test_loud_audio_is_listened_to_if_speech_may_wake(wakes: bool, kinds: list[t
         await scene.session.handle(PauseConversation(wakes=wakes))
         await scene.append(np.zeros(16_000, np.float32))
         listened_s = scene.session.progress.audio_s
-        await scene.append(speech(1.0))
+        await scene.append(speech(30, 3))
         await scene.until(SpeechStarted) if wakes else None
         # The quiet second before the speech is listened to with it.
         assert listened_s == 0

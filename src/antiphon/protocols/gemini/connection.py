@@ -342,7 +342,7 @@ class GeminiConnection(BridgeConnection):
 
     def notice(self, notice: Notice) -> list[Frame]:
         """Return `goAway` at a drain. Other notices have no message."""
-        if isinstance(notice, Draining):
+        if isinstance(notice, Draining) and self._session.begun:
             self._session.add(goAway={"timeLeft": f"{notice.within_s:.0f}s"})
         return self._session.take()
 

@@ -33,7 +33,7 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import ConversationPaused, ConversationResumed, PauseConversation
 from antiphon.events.tools import Tool
-from antiphon.events.transcription import SessionEnding, TranscriptDelta, TranscriptionConfig
+from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptDelta, TranscriptionConfig
 from antiphon.protocols.bridge import OUT_HZ, BridgeConnection, BridgeSession
 from antiphon.protocols.connection import Command, Context, Dialect, Event, FirstFrame, Resume
 from antiphon.protocols.fields import check_length, decode, number, warnings_of
@@ -60,7 +60,8 @@ from antiphon.protocols.openai_live.messages import (
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.input_fields import PCM_24K, AudioFormat
-from antiphon.protocols.wire import Frame
+from antiphon.protocols.realtime.messages import event_id_in
+from antiphon.protocols.wire import Frame, Received
 from antiphon.turns.end_of_turn import semantic_vad
 
 PATH = "/v1/live/sessions"
@@ -102,7 +103,7 @@ class LiveDialect:
         self._is_done = True
         self._resampler = Resampler(OUT_HZ, OUT_HZ)
         # The `event_id` of the message that is read.
-        self._client_event_id: str | None = None
+        self.client_event_id: str | None = None
 
     # --- from the client
 
@@ -115,15 +116,18 @@ class LiveDialect:
 
     def error(self, error: RemoteProtocolError) -> None:
         """Queue an error with the id of the message at fault."""
-        quoted = {"client_event_id": self._client_event_id} if self._client_event_id else {}
+        quoted = {"client_event_id": self.client_event_id} if self.client_event_id else {}
         shown = {"type": "invalid_request_error", "code": error.code, "message": error.message, "param": error.param}
         self._event("error", error=shown | quoted, **quoted)
 
     def read(self, data: str | bytes) -> list[Command]:
         """Return the commands in one frame. Raises RemoteProtocolError for an invalid frame."""
-        self._client_event_id = None
-        message = decode(data, LiveMessage)
-        self._client_event_id = message.event_id
+        try:
+            message = decode(data, LiveMessage)
+        except RemoteProtocolError:
+            self.client_event_id = event_id_in(data)
+            raise
+        self.client_event_id = message.event_id
         if isinstance(message, SessionStart):
             return self._start(message.session, data)
         if not self._session.begun:
@@ -202,7 +206,9 @@ class LiveDialect:
         tools = [self._tool(tool, f"{param}.responses.tools[{n}]") for n, tool in enumerate(backend.tools or ())]
         self._context.check_tools(tools, f"{param}.responses.tools")
         self._tools = tuple(tools)
-        self._asked.delegation = msgspec.structs.replace(changes, responses=backend if changes.responses else None)
+        self._asked.delegation = msgspec.structs.replace(
+            changes, responses=backend if changes.type == "responses" else None
+        )
 
     def _tool(self, tool: Any, param: str) -> Tool:
         if tool.type != "function" or not tool.name:
@@ -358,7 +364,7 @@ class LiveDialect:
         asked = msgspec.to_builtins(self._asked)
         known = {name: value for name, value in asked.items() if value is not None}
         facts = {"id": self._session.id, "expires_at": self._context.expires_at, "status": "active"}
-        audio = {"format": {"type": self._format.type, "rate": self._format.rate_hz}} | known.pop("audio", {})
+        audio = known.pop("audio", {}) | {"format": {"type": self._format.type, "rate": self._format.rate_hz}}
         return facts | {"delegation": {"type": "client"}} | known | {"audio": audio}
 
     @property
@@ -366,7 +372,7 @@ class LiveDialect:
         return int((self._context.steady_s() - self._began_s) * 1000)
 
     def _quoted(self) -> dict[str, str]:
-        return {"client_event_id": self._client_event_id} if self._client_event_id else {}
+        return {"client_event_id": self.client_event_id} if self.client_event_id else {}
 
     def _new_id(self) -> str:
         return self._context.new_id("event_")
@@ -382,6 +388,12 @@ class LiveConnection(BridgeConnection):
 
     def __init__(self, opening: Opening, context: Context) -> None:
         super().__init__(opening, context, LiveDialect)
+
+    def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
+        """Read one frame from the client. An invalid frame only returns an error for the client; nothing is raised."""
+        received = super().feed(data)
+        self._dialect.client_event_id = None
+        return received
 
     def spoken(self, pcm: Pcm, num_spoken: int) -> list[Frame]:
         """Return the frames of audio that is due; [] before the session has started, and while it is paused.
