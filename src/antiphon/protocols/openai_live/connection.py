@@ -33,7 +33,13 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import ConversationPaused, ConversationResumed, PauseConversation
 from antiphon.events.tools import Tool
-from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptDelta, TranscriptionConfig
+from antiphon.events.transcription import (
+    AppendAudio,
+    SessionEnding,
+    SpeechStarted,
+    TranscriptDelta,
+    TranscriptionConfig,
+)
 from antiphon.protocols.bridge import OUT_HZ, BridgeConnection, BridgeSession
 from antiphon.protocols.connection import Command, Context, Dialect, Event, FirstFrame, Resume
 from antiphon.protocols.fields import check_length, decode, number, warnings_of
@@ -297,6 +303,8 @@ class LiveDialect:
                 self.is_paused = isinstance(event, ConversationPaused)
                 self._active_s = self._elapsed_ms / 1000
                 self._event("session.paused" if self.is_paused else "session.resumed")
+            case SpeechStarted():
+                self._heard_ms = self._elapsed_ms
             case TranscriptDelta(_, text):
                 self._active_s = self._elapsed_ms / 1000
                 start_ms, self._heard_ms = self._heard_ms, self._elapsed_ms
