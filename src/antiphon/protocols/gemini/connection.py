@@ -213,7 +213,7 @@ class GeminiDialect:
         for part in content.parts or ():
             if part.function_call:
                 call = part.function_call
-                text = msgspec.json.encode(call.args).decode()
+                text = msgspec.json.encode(call.args or {}).decode()
                 new = self._item("assistant", kind="function_call", call_id=call.id or call.name, name=call.name)
                 new.arguments = text
                 found.append(new)
@@ -311,7 +311,7 @@ class GeminiDialect:
             data = b64encode(to_pcm16(pcm)).decode()
             self._add_content(at, {"inlineData": {"mimeType": OUT_TYPE, "data": data}})
 
-    def _add_content(self, at: ContentPosition, part: dict[str, object]) -> None:
+    def _add_content(self, at: ContentPosition, part: Any) -> None:
         self._session.add_media(at, serverContent={"modelTurn": {"role": "model", "parts": [part]}})
 
     def _add_handle(self) -> None:

@@ -14,9 +14,8 @@ import msgspec
 from msgspec import inspect
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.tools import JsonSchema
 from antiphon.protocols.fields import MAX_TOLD, Text, refusal, typed
-from antiphon.protocols.wire import Payload, decode_json
+from antiphon.protocols.wire import decode_json
 
 _SNAKE = re.compile(r"_([a-z0-9])")
 
@@ -37,7 +36,7 @@ class FunctionCallPart(Fields):
 
     id: Text = ""
     name: Text = ""
-    args: Payload = {}
+    args: Any = None
 
 
 class FunctionResponse(Fields):
@@ -45,7 +44,7 @@ class FunctionResponse(Fields):
 
     id: Text | None = None
     name: Text = ""
-    response: Payload | None = None
+    response: Any = None
     scheduling: Text | None = None
 
 
@@ -106,8 +105,8 @@ class FunctionDeclaration(Fields):
 
     name: Text
     description: Text | None = None
-    parameters: JsonSchema | None = None
-    parameters_json_schema: JsonSchema | None = None
+    parameters: Any = None
+    parameters_json_schema: Any = None
 
 
 class ToolGroup(Fields):

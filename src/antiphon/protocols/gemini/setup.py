@@ -9,10 +9,10 @@ from typing import Any, Literal
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig
 from antiphon.events.duplex import DuplexConfig, NativeSampling
-from antiphon.events.tools import JsonSchema, Tool
+from antiphon.events.tools import Tool
 from antiphon.events.transcription import Eagerness, ServerVad, TranscriptionConfig
 from antiphon.protocols.connection import Context
-from antiphon.protocols.fields import check_length, number, seed
+from antiphon.protocols.fields import check_length, number, seed, typed
 from antiphon.protocols.gemini.messages import (
     AutomaticActivityDetection,
     Content,
@@ -130,17 +130,20 @@ def tools_of(groups: list[ToolGroup] | tuple[()], context: Context) -> tuple[Too
                 raise RemoteProtocolError("unsupported_parameter", f"The tool '{name}' does not exist here.", param)
         for given in group.function_declarations or ():
             schema = given.parameters_json_schema or json_schema(given.parameters or {})
-            tools.append(Tool(given.name, given.description or "", schema))
+            param = f"setup.tools[{place}].functionDeclarations.parameters"
+            tools.append(Tool(given.name, given.description or "", typed(schema, dict, param)))
     if len({tool.name for tool in tools}) < len(tools):
         raise RemoteProtocolError("invalid_value", "Two functions have the same name.", "setup.tools")
     context.check_tools(tools, "setup.tools")
     return tuple(tools)
 
 
-def json_schema(schema: JsonSchema) -> JsonSchema:
+def json_schema(schema: Any) -> Any:
     """Return Google's form of a schema as a JSON schema: types in small letters, counts as numbers, `nullable` as a
     type. Names in snake_case are read as well.
     """
+    if not isinstance(schema, dict):
+        return schema
     found = dict(schema)
     found.pop("propertyOrdering", None)
     found.pop("property_ordering", None)
@@ -160,11 +163,11 @@ def _schema_value(name: str, value: Any) -> Any:
         case "type", str():
             return value.lower()
         case "properties", dict():
-            return {key: json_schema(inner) if isinstance(inner, dict) else inner for key, inner in value.items()}
+            return {key: json_schema(inner) for key, inner in value.items()}
         case "items", dict():
             return json_schema(value)
         case "anyOf", list():
-            return [json_schema(inner) if isinstance(inner, dict) else inner for inner in value]
+            return [json_schema(inner) for inner in value]
         case (("minItems" | "maxItems" | "minLength" | "maxLength"), str()) if value.isdecimal():
             return int(value)
         case _:

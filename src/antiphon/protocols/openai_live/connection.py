@@ -42,7 +42,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.bridge import OUT_HZ, BridgeConnection, BridgeSession
 from antiphon.protocols.connection import Command, Context, Dialect, Event, FirstFrame, Resume
-from antiphon.protocols.fields import check_length, decode, number, warnings_of
+from antiphon.protocols.fields import check_length, decode, number, typed, warnings_of
 from antiphon.protocols.openai_live.messages import (
     CommentaryAppend,
     ContextAppend,
@@ -219,7 +219,8 @@ class LiveDialect:
     def _tool(self, tool: Any, param: str) -> Tool:
         if tool.type != "function" or not tool.name:
             raise RemoteProtocolError("unsupported_server_tool", f"The tool '{tool.type}' does not exist here.", param)
-        return Tool(tool.name, tool.description or "", tool.parameters or {})
+        parameters = typed(tool.parameters or {}, dict, f"{param}.parameters")
+        return Tool(tool.name, tool.description or "", parameters)
 
     def _config(self) -> ConversationConfig:
         asked = self._asked

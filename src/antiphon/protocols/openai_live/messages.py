@@ -7,7 +7,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.events.tools import JsonSchema
 from antiphon.protocols.fields import Text
 
 
@@ -47,7 +46,7 @@ class LiveTool(msgspec.Struct):
     type: Text
     name: Text = ""
     description: Text | None = None
-    parameters: JsonSchema | None = None
+    parameters: Any = None
 
 
 class NamedFunction(msgspec.Struct):
