@@ -334,6 +334,8 @@ class GeminiConnection(BridgeConnection):
         """Read one frame from the client. An invalid frame ends the session."""
         try:
             commands = [data] if isinstance(data, AppendAudio) else self._dialect.read(data)
+        except RecursionError:
+            self.finishing, commands = (CLOSE_INVALID, "The message is nested too deeply."), []
         except RemoteProtocolError as error:
             self.finishing = CLOSE_INVALID, _reason(error)
             commands = []

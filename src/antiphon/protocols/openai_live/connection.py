@@ -275,7 +275,10 @@ class LiveDialect:
             if sent.call_id not in self._calls:
                 raise RemoteProtocolError("invalid_value", f"No call '{sent.call_id[:64]}' is open.", "item.call_id")
             self._calls.discard(sent.call_id)
-            output = sent.output if isinstance(sent.output, str) else msgspec.json.encode(sent.output).decode()
+            try:
+                output = sent.output if isinstance(sent.output, str) else msgspec.json.encode(sent.output).decode()
+            except RecursionError:
+                raise RemoteProtocolError("invalid_value", "The output is nested too deeply.", "item.output") from None
             new_id = self._context.new_id("item_")
             return Item(new_id, kind="function_call_output", call_id=sent.call_id, output=output)
         if sent.type != "message":
