@@ -238,7 +238,7 @@ class ConversationSession:
     async def _resume(self) -> None:
         if self._listener.gate:
             self._listener.gate = None
-            await self._responder.reopen()
+            await self._responder.stream()
             await self._emit(ConversationResumed())
 
     async def _carry_out(self, command: ConversationCommand) -> None:
