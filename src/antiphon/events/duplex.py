@@ -140,6 +140,7 @@ class PauseConversation:
     """
 
     wakes: bool = True
+    event_id: str | None = None
 
 
 DuplexCommand = (

@@ -94,9 +94,9 @@ async def live_functions(stage: Stage) -> None:
     assert (await socket.until("session.updated"))["session"]["delegation"]["responses"]["instructions"] == "Use tools."
     await socket.say("session.commentary.append", content="what is the weather", delegation_id=None)
     await socket.until("session.delegation.created")
+    done = (await socket.until("response.event", count=2))["event"]
     await socket.say("response.create", event_id="early")
     assert (await socket.until("error"))["error"]["client_event_id"] == "early"
-    done = (await socket.until("response.event", count=2))["event"]
     assert (done["type"], done["item"]["name"]) == ("response.output_item.done", "get_weather")
     output = {"type": "function_call_output", "call_id": done["item"]["call_id"], "output": "sunny"}
     await socket.say("response.item.create", item=output)

@@ -242,9 +242,9 @@ class GeminiDialect:
             # Older clients name the function only.
             named = (call for call, name in self.calls.items() if name == result.name)
             result.id = result.id or next(named, result.name)
-            if self.calls.pop(result.id, None) is None:
-                raise RemoteProtocolError("invalid_value", f"No function call '{result.id[:64]}' is open.", "id")
-            commands.append(CreateItem(self._result(result)))
+            # The call may have been cancelled meanwhile.
+            if self.calls.pop(result.id, None) is not None:
+                commands.append(CreateItem(self._result(result)))
         if commands and not self.calls and any(result.scheduling != "SILENT" for result in sent):
             interrupts = any(result.scheduling == "INTERRUPT" for result in sent)
             commands.append(CreateResponse(when_busy="cut" if interrupts else "wait"))
@@ -258,6 +258,8 @@ class GeminiDialect:
         match event:
             case ResponseCreated(response) if response.stored:
                 self._in_turn = True
+                # The user has gone on instead of waiting for the results.
+                self._cancel_calls()
             case ResponseTextDelta(at, text, spoken) if not spoken:
                 self._add_content(at, {"text": text})
             case ResponseTextDelta(at, text) if setup.output_audio_transcription is not None:
@@ -300,11 +302,14 @@ class GeminiDialect:
         if not self._in_turn:
             return
         self._in_turn = False
+        self._cancel_calls()
+        self._session.add(serverContent={"interrupted": True})
+        self._session.add(serverContent={"turnComplete": True})
+
+    def _cancel_calls(self) -> None:
         if self.calls:
             self._session.add(toolCallCancellation={"ids": list(self.calls)})
             self.calls.clear()
-        self._session.add(serverContent={"interrupted": True})
-        self._session.add(serverContent={"turnComplete": True})
 
     def _add_audio(self, at: ContentPosition, pcm: Pcm) -> None:
         if len(pcm):

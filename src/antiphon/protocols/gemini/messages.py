@@ -250,7 +250,7 @@ def _objects(kinds: Iterable[inspect.Type]) -> Iterator[type[Fields]]:
                 yield from _objects(inner)
             case inspect.ListType(item_type=item):
                 yield from _objects([item])
-            case inspect.StructType(cls=found):
+            case inspect.StructType(cls=found) if issubclass(found, Fields):
                 yield found
 
 

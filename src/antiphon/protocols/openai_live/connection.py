@@ -101,6 +101,8 @@ class LiveDialect:
         self._heard_ms = 0
         # The calls that the client has not answered yet, by id.
         self._calls: set[str] = set()
+        # The delegation of these calls.
+        self._delegation_id = ""
         # The text of responses that is not spoken yet: the sample before which it begins, and the text.
         self._texts: deque[tuple[int, str]] = deque()
         # Samples of responses that were generated, and sent, since the last interruption.
@@ -253,11 +255,11 @@ class LiveDialect:
         if idle_s and not self.is_paused and elapsed_s - self._active_s >= idle_s:
             # If somebody speaks after all, the next attempt follows as late as this one.
             self._active_s = elapsed_s
-            return [*sent, self._pause()]
+            return [self._pause(), *sent]
         return [*sent]
 
     def _pause(self) -> PauseConversation:
-        return PauseConversation(wakes=self._asked.wake_policy == "speech")
+        return PauseConversation(self._asked.wake_policy == "speech", self.client_event_id)
 
     def _append(self, message: ContextAppend) -> list[Command]:
         if message.delegation_id is not None:
@@ -322,7 +324,7 @@ class LiveDialect:
                     self._forget()
                 if any(item.kind == "function_call" and not item.server for item in response.output):
                     done = {"id": response.id, "object": "response", "status": response.status, "output": []}
-                    self._response_event(response.id, {"type": "response.completed", "response": done})
+                    self._response_event({"type": "response.completed", "response": done})
             case SessionEnding(code):
                 self._closed("expired" if code == "session_expired" else "connection_lost")
             case _:
@@ -330,18 +332,19 @@ class LiveDialect:
 
     def _call(self, response_id: str, call_id: str, name: str, arguments: str) -> None:
         if not self._calls:
-            created = {"id": f"dlg_{response_id}", "type": "delegation", "target": "responses"}
-            delegation = created | {"response_id": response_id}
+            self._delegation_id = self._context.new_id("dlg_")
+            delegation = {"id": self._delegation_id, "type": "delegation", "target": "responses"}
+            delegation |= {"response_id": response_id}
             self._event("session.delegation.created", delegation=delegation, offset_ms=self._elapsed_ms)
             begun = {"id": response_id, "object": "response", "status": "in_progress", "output": []}
-            self._response_event(response_id, {"type": "response.created", "response": begun})
+            self._response_event({"type": "response.created", "response": begun})
         self._calls.add(call_id)
         item = {"id": f"fc_{call_id}", "type": "function_call", "status": "completed", "call_id": call_id}
         item |= {"name": name, "arguments": arguments or "{}"}
-        self._response_event(response_id, {"type": "response.output_item.done", "output_index": 0, "item": item})
+        self._response_event({"type": "response.output_item.done", "output_index": 0, "item": item})
 
-    def _response_event(self, response_id: str, event: Any) -> None:
-        self._event("response.event", delegation_id=f"dlg_{response_id}", event=event)
+    def _response_event(self, event: Any) -> None:
+        self._event("response.event", delegation_id=self._delegation_id, event=event)
 
     def spoken(self, pcm: Pcm) -> list[Frame]:
         """Return the frames of audio that is due: a part of responses, or silence. float32 at OUT_HZ."""
@@ -377,6 +380,8 @@ class LiveDialect:
         known = {name: value for name, value in asked.items() if value is not None}
         facts = {"id": self._session.id, "expires_at": self._context.expires_at, "status": "active"}
         audio = known.pop("audio", {}) | {"format": {"type": self._format.type, "rate": self._format.rate_hz}}
+        if responses := known.get("delegation", {}).get("responses"):
+            responses.setdefault("model", self._asked.model)
         return facts | {"delegation": {"type": "client"}} | known | {"audio": audio}
 
     @property
