@@ -171,12 +171,12 @@ class GeminiDialect:
             message = f"Unsupported audio: '{blob.mime_type[:64]}'. Expected audio/pcm;rate=16000."
             raise RemoteProtocolError("invalid_value", message, "realtimeInput.audio.mimeType")
         before = self._buffer.change_format(AudioFormat("audio/pcm", rate_hz))
-        commands = [*appended(before), *appended(self._buffer.feed(blob.data))]
+        commands = [*appended(before), *appended(self._buffer.feed(blob.base64))]
         self._has_audio = self._has_audio or bool(commands)
         return [*self._seen(), *commands]
 
     def _image_of(self, blob: Blob) -> list[Command]:
-        frames = video_frames([blob.data])
+        frames = video_frames([blob.base64])
         if self._session.context.unit_ms:
             return [AppendFrames(frames)]
         self._image = f"data:{blob.mime_type};base64,{b64encode(frames[0]).decode()}"
@@ -221,8 +221,8 @@ class GeminiDialect:
                 found.append(self._result(part.function_response))
             elif part.inline_data and not by_model and part.inline_data.mime_type.startswith("image/"):
                 image = part.inline_data
-                video_frames([image.data])
-                parts.append(ContentPart("input_image", image=f"data:{image.mime_type};base64,{image.data}"))
+                video_frames([image.base64])
+                parts.append(ContentPart("input_image", image=f"data:{image.mime_type};base64,{image.base64}"))
             elif part.text:
                 parts.append(ContentPart("output_text" if by_model else "input_text", part.text))
         message = [self._item("assistant" if by_model else "user", parts)] if parts else []

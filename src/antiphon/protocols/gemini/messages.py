@@ -17,6 +17,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import MAX_TOLD, Text, refusal, typed
 from antiphon.protocols.wire import decode_json
 
+_USUAL = str.maketrans("-_", "+/")
 _SNAKE = re.compile(r"_([a-z0-9])")
 
 
@@ -29,6 +30,11 @@ class Blob(Fields):
 
     data: str = ""
     mime_type: str = ""
+
+    @property
+    def base64(self) -> str:
+        """The data in the usual alphabet. The client for Python writes base64 for URLs."""
+        return self.data.translate(_USUAL)
 
 
 class FunctionCallPart(Fields):

@@ -378,6 +378,8 @@ class LiveDialect:
         """Return the session as clients see it."""
         asked = msgspec.to_builtins(self._asked)
         known = {name: value for name, value in asked.items() if value is not None}
+        if self._asked.idle_timeout_s is None:
+            del known["wake_policy"]
         facts = {"id": self._session.id, "expires_at": self._context.expires_at, "status": "active"}
         audio = known.pop("audio", {}) | {"format": {"type": self._format.type, "rate": self._format.rate_hz}}
         if responses := known.get("delegation", {}).get("responses"):
