@@ -16,6 +16,8 @@ from typing import Any
 RECORDED = Path(__file__).parents[1] / "traces" / "recorded"
 # Fields that a trace adds to a frame, and that are not part of the frame.
 NOTES = {"at", "from", "socket", "spaced"}
+# Lines about a connection, and lines of frames that are no JSON objects.
+NO_FRAMES = {"opens", "leaves", "binary", "text"}
 # Values of every JSON type, among them values on which parsers differ.
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf")),
@@ -52,7 +54,7 @@ def recorded_frames() -> Mapping[str, tuple[dict[str, Any], ...]]:
             if "opens" in entry:
                 opened[socket] = entry["opens"]
             frame = {k: v for k, v in entry.items() if k not in NOTES}
-            if "type" in frame and socket in opened:
+            if frame and frame.keys().isdisjoint(NO_FRAMES | {"requests"}) and socket in opened:
                 found.setdefault(opened[socket], {})[json.dumps(frame)] = frame
     return {path: tuple(frames.values()) for path, frames in found.items()}
 

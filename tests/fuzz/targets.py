@@ -72,6 +72,7 @@ from tests.fuzz.mutations import mutated_bytes, mutated_frame, mutated_text, rec
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.server.scripted import Echo
 
+GEMINI = "/ws/google.ai.generativelanguage.v1beta.GenerativeService.BidiGenerateContent"
 CATALOG = SpeechCatalog(
     ModelNames(("hibari-heart",)),
     ("heart", "emma"),
@@ -353,6 +354,8 @@ def _sockets() -> dict[str, Target]:
         "/ws/duplex": [p for p in paths if p == "/ws/duplex"],
         f"/v1/listen?{RAW_AUDIO}": [p for p in paths if p.startswith("/v1/listen")],
         f"/v2/listen?{RAW_AUDIO}": [p for p in paths if p.startswith("/v2/listen")],
+        "/v1/live/sessions": [p for p in paths if p == "/v1/live/sessions"],
+        GEMINI: [p for p in paths if p == GEMINI],
     }
     return {door: Target(functools.partial(connection, door), frames_of(seeds)) for door, seeds in doors.items()}
 

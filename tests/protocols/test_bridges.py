@@ -34,7 +34,7 @@ from antiphon.events.transcription import (
     TranscriptDone,
     TranscriptFailed,
 )
-from antiphon.protocols.bridges.base import BridgeConnection, BridgeDialect, BridgeSession
+from antiphon.protocols.bridge import BridgeConnection, BridgeDialect, BridgeSession
 from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorkerBridge
 from antiphon.protocols.bridges.omni import OmniBridge
 from antiphon.protocols.bridges.openbmb import OpenbmbBridge

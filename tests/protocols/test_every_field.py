@@ -9,7 +9,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from antiphon.protocols.bridges.base import BridgeConnection
+from antiphon.protocols.bridge import BridgeConnection
 from antiphon.protocols.bridges.minicpmo_worker import (
     MinicpmoWorkerBridge,
     WorkerChunk,

@@ -83,6 +83,15 @@ def shown(text: str) -> Frame:
     return {"text": text}
 
 
+def _json_object(data: bytes) -> Frame | None:
+    """Return the JSON object in a binary frame; None for other bytes, such as audio."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 class Trace:
     """The lines of one run, in the order in which things happened."""
 
@@ -167,6 +176,9 @@ class Socket:
                     self.seen.append(json.loads(text))
                 except ValueError:
                     self.seen.append(text)
+            elif (frame := _json_object(data)) is not None:
+                self._note({"in": "a binary frame", **shortened(frame)})
+                self.seen.append(frame)
             else:
                 self._note({"binary": digest(data)})
                 self.seen.append(data)

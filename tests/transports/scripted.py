@@ -55,7 +55,7 @@ class ScriptedSession:
         return resumed_frame(new_id, self.id, {}, resume_token=token)
 
     def replaced(self) -> Any:
-        return replaced_frame(new_id, self.id)
+        return [replaced_frame(new_id, self.id)]
 
 
 class ScriptedTransport:

@@ -54,6 +54,8 @@ class DuplexConfig:
     barge_in_ms: int = 1200
     # Whether only audio that the client has acknowledged counts as heard, even at the end of a response.
     acks_only: bool = False
+    # Whether PlayoutEnded is reported.
+    reports_playout: bool = False
     # Number of units at the start during which a native model only listens; None for the model's default.
     listen_only_units: int | None = None
     # Sampling parameters of a native model.
@@ -129,7 +131,28 @@ class AppendFrames:
     event_id: str | None = None
 
 
-DuplexCommand = AcknowledgePlayback | BargeIn | HoldFloor | CancelInput | SkipResponse | SignalTurn | AppendFrames
+@dataclass(frozen=True, slots=True)
+class PauseConversation:
+    """Pause a conversation in which neither side speaks: free the model's KV, and only wait for sound. A no-op in any
+    other case, and with a native model.
+
+    Speech and any other command resume it, see ConversationResumed. With `wakes` false, speech does not.
+    """
+
+    wakes: bool = True
+    event_id: str | None = None
+
+
+DuplexCommand = (
+    AcknowledgePlayback
+    | BargeIn
+    | HoldFloor
+    | CancelInput
+    | SkipResponse
+    | SignalTurn
+    | AppendFrames
+    | PauseConversation
+)
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -207,4 +230,34 @@ class PlaybackAcknowledged:
     history_exact: bool
 
 
-DuplexEvent = EpochRaised | TurnStateChanged | OverlapReported | SpeakStepTaken | ListenStepTaken | PlaybackAcknowledged
+@dataclass(frozen=True, slots=True)
+class PlayoutEnded:
+    """A stored response is done, and all of its audio should have been played, by the clock or by acknowledgements.
+
+    Not reported for a response that was cut off.
+    """
+
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationPaused:
+    """The conversation is paused. Its history stays; the model computes it again when the conversation is resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationResumed:
+    """The conversation goes on. If speech has resumed it, the events of that speech follow, from its first word on."""
+
+
+DuplexEvent = (
+    EpochRaised
+    | TurnStateChanged
+    | OverlapReported
+    | SpeakStepTaken
+    | ListenStepTaken
+    | PlaybackAcknowledged
+    | PlayoutEnded
+    | ConversationPaused
+    | ConversationResumed
+)

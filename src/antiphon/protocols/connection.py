@@ -5,7 +5,7 @@ docs/add-a-dialect.md shows how to write a dialect. `dialects.py` has the table 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -27,13 +27,15 @@ from antiphon.protocols.fields import Unread
 from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, check_voice, loaded_voice, unknown_language
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.items import CheckTools, take_tools
-from antiphon.protocols.resume import Control
+from antiphon.protocols.resume import Control, Notice, SessionResume, control, refused_frame
 from antiphon.protocols.wire import Frame, NewId, Received, random_id
 
 Command = TranscriptionCommand | ConversationCommand
 Event = TranscriptionEvent | ConversationEvent
 # If sessions do not expire, `expires_at` is YEAR_S seconds in the future.
 YEAR_S = 365 * 86400
+# WebSocket close code for a client that may try again.
+TRY_LATER = 1013
 # Maximum length of an uploaded voice's name, in characters.
 MAX_VOICE_NAME_CHARS = 64
 
@@ -79,6 +81,8 @@ class Context:
     # Called with a requested name that is not loaded. The second argument is the loaded name that is used instead. It
     # is missing if that is the transcriber's.
     log_alias: Callable[..., None] = lambda *_: None
+    # Called with the names of a client's parameters that have no effect, and the name of the dialect.
+    log_ignored: Callable[[Collection[str], str], None] = lambda *_: None
     # The first resume token of a resumable session; None if the session ends with its connection.
     resume_token: str | None = None
     # Whether the session begins before the client sends a message.
@@ -161,6 +165,33 @@ class Resume(Enum):
     ALWAYS = "always"
 
 
+@dataclass(frozen=True, slots=True)
+class FirstFrame:
+    """What the first frame of a client asks for, in a dialect whose clients send first."""
+
+    # The session that it resumes; None for a new session.
+    resumes: SessionResume | None = None
+    # Whether the new session can be resumed later.
+    resumable: bool = True
+    # Whether the resumed session reads the frame as well, because it also has settings.
+    is_read: bool = False
+
+
+def first_frame(data: str | bytes) -> FirstFrame:
+    """Return what a first frame asks for in the dialects that have a `session.resume`."""
+    message = control(data)
+    return FirstFrame(message if isinstance(message, SessionResume) else None)
+
+
+def refusal(error: RemoteProtocolError, code: int) -> tuple[list[Frame], tuple[int, str]]:
+    """Return the answer to a client whose session cannot begin, in OpenAI's format: an error, then the close frame.
+
+    `code`: the close code. TRY_LATER marks the error as retryable.
+    """
+    frame = refused_frame(lambda prefix: f"{prefix}0", error, retryable=code == TRY_LATER)
+    return [frame], (code, error.code)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One row of the table of dialects (`dialects.py`)."""
@@ -181,6 +212,11 @@ class Dialect:
     resume: Resume
     # Whether the client sends the first message, which may resume a session.
     client_first: bool = False
+    # Reads the first frame of a client that sends first.
+    first_frame: Callable[[str | bytes], FirstFrame] = first_frame
+    # The last frames, close code and reason for a client that sends first, if its session cannot begin or be resumed.
+    # The arguments are the error, and the close code in OpenAI's dialects.
+    refusal: Callable[[RemoteProtocolError, int], tuple[list[Frame], tuple[int, str]]] = refusal
     # WebSocket subprotocol that the server accepts if a client offers it.
     subprotocol: str | None = None
     # Returns whether the client secret in an opening was made for this dialect. The default accepts no client secret.
@@ -280,11 +316,8 @@ class WireConnection(Protocol):
         """
         ...
 
-    def replaced(self) -> Frame:
-        """Return the last frame to the old connection of a session that another connection has resumed.
-
-        Raises the same error as `resumed`.
-        """
+    def notice(self, notice: Notice) -> list[Frame]:
+        """Return the frames that report `notice` about the connection to the client; [] in a dialect without any."""
         ...
 
     def snapshot(self) -> WireSnapshot | None:

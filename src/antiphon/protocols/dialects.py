@@ -16,6 +16,8 @@ from antiphon.protocols.opening import Opening
 
 # Modules that each define a DIALECT. The first dialect that matches an opening is used; the last matches any opening.
 _MODULES = (
+    "gemini.connection",
+    "openai_live.connection",
     "bridges.minicpmo_worker",
     "bridges.omni",
     "bridges.openbmb",

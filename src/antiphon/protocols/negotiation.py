@@ -30,7 +30,7 @@ from antiphon.protocols.openai.conversation import ConversationSnapshot, OpenAIC
 from antiphon.protocols.openai.transcription import OpenAITranscription, TranscriptionSnapshot
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.session_fields import BetaSession, GaSession
-from antiphon.protocols.resume import Control, control, refused_frame, replaced_frame, resumed_frame
+from antiphon.protocols.resume import Control, Notice, control, notice_frames, refused_frame, resumed_frame
 from antiphon.protocols.vllm.dialect import VllmDialect
 from antiphon.protocols.wire import Frame, Received
 
@@ -223,9 +223,9 @@ class RealtimeConnection:
         assert shown
         return resumed_frame(self.context.new_id, self.id, shown.session(), resume_token=token, **facts)
 
-    def replaced(self) -> Frame:
-        """Return `session.replaced`: the last frame to a connection whose session another connection has resumed."""
-        return replaced_frame(self.context.new_id, self.id)
+    def notice(self, notice: Notice) -> list[Frame]:
+        """Return the frames that report `notice` about the connection, such as `session.replaced`."""
+        return notice_frames(self.context.new_id, self.id, notice)
 
     # --- properties of the chosen dialect
 

@@ -53,6 +53,19 @@ Control = SessionResume | EventAck | SessionEnd
 
 
 @dataclass(frozen=True, slots=True)
+class Draining:
+    """The server stops, and ends its sessions within `within_s` seconds."""
+
+    within_s: float
+
+
+# What the server reports to a client about its connection. Another connection has resumed the session (`replaced`).
+# Another host may continue the session, so that the connection is closed (`moving`). The conversation cannot be stored
+# at present (`degraded`), or can be stored again (`stored`).
+Notice = Literal["replaced", "moving", "degraded", "stored"] | Draining
+
+
+@dataclass(frozen=True, slots=True)
 class ResumeRequest:
     """A `session.resume` whose fields have the right types. Its session and token have not been looked up yet.
 
@@ -137,6 +150,19 @@ def moving_frame(new_id: NewId, session_id: str) -> Frame:
 def state_degraded_frame(new_id: NewId, session_id: str, *, degraded: bool) -> Frame:
     """Return the frame that reports whether the conversation can be stored at present. `degraded`: it cannot."""
     return message(type="session.state_degraded", event_id=new_id("event_"), session_id=session_id, degraded=degraded)
+
+
+def notice_frames(new_id: NewId, session_id: str, notice: Notice) -> list[Frame]:
+    """Return the frames that report `notice` to a client. Most clients are not told of a drain."""
+    match notice:
+        case Draining():
+            return []
+        case "replaced":
+            return [replaced_frame(new_id, session_id)]
+        case "moving":
+            return [moving_frame(new_id, session_id)]
+        case _:
+            return [state_degraded_frame(new_id, session_id, degraded=notice == "degraded")]
 
 
 def resync_frame(new_id: NewId, session_id: str, reason: str) -> Frame:

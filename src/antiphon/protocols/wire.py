@@ -36,12 +36,14 @@ class Frame:
 
     `payload` has the fields of a JSON message in order, or the bytes of a binary message. `epoch` is the epoch of a
     response's text or audio; None for other messages. After that epoch has passed, the frame is dropped. `numbered` is
-    False for a message about the connection itself, because a client that resumes does not count it.
+    False for a message about the connection itself, because a client that resumes does not count it. With `binary`, the
+    JSON is sent in a binary frame, as Google's server does.
     """
 
     payload: Payload | bytes
     epoch: int | None = None
     numbered: bool = True
+    binary: bool = False
 
     @property
     def is_piece(self) -> bool:
@@ -59,7 +61,8 @@ class Frame:
         if isinstance(self.payload, bytes):
             return self.payload
         fields = self.payload if seq is None else {**self.payload, "server_event_seq": seq}
-        return _encoder.encode(fields).decode()
+        data = _encoder.encode(fields)
+        return data if self.binary else data.decode()
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):

@@ -155,10 +155,10 @@ class ServerState:
         self.group.start_soon(work)
 
     def log_ignored(self, names: Collection[str], path: str) -> None:
-        """Log once per name that the server ignores these query parameters of a vendor's path."""
+        """Log once per name that the server ignores these parameters of a vendor's path or dialect."""
         for name in names:
             if _NAME.fullmatch(name):
-                self._log_once(f"{path} {name}", "%s: the query parameter %r is ignored", path, name)
+                self._log_once(f"{path} {name}", "%s: the parameter %r is ignored", path, name)
 
     def log_alias(self, name: str, model: str = "") -> None:
         """Log once per `name`, a client's default model name, that `model` (default: the transcriber) serves it.

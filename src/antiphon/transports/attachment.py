@@ -111,8 +111,8 @@ class AttachedSession(Protocol):
         """
         ...
 
-    def replaced(self) -> Frame:
-        """Return the last frame for a transport whose session continues on another transport."""
+    def replaced(self) -> Sequence[Frame]:
+        """Return the last frames for a transport whose session continues on another transport."""
         ...
 
 
@@ -364,7 +364,8 @@ class Attachment:
     async def _close_replaced(self, transport: Transport) -> None:
         try:
             with anyio.fail_after(self._stall_s):
-                await transport.send(self._session.replaced().encode())
+                for frame in self._session.replaced():
+                    await transport.send(frame.encode())
                 await transport.close(1000, "session_replaced")
         except (TransportClosed, TimeoutError):
             return

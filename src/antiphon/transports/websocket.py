@@ -1,11 +1,22 @@
-"""A WebSocket as a transport of frames."""
+"""A WebSocket as a transport of frames, also one over which the server plays the audio of responses."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
 import anyio
+import numpy as np
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from antiphon.transports.transport import TransportClosed
+from antiphon.audio import Pcm
+from antiphon.protocols.wire import Frame
+from antiphon.transports.player import FRAMES_PER_S, ResponsePlayer, padded
+from antiphon.transports.transport import AudioPlayer, TransportClosed
+
+# Sample rate of what is played, in Hz; the most frames of the player in one message; and how much silence has one.
+PLAYED_HZ, MAX_FRAMES, SILENCE_S = 24_000, 2, 0.1
 
 
 class WebSocketTransport:
@@ -15,7 +26,7 @@ class WebSocketTransport:
     that accepted the WebSocket owns it.
     """
 
-    playback = None
+    playback: AudioPlayer | None = None
 
     def __init__(self, websocket: WebSocket, first: str | bytes | None = None) -> None:
         self._websocket = websocket
@@ -61,3 +72,55 @@ class WebSocketTransport:
             await self._websocket.close(code, reason)
         except (WebSocketDisconnect, RuntimeError, OSError):
             raise TransportClosed from None
+
+
+@runtime_checkable
+class PlayedWire(Protocol):
+    """The wire side of a connection to whose client the server plays the audio of responses."""
+
+    def spoken(self, pcm: Pcm, num_spoken: int) -> Sequence[Frame]:
+        """Return the frames for audio that is due: float32 at PLAYED_HZ, of which `num_spoken` samples at the beginning
+        are of responses, and the others silence.
+        """
+        ...
+
+
+class PlayingWebSocket(WebSocketTransport):
+    """A WebSocket over which the server plays the audio of responses, each part when it is due, and silence in between.
+
+    Call `play` once, beside the session. `clock` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        wire: PlayedWire,
+        first: str | bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(websocket, first)
+        self._wire, self._clock = wire, clock
+        self.playback = self._player = ResponsePlayer(PLAYED_HZ)
+
+    async def play(self) -> None:
+        """Send audio until the client has left, or until it is cancelled."""
+        player, due_s = self._player, self._clock()
+        try:
+            while True:
+                if player.has_frame:
+                    due_s = max(due_s, self._clock() - SILENCE_S)
+                    await anyio.sleep(max(0.0, due_s - self._clock()))
+                    pcm = np.concatenate([player.take() for _ in range(MAX_FRAMES)])
+                    num_samples = MAX_FRAMES * PLAYED_HZ // FRAMES_PER_S
+                else:
+                    # Silence is sent when it has passed, so that speech need not wait for its end.
+                    with anyio.move_on_after(due_s + SILENCE_S - self._clock()) as waiting:
+                        await player.changed.wait()
+                    if not waiting.cancelled_caught:
+                        continue
+                    pcm, num_samples = np.zeros(0, np.int16), int(SILENCE_S * PLAYED_HZ)
+                due_s += num_samples / PLAYED_HZ
+                for frame in self._wire.spoken(padded(pcm, num_samples).astype(np.float32) / 32768, len(pcm)):
+                    await self.send(frame.encode())
+        except TransportClosed:
+            return

@@ -14,6 +14,8 @@ _NAMES = (
     "speech",
     "video",
     "bridges",
+    "gemini",
+    "openai_live",
     "telephone",
     "rest",
     "deepgram",

@@ -23,7 +23,7 @@ from antiphon.events.conversation import (
     ResponseTextDelta,
 )
 from antiphon.events.duplex import BargeIn, EpochRaised
-from antiphon.protocols.bridges.base import OUT_HZ, BridgeConnection, BridgeSession, f32_base64, read_bridge
+from antiphon.protocols.bridge import OUT_HZ, BridgeConnection, BridgeSession, f32_base64, read_bridge
 from antiphon.protocols.connection import Command, Dialect, Event, Resume
 from antiphon.protocols.realtime.audio_buffer import appended
 

@@ -20,7 +20,7 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import ListenStepTaken
 from antiphon.events.transcription import AppendAudio, CommitAudio
-from antiphon.protocols.bridges.base import OUT_HZ, BridgeConnection, BridgeSession, read_bridge
+from antiphon.protocols.bridge import OUT_HZ, BridgeConnection, BridgeSession, read_bridge
 from antiphon.protocols.connection import Command, Dialect, Event, Resume
 
 

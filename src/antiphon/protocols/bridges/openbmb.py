@@ -19,7 +19,7 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import AppendFrames, BargeIn, ListenStepTaken
 from antiphon.events.transcription import SessionEnding, TranscriptDone
-from antiphon.protocols.bridges.base import BridgeConnection, BridgeSession, f32_base64, read_bridge
+from antiphon.protocols.bridge import BridgeConnection, BridgeSession, f32_base64, read_bridge
 from antiphon.protocols.connection import Command, Dialect, Event, Resume
 from antiphon.protocols.realtime.audio_buffer import appended
 from antiphon.protocols.realtime.items import video_frames

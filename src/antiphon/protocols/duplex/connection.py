@@ -85,7 +85,7 @@ from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBuffer
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, content_place, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
 from antiphon.protocols.realtime.writer import EventWriter
-from antiphon.protocols.resume import Control, control, replaced_frame, resumed_frame
+from antiphon.protocols.resume import Control, Notice, control, notice_frames, resumed_frame
 from antiphon.protocols.wire import Frame, Received
 
 # Made once: msgspec's description of a type must not be built by two threads at the same time.
@@ -341,9 +341,9 @@ class DuplexConnection(FrameReader[DuplexMessage]):
         self._session.resume_token = token
         return resumed_frame(self.context.new_id, self.id, self._session.shown(), resume_token=token, **facts)
 
-    def replaced(self) -> Frame:
-        """Return `session.replaced`: the last frame to a connection whose session another connection has resumed."""
-        return replaced_frame(self.context.new_id, self.id)
+    def notice(self, notice: Notice) -> list[Frame]:
+        """Return the frames that report `notice` about the connection, such as `session.replaced`."""
+        return notice_frames(self.context.new_id, self.id, notice)
 
     def _write(self, event: Event) -> None:
         match event:

@@ -20,14 +20,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from antiphon.admission.certificate import Kind
 from antiphon.cluster.relay import RELAYED_HEADER
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.protocols.connection import Dialect
+from antiphon.protocols.connection import Dialect, first_frame, refusal
 from antiphon.protocols.fields import nearest, unknown_parameter
 from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.protocols.resume import (
     RETRYABLE,
     HowResumed,
     SessionResume,
-    control,
     refused_frame,
     resume_from,
     resync_frame,
@@ -42,7 +41,7 @@ from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER, KINDS_OF
 from antiphon.server.state import ServerState
 from antiphon.transports.journal import JournalGap, ResumeToken
-from antiphon.transports.websocket import WebSocketTransport
+from antiphon.transports.websocket import PlayedWire, PlayingWebSocket, WebSocketTransport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -149,29 +148,31 @@ async def serve_by_first_frame(
     begins = dialect is not None and dialect.client_first
     autostart = begins and bool(query.get("model")) and query.get("autostart", "1") in TRUE_VALUES
     first: str | bytes | None = None
+    resumable = True
     if not autostart:
         if not begins:
             limit_first_message(websocket.scope, MAX_RESUME_BYTES)
         try:
             first = await _first_frame(state, caller, transport)
         except RemoteProtocolError as error:
-            await refuse(websocket, error)
+            await refuse(websocket, error, dialect=dialect)
             return
-        except Refused as refusal:
-            await _refuse_for_room(state, websocket, refusal)
+        except Refused as refused:
+            await _refuse_for_room(state, websocket, refused, dialect)
             return
         if first is None:
             return
-        message = control(first)
-        if isinstance(message, SessionResume):
-            await _resume(state, caller, websocket, message, first)
+        asked = dialect.first_frame(first) if dialect else first_frame(first)
+        if asked.resumes:
+            await _resume(state, caller, websocket, asked.resumes, first, dialect, is_read=asked.is_read)
             return
+        resumable = asked.resumable
     if not begins:
         await refuse(websocket, RemoteProtocolError("bad_event", "The first event has to be a session.resume."))
         return
     assert dialect
     assert opening
-    await _serve_new(state, caller, websocket, dialect, opening, first, autostart=autostart)
+    await _serve_new(state, caller, websocket, dialect, opening, first, autostart=autostart, resumable=resumable)
 
 
 async def _first_frame(state: ServerState, caller: Caller, transport: WebSocketTransport) -> str | bytes | None:
@@ -197,9 +198,11 @@ async def _refuse_unknown(
         await websocket.close(CLOSE_POLICY, error.code)
 
 
-async def _refuse_for_room(state: ServerState, websocket: WebSocket, refusal: Refused) -> None:
+async def _refuse_for_room(
+    state: ServerState, websocket: WebSocket, refused: Refused, dialect: Dialect | None = None
+) -> None:
     state.metrics.refused.labels("no_room").inc()
-    await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
+    await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refused)), CLOSE_TRY_LATER, dialect)
 
 
 async def _serve_new(
@@ -211,18 +214,28 @@ async def _serve_new(
     first: str | bytes | None,
     *,
     autostart: bool,
+    resumable: bool,
 ) -> None:
     try:
         with state.admission.admit(caller, kind_of(state, dialect, opening)):
-            token = ResumeToken()
-            wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew(), autostart=autostart))
+            token = ResumeToken() if resumable else None
+            context = context_of(state, caller, resume_token=token.renew() if token else None, autostart=autostart)
+            wire = dialect.connect(opening, context)
             await prepare_voices(state, caller, opening.session)
-            frames, transport = await open_wire(wire), WebSocketTransport(websocket, first)
-            await LiveRealtime(state, caller, wire, transport, first_frames=frames, token=token).run()
+            frames = await open_wire(wire)
+            if not isinstance(wire, PlayedWire):
+                transport = WebSocketTransport(websocket, first)
+                await LiveRealtime(state, caller, wire, transport, first_frames=frames, token=token).run()
+                return
+            playing = PlayingWebSocket(websocket, wire, first)
+            async with anyio.create_task_group() as group:
+                group.start_soon(playing.play)
+                await LiveRealtime(state, caller, wire, playing, first_frames=frames, token=token).run()
+                group.cancel_scope.cancel()
     except RemoteProtocolError as error:
-        await refuse(websocket, error)
-    except Refused as refusal:
-        await _refuse_for_room(state, websocket, refusal)
+        await refuse(websocket, error, dialect=dialect)
+    except Refused as refused:
+        await _refuse_for_room(state, websocket, refused, dialect)
 
 
 def unknown_session(param: str) -> RemoteProtocolError:
@@ -231,11 +244,18 @@ def unknown_session(param: str) -> RemoteProtocolError:
 
 
 async def _resume(
-    state: ServerState, caller: Caller, websocket: WebSocket, message: SessionResume, first: str | bytes
+    state: ServerState,
+    caller: Caller,
+    websocket: WebSocket,
+    message: SessionResume,
+    first: str | bytes,
+    dialect: Dialect | None,
+    *,
+    is_read: bool,
 ) -> None:
-    """Resume the session that a `session.resume` names: a live one here, or a stored one here or at its owner.
+    """Resume the session that a client's first frame names: a live one here, or a stored one here or at its owner.
 
-    `first` is the frame with that message.
+    `message` is what the frame `first` asks for. With `is_read`, the session reads the frame as well.
     """
     try:
         request = resume_from(message)
@@ -243,26 +263,30 @@ async def _resume(
         if sessions.overflowed.get(caller.key, request.session_id):
             raise JournalGap("journal_overflow")
         is_here = request.session_id in sessions.resumable and not await is_lost(state, caller, request.session_id)
-        if not is_here and await take_up(state, caller, request, websocket, first):
+        if not is_here and await take_up(state, caller, request, websocket, first, is_read=is_read):
             return
         session = sessions.resumable.get(request.session_id)
         if session is None or session.caller != caller:
             raise unknown_session("session_id")
         how: HowResumed = "relayed" if websocket.headers.get(RELAYED_HEADER) else "attached"
-        transport = WebSocketTransport(websocket)
+        transport = WebSocketTransport(websocket, first if is_read else None)
         await session.attachment.resume(
             request.token, request.last_received, transport, how, has_left=partial(transport.has_left, GIVEN_UP_S)
         )
-    except Refused as refusal:
-        await _refuse_for_room(state, websocket, refusal)
+    except Refused as refused:
+        await _refuse_for_room(state, websocket, refused, dialect)
     except JournalGap as gap:
         frame = resync_frame(random_id, str(None if message.session_id is UNSET else message.session_id), gap.reason)
-        await _send_last(websocket, frame, gap.reason)
+        await _send_last(websocket, [frame], (CLOSE_POLICY, gap.reason))
     except RemoteProtocolError as error:
         event_id = message.event_id if isinstance(message.event_id, str) else None
         retryable = error.code in RETRYABLE
+        code = CLOSE_TRY_LATER if retryable else CLOSE_POLICY
+        if is_read and dialect:
+            await refuse(websocket, error, code, dialect)
+            return
         frame = refused_frame(random_id, error, event_id, retryable=retryable)
-        await _send_last(websocket, frame, error.code, CLOSE_TRY_LATER if retryable else CLOSE_POLICY)
+        await _send_last(websocket, [frame], (code, error.code))
 
 
 async def accept(websocket: WebSocket, dialect: Dialect | None = None) -> None:
@@ -275,18 +299,21 @@ async def accept(websocket: WebSocket, dialect: Dialect | None = None) -> None:
     await websocket.accept(subprotocol=next((name for name in wanted if name in offered), None))
 
 
-async def refuse(websocket: WebSocket, error: RemoteProtocolError, code: int = CLOSE_POLICY) -> None:
-    """Send an error over an accepted WebSocket and close it with `code`. CLOSE_TRY_LATER marks the error as retryable.
+async def refuse(
+    websocket: WebSocket, error: RemoteProtocolError, code: int = CLOSE_POLICY, dialect: Dialect | None = None
+) -> None:
+    """Answer an accepted WebSocket with an error, and close it. `code` is the close code, unless the dialect has its
+    own. CLOSE_TRY_LATER marks the error as retryable.
 
     Does not raise if the client has left.
     """
-    frame = refused_frame(lambda prefix: f"{prefix}0", error, retryable=code == CLOSE_TRY_LATER)
-    await _send_last(websocket, frame, error.code, code)
+    await _send_last(websocket, *(dialect.refusal if dialect else refusal)(error, code))
 
 
-async def _send_last(websocket: WebSocket, frame: Frame, reason: str, code: int = CLOSE_POLICY) -> None:
+async def _send_last(websocket: WebSocket, frames: Sequence[Frame], closing: tuple[int, str]) -> None:
     try:
-        await websocket.send_text(str(frame.encode()))
-        await websocket.close(code, reason)
+        for frame in frames:
+            await websocket.send_text(str(frame.encode()))
+        await websocket.close(*closing)
     except (WebSocketDisconnect, RuntimeError):
         log.info("a client left before it was refused")

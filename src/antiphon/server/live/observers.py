@@ -105,8 +105,9 @@ class SessionObservers:
 
     def sent(self, frame: Frame) -> Frame:
         """Observe a frame that is sent to the client, and return it."""
-        if self._recorder and isinstance(text := frame.encode(), str):
-            self._recorder.event_out(text)
+        if self._recorder and not isinstance(frame.payload, bytes):
+            data = frame.encode()
+            self._recorder.event_out(data if isinstance(data, str) else data.decode())
         return frame
 
     def close(self) -> None:

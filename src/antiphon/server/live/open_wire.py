@@ -118,6 +118,7 @@ def context_of(
         known_voice=partial(state.known_speakers.find, caller.key),
         tuning_caps=TuningCaps(audio.max_audio_s, audio.max_prefix_tokens, audio.realtime_max_tokens),
         log_alias=state.log_alias,
+        log_ignored=state.log_ignored,
         check_tools=check_tools if model and model.profile.keeps_to_schemas else take_tools,
         resume_token=resume_token,
         autostart=autostart,

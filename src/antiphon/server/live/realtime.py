@@ -19,7 +19,7 @@ from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import ConfigureConversation, CreateItem, CreateResponse
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription, SessionEnding
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume import Control, HowResumed
+from antiphon.protocols.resume import Control, Draining, HowResumed
 from antiphon.protocols.wire import Frame
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import Persistence
@@ -148,6 +148,7 @@ class LiveRealtime:
 
         A conversation that another host can continue is handed over instead.
         """
+        self.copy.send(self.wire.notice(Draining(within_s)))
         if self.copy.can_move and self._live.lifecycle.reads_frames:
             self._live.start(partial(self.copy.move, within_s))
         else:
@@ -193,8 +194,8 @@ class LiveRealtime:
         frame = self.wire.resumed(token, received_events=num_received, **facts, received_audio_ms=received_ms, how=how)
         return self._observers.sent(frame)
 
-    def replaced(self) -> Frame:
-        return self._observers.sent(self.wire.replaced())
+    def replaced(self) -> list[Frame]:
+        return [self._observers.sent(frame) for frame in self.wire.notice("replaced")]
 
     async def handle(self, data: ClientData) -> None:
         """Decode a frame and pass its commands to the session. Errors are answered on the wire.

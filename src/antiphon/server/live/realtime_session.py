@@ -18,7 +18,7 @@ from antiphon.events.conversation import (
     CreateItem,
     CreateResponse,
 )
-from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput
+from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput, PauseConversation
 from antiphon.events.size import num_bytes
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription
 from antiphon.protocols.connection import Command, WireConnection
@@ -39,7 +39,7 @@ from antiphon.transports.transport import AudioPlayer
 RealtimeConversation = ConversationSession | DuplexSession
 RealtimeSession = TranscriptionSession | RealtimeConversation
 
-URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio)
+URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio, PauseConversation)
 # Minimum number of audio samples (5 ms). A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
 RATE_WINDOW_S = 2.0

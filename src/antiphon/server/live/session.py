@@ -18,6 +18,7 @@ import anyio.abc
 
 from antiphon.admission.certificate import Kind
 from antiphon.errors import Refused
+from antiphon.protocols.connection import TRY_LATER
 from antiphon.server.access_log import Fields, current_request, log_fields
 from antiphon.server.admission import current_place
 from antiphon.server.credentials import Caller
@@ -40,7 +41,7 @@ KINDS_OF: dict[str, Kind] = {
     "vllm": "captions",
     "duplex": "duplex",
 }
-CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, 1013
+CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, TRY_LATER
 # Latencies in a session's last log line. Each kind of measurement maps to the names of its count and its median.
 TOLD_LATENCIES = {
     "final": ("turns", "final_ms"),

@@ -223,5 +223,5 @@ class LiveStream:
         received = self.attachment.num_received
         return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=received, **facts, how=how)
 
-    def replaced(self) -> Frame:
-        return replaced_frame(random_id, self.id)
+    def replaced(self) -> list[Frame]:
+        return [replaced_frame(random_id, self.id)]

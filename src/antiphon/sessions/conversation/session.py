@@ -35,7 +35,13 @@ from antiphon.events.conversation import (
     UserTurnCommitted,
     UserTurnStarted,
 )
-from antiphon.events.duplex import AppendFrames, SkipResponse
+from antiphon.events.duplex import (
+    AppendFrames,
+    ConversationPaused,
+    ConversationResumed,
+    PauseConversation,
+    SkipResponse,
+)
 from antiphon.events.transcription import (
     CommitRefused,
     GuessDropped,
@@ -64,6 +70,7 @@ from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.end_of_turn import MAX_SILENCE_MS
 from antiphon.turns.floor import Floor
 from antiphon.turns.overlap import BY_SOUND, is_backchannel
+from antiphon.turns.wake_gate import WakeGate
 
 
 class ConversationSession:
@@ -220,16 +227,26 @@ class ConversationSession:
         return self.may_interrupt and not self._floor.is_dismissed(self._listener.audio_s)
 
     async def handle(self, command: ConversationCommand) -> None:
-        """Handle one command. Call it only while `run` runs. Waits for `emit`, but not for a response that the command
-        begins. If a command cannot be carried out, the client gets a CommandRejected, and nothing is raised.
-        """
+        """Handle one command while `run` runs. Does not wait for a response. A failure becomes a CommandRejected."""
         try:
+            if not isinstance(command, PauseConversation):
+                await self._resume()
             await self._carry_out(command)
         except RemoteProtocolError as error:
             await self._emit(rejected(error, command))
 
+    async def _resume(self) -> None:
+        if self._listener.gate:
+            self._listener.gate = None
+            await self._responder.stream()
+            await self._emit(ConversationResumed())
+
     async def _carry_out(self, command: ConversationCommand) -> None:
         match command:
+            case PauseConversation(wakes):
+                if not self._native and self.progress.is_silent and self._responder.park():
+                    self._listener.gate = WakeGate(opens=wakes)
+                    await self._emit(ConversationPaused())
             case ConfigureConversation(config):
                 self.config = self._responder.config = config
                 await self._listener.configure(config.transcription)
@@ -266,6 +283,8 @@ class ConversationSession:
         """Apply one event of the transcription session: emit it, and begin or end responses. Returns after the
         resulting events were emitted, except that a task decides an overlap later. Call it only while `run` runs.
         """
+        if isinstance(event, SpeechStarted):
+            await self._resume()
         if isinstance(event, TurnCommitted) and not self._queue.takes_turns and self._floor.take_skip():
             self._floor.skip(event.turn)
         assert self._group

@@ -13,6 +13,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+import anyio
+import anyio.abc
+
 from antiphon.contracts.playback import PlaybackTracker
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
@@ -38,6 +41,7 @@ from antiphon.events.duplex import (
     HoldFloor,
     ListenStepTaken,
     OverlapReported,
+    PlayoutEnded,
     SignalTurn,
     SpeakStepTaken,
     TurnState,
@@ -57,7 +61,11 @@ from antiphon.sessions.conversation.context import EmitConversation, rejected
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.playback_ledger import PlaybackLedger
 from antiphon.sessions.duplex.turn_states import TURN_STATES, TurnSignal
+from antiphon.signals import become
 from antiphon.state_machine import transition
+
+# Polling interval, in seconds, for the end of a playout whose clock a hold has stopped.
+POLL_S = 0.02
 
 
 class ConversationFactory(Protocol):
@@ -99,6 +107,7 @@ class DuplexSession:
     ) -> None:
         self._duplex = duplex
         self._emit = emit
+        self._group: anyio.abc.TaskGroup
         self._ledger = PlaybackLedger(clock, acks_only=duplex.acks_only)
         self._session = make(
             emit=self._handle_event, playback=self._ledger, handle_other=self.handle, left_s=lambda: self._ledger.left_s
@@ -125,7 +134,9 @@ class DuplexSession:
         """Run the conversation until its inbox is closed and, for all speech, the response was sent or cancelled.
         Cancelling the task ends the conversation at once.
         """
-        await self._session.run()
+        async with anyio.create_task_group() as self._group:
+            await self._session.run()
+            self._group.cancel_scope.cancel()
 
     # --- from the client ----------------------------------------------------------------------------------------------
 
@@ -209,6 +220,8 @@ class DuplexSession:
             case ResponseDone(response):
                 self._begun_responses.discard(response.id)
                 await self._emit(event)
+                if self._duplex.reports_playout and self._epochs.get(response.id) == self.epoch:
+                    self._group.start_soon(self._report_playout, response.id)
                 if self._epochs.pop(response.id, None) is not None and self.state == "assistant_generating":
                     # The response had no audio, so there is no playback to wait for.
                     await self._signal("response_done")
@@ -274,6 +287,15 @@ class DuplexSession:
         await self._raise_epoch()
         await self._emit(OverlapReported(self._duplex.policy, "barge_in", reason))
         await self._signal("barge_in")
+
+    async def _report_playout(self, response_id: str) -> None:
+        """Report the end of a response's playout, unless the response is cut off before."""
+        epoch = self.epoch
+        # Polls because no event reports the end of playback. Most of the time is known.
+        await anyio.sleep(self._ledger.left_s)
+        await become(lambda: self.epoch != epoch or self._ledger.left_s <= 0, POLL_S)
+        if self.epoch == epoch:
+            await self._emit(PlayoutEnded(response_id))
 
     async def _unduck(self) -> None:
         if self._ducked:

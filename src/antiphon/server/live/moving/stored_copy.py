@@ -19,7 +19,7 @@ from antiphon.events.conversation import ConversationEvent, Item, ResponseDone
 from antiphon.events.duplex import EpochRaised
 from antiphon.events.transcription import SessionEnding, TranscriptDone
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume import moving_frame, session_elsewhere, state_degraded_frame
+from antiphon.protocols.resume import session_elsewhere
 from antiphon.protocols.wire import Frame
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.resume_point import (
@@ -247,8 +247,7 @@ class StoredCopy:
         if changed and kept is Kept.SUPERSEDED:
             self._give_up()
         elif changed:
-            degraded = state_degraded_frame(self._wire.context.new_id, self._wire.id, degraded=kept is Kept.DEGRADED)
-            self._frames.insert(0, degraded)
+            self._frames[:0] = self._wire.notice("degraded" if kept is Kept.DEGRADED else "stored")
         self.send()
 
     def write(self, *, turn_kept: bool = False, handed_over: Sequence[SentFrame] | None = None) -> Future[None] | None:
@@ -350,7 +349,7 @@ class StoredCopy:
         handed_over = self._live.outbox.journal.hand_over(MAX_HANDED_OVER_BYTES)
         await self._persistence.wait(self.write(turn_kept=True, handed_over=handed_over))
         if await self._persistence.release():
-            self.send([moving_frame(self._wire.context.new_id, self._wire.id)])
+            self.send(self._wire.notice("moving"))
         else:
             self.send(self._wire.send(SessionEnding("server_shutting_down", "The server is shutting down.")))
 
@@ -360,7 +359,7 @@ class StoredCopy:
         self._frames.clear()
         is_running = self._live.lifecycle.is_running
         if is_running:
-            self.send([self._wire.replaced()], at_once=True)
+            self.send(self._wire.notice("replaced"), at_once=True)
         self._is_closed = True
         if is_running:
             self._live.close("session_replaced")

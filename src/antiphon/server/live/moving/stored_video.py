@@ -274,7 +274,7 @@ class StoredVideo:
             return
         log.warning("session %s now belongs to another host", self._stream.id)
         if self._stream.live.lifecycle.is_running:
-            self._stream.put([self._stream.replaced()])
+            self._stream.put(self._stream.replaced())
             self._stream.live.close("session_replaced")
 
     # --- the end ------------------------------------------------------------------------------------------------------

@@ -109,13 +109,20 @@ async def is_unknown(state: ServerState, caller: Caller, session_id: str) -> boo
 
 
 async def take_up(
-    state: ServerState, caller: Caller, request: ResumeRequest, websocket: WebSocket, first: str | bytes
+    state: ServerState,
+    caller: Caller,
+    request: ResumeRequest,
+    websocket: WebSocket,
+    first: str | bytes,
+    *,
+    is_read: bool = False,
 ) -> bool:
     """Serve a session that a client resumes and that is not live here, until its connection ends.
 
-    `first` is the client's frame that asks for it. Returns False if no host has a session of this id that `caller` may
-    resume. Waits while the session's owner cannot be reached but does not count as dead. Raises Refused, and
-    RemoteProtocolError for a wrong token, for a session that no host can restore, and if waiting takes too long.
+    `first` is the client's frame that asks for it. With `is_read`, the session reads it as well. Returns False if no
+    host has a session of this id that `caller` may resume. Waits while the session's owner cannot be reached but does
+    not count as dead. Raises Refused, and RemoteProtocolError for a wrong token, for a session that no host can
+    restore, and if waiting takes too long.
     """
     store = state.sessions.store
     if store is None:
@@ -152,7 +159,8 @@ async def take_up(
                 # Another host may have claimed the session meanwhile.
                 continue
             else:
-                served = await _claim(state, store, caller, request, websocket, row)
+                transport = WebSocketTransport(websocket, first if is_read else None)
+                served = await _claim(state, store, caller, request, transport, row)
                 if served is not None:
                     return served
             await state.sessions.alive_hosts.until_gone(row.owner, ask_owner, RETRY_S)
@@ -196,7 +204,7 @@ async def _claim(
     store: SessionStore,
     caller: Caller,
     request: ResumeRequest,
-    websocket: WebSocket,
+    transport: WebSocketTransport,
     row: StoredSession,
 ) -> bool | None:
     """Claim and serve a session without an owner. Returns None if another host was faster, False if it is gone."""
@@ -212,7 +220,7 @@ async def _claim(
             return None
         how: HowResumed = "claimed" if row.owner else "handed_over"
         serve = _serve_video if due.video else _serve_restored
-        await serve(state, store, caller, request, WebSocketTransport(websocket), claimed, tail, how)
+        await serve(state, store, caller, request, transport, claimed, tail, how)
     return True
 
 

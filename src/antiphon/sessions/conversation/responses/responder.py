@@ -121,6 +121,20 @@ class Responder:
         if self._stream:
             self._stream.close()
 
+    def park(self) -> bool:
+        """Close the model's stream, which frees its KV, unless a response is produced. Returns whether it is closed."""
+        if self.is_busy or self._out_of_band or self._stream is None:
+            return False
+        self._stream.close()
+        self._stream = None
+        return True
+
+    async def stream(self) -> ConversationStream:
+        """Return the model's stream, opened again after `park`. Raises Refused if the model has no room."""
+        if self._stream is None:
+            self._stream = await self._context.model.open(self._context.owner)
+        return self._stream
+
     def cancel_all(self, reason: str) -> None:
         """Cancel all responses with `reason`, including the preemptive and out-of-band ones. Returns at once. The tasks
         of the responses then close them in order.
@@ -372,13 +386,12 @@ class Responder:
             config = self._with_server_tools(config)
         request = request_for(config, self._history, profile, command, voice, most, items)
         assert self._group
-        assert self._stream
         if not response.stored:
             generation = ResponseGeneration(await self._context.model.open(self._context.owner), *request)
             self._group.start_soon(self._generate_out_of_band, generation)
             return generation
         await self.drop_preemptive()
-        generation = ResponseGeneration(self._stream, *request)
+        generation = ResponseGeneration(await self.stream(), *request)
         self._group.start_soon(generation.run)
         return generation
 
@@ -408,7 +421,6 @@ class Responder:
         turn's audio, for a model that accepts media. It must be the object that the turn's item will hold, or the
         response is not recognized as the requested one.
         """
-        assert self._stream
         assert self._group
         others = [i for i in self._history.items if i is not own]
         request = self._request_for(
@@ -418,8 +430,9 @@ class Responder:
             [*others, _spoken(own, text, audio)],
         )
         await self.drop_preemptive()
+        stream = await self.stream()
         task = self._preemptive = self._new_task()
-        task.begin_preemptive(ResponseGeneration(self._stream, *request), self._group)
+        task.begin_preemptive(ResponseGeneration(stream, *request), self._group)
 
     def cancel_preemptive(self) -> None:
         """Cancel the preemptive response. Returns at once. It ends within one step of the model, and the next request
@@ -465,10 +478,9 @@ class Responder:
         self._holds_growing = False
 
     async def _prefill(self, more: list[Item]) -> None:
-        assert self._stream
         messages = self._history.messages(self.config.instructions, [*self._history.items, *more])
         try:
-            await self._stream.prefill(messages, self._with_server_tools(self.config).tools)
+            await (await self.stream()).prefill(messages, self._with_server_tools(self.config).tools)
         except FAILURES as error:
             # If the failure persists, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)

@@ -1,7 +1,7 @@
-"""The parts shared by the bridges: a full-duplex session, and the wire side of a connection. See docs/wire/bridges.md.
+"""The parts shared by dialects over a full-duplex session that are not like OpenAI's: the session's state on the wire,
+and the wire side of a connection. The bridges use them (docs/wire/bridges.md), and the dialects of other vendors.
 
-A bridge's session ends with its connection and cannot be resumed. A cascade detects turns with `semantic_vad`. A native
-model decides by itself when to speak.
+A session ends with its connection and cannot be resumed, unless its dialect says otherwise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from antiphon.protocols.connection import Command, Context, Event, WireSnapshot
 from antiphon.protocols.fields import LIMIT_CODES, check_length, decode
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.messages import type_in
-from antiphon.protocols.resume import Control
+from antiphon.protocols.resume import Control, Notice
 from antiphon.protocols.wire import Frame, Received
 from antiphon.turns.end_of_turn import semantic_vad
 
@@ -56,10 +56,11 @@ class BridgeSession:
     """One session of a bridge. Begins the session, decodes audio and queues frames for the bridge's dialect.
 
     `begun`: the session has begun. `closing`: the client has asked to end it. `epoch`: the current epoch; audio and
-    text of older epochs are not sent.
+    text of older epochs are not sent. `frame` makes a JSON frame from its fields, and the epoch of audio and text.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, frame: Callable[..., Frame] = Frame) -> None:
+        self._frame = frame
         self.id = context.new_id("sess-")
         self.context = context
         self.begun = False
@@ -124,12 +125,12 @@ class BridgeSession:
 
     def add(self, **fields: Any) -> None:
         """Queue a JSON message with these fields."""
-        self._frames.append(Frame(fields))
+        self._frames.append(self._frame(fields))
 
     def add_media(self, at: ContentPosition, **fields: Any) -> None:
         """Queue a message with text or audio of a response, marked with the epoch. No-op if that epoch has passed."""
         if self._is_current(at):
-            self._frames.append(Frame(fields, self.epoch))
+            self._frames.append(self._frame(fields, self.epoch))
 
     def add_binary(self, at: ContentPosition, data: bytes) -> None:
         """Queue binary audio of a response, marked with the epoch. No-op if that epoch has passed."""
@@ -195,14 +196,21 @@ class BridgeConnection:
 
     # A commit is only valid if there is some new audio.
     min_commit_ms = 1
-    finishing = None
+    # The close code and reason with which the session is to end.
+    finishing: tuple[int, str] | None = None
     # Idle timeout: the session ends after this number of seconds without a frame from the client.
     idle_s: float | None = 300.0
 
-    def __init__(self, opening: Opening, context: Context, make: Callable[[BridgeSession], BridgeDialect]) -> None:
+    def __init__(
+        self,
+        opening: Opening,
+        context: Context,
+        make: Callable[[BridgeSession], BridgeDialect],
+        frame: Callable[..., Frame] = Frame,
+    ) -> None:
         self.opening = opening
         self.context = context
-        self._session = BridgeSession(context)
+        self._session = BridgeSession(context, frame)
         self._dialect = make(self._session)
 
     @property
@@ -293,9 +301,9 @@ class BridgeConnection:
         """Return None: these sessions end with their connection, so they are not stored."""
         return None
 
-    def replaced(self) -> Frame:
-        """Raise LocalProtocolError, because no other connection can resume the session."""
-        raise LocalProtocolError("a session of a bridge cannot be resumed")
+    def notice(self, notice: Notice) -> list[Frame]:
+        """Return []: these dialects have no messages about the connection itself."""
+        return []
 
     def resumed(self, token: str, **facts: Any) -> Frame:
         """Raise LocalProtocolError, because the session cannot be resumed."""

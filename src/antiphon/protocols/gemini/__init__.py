@@ -1,0 +1,1 @@
+"""Google's Gemini Live API, `BidiGenerateContent`. See docs/wire/gemini-live.md."""

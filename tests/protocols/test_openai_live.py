@@ -1,0 +1,273 @@
+"""Tests OpenAI Live's messages in both directions, and that the transcript of a response follows what is played."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from typing import Any
+
+import numpy as np
+import pytest
+from openai.types.live.server_event import ServerEvent
+from pydantic import TypeAdapter
+
+from antiphon.events.conversation import (
+    ArgumentsDone,
+    ConfigureConversation,
+    ContentPosition,
+    CreateItem,
+    CreateResponse,
+    Item,
+    ItemTruncated,
+    Response,
+    ResponseAudioDelta,
+    ResponseDone,
+    ResponseTextDelta,
+)
+from antiphon.events.transcription import SessionEnding, TranscriptDelta
+from antiphon.protocols.connection import Context
+from antiphon.protocols.dialects import dialect_of
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.opening import Opening
+from tests.protocols.gathered import Gathered
+
+TYPES: TypeAdapter[Any] = TypeAdapter(ServerEvent)
+AT = ContentPosition("resp_1", "item_1", 0)
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CALL = ArgumentsDone(AT, "call_1", "f", "{}")
+
+
+class Client:
+    """A connection, its clock, and what it was told."""
+
+    def __init__(self, **session: Any) -> None:
+        count = iter(range(10**6))
+        self.now_s = 0.0
+        context = Context(
+            models=ModelNames(("whisper-base",)),
+            conversation_models=ModelNames(("qwen",)),
+            voices=("heart",),
+            now_s=lambda: 1.0,
+            steady_s=lambda: self.now_s,
+            new_id=lambda prefix: f"{prefix}{next(count)}",
+        )
+        opening = Opening(path="/v1/live/sessions")
+        self.wire = Gathered(dialect_of(opening).connect(opening, context))
+        self.wire.open()
+        self.session = {"model": "gpt-live-1", **session}
+
+    def begun(self) -> Client:
+        self.say("session.start", session=self.session)
+        return self
+
+    def say(self, type: str, **fields: Any) -> None:
+        self.wire.receive(json.dumps({"type": type} | fields))
+
+    def events(self) -> list[Any]:
+        """Return what the client was sent. Each event is of a type that OpenAI's client knows."""
+        return [self.checked(frame) for frame in self.wire.frames()]
+
+    def checked(self, frame: Any) -> Any:
+        event = json.loads(frame.encode())
+        TYPES.validate_python(event)
+        return event
+
+    def spoken(self, num_samples: int, num_spoken: int) -> list[Any]:
+        pcm = np.zeros(num_samples, np.float32)
+        return [self.checked(frame) for frame in self.wire.wire.spoken(pcm, num_spoken)]
+
+
+def begin_response(client: Client) -> None:
+    for text in ("One. ", "Two."):
+        client.wire.send(ResponseTextDelta(AT, text, True))
+        client.wire.send(ResponseAudioDelta(AT, np.full(2400, 0.25, np.float32), 24_000))
+
+
+def said(events: list[Any]) -> list[str]:
+    return [event["delta"] for event in events if event["type"] == "session.output_transcript.delta"]
+
+
+def test_a_start_configures_the_conversation_and_its_history() -> None:
+    backend = {"instructions": "Use tools.", "tools": [FUNCTION], "tool_choice": "required", "reasoning": {}}
+    client = Client(
+        instructions="Be brief.",
+        delegation={"type": "responses", "responses": backend},
+        input=[{"role": "developer", "content": [{"text": "Be kind."}]}],
+    ).begun()
+    configure, item = client.wire.commands()
+    assert isinstance(configure, ConfigureConversation)
+    config = configure.config
+    assert (config.instructions, config.tool_choice) == ("Be brief.\n\nUse tools.", "required")
+    assert [tool.name for tool in config.tools] == ["f"]
+    assert (item.item.role, item.item.text) == ("system", "Be kind.")
+    (started,) = client.events()
+    assert started["session"]["instructions"] == "Be brief."
+
+
+@pytest.mark.parametrize(
+    ("session", "code"),
+    [
+        ({"speed": 1}, "unknown_parameter"),
+        ({"audio": {"format": {"type": "audio/ogg"}}}, "invalid_value"),
+        ({"delegation": {"type": "decisions"}}, "unsupported_parameter"),
+        ({"delegation": {"type": "responses", "responses": {"tools": [{"type": "mcp"}]}}}, "unsupported_server_tool"),
+        ({"triggers": [{}]}, "unsupported_parameter"),
+    ],
+)
+def test_a_start_that_cannot_be_served_is_refused_and_may_be_sent_again(session: Any, code: str) -> None:
+    client = Client(**session).begun()
+    assert [event["error"]["code"] for event in client.events()] == [code]
+    assert client.wire.commands() == []
+    client.say("session.start", session={"model": "gpt-live-1"})
+    assert [event["type"] for event in client.events()] == ["session.started"]
+
+
+@pytest.mark.parametrize("frame", ["{", "[]", '{"type": "session.nothing"}', '{"type": "session.close"}', b"\xff"])
+def test_an_invalid_message_is_answered_with_an_error(frame: Any) -> None:
+    client = Client()
+    client.wire.receive(frame)
+    assert [event["type"] for event in client.events()] == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("form", "size"), [({"type": "audio/pcm", "rate": 16_000}, 32_000), ({"type": "audio/pcmu"}, 8000)]
+)
+def test_a_format_holds_in_both_directions(form: Any, size: int) -> None:
+    client = Client(audio={"format": form}).begun()
+    client.wire.commands()
+    client.say("session.input_audio.append", audio=b64encode(bytes(size)).decode())
+    assert abs(sum(len(command.pcm) for command in client.wire.commands()) - 16_000) < 2000
+    client.events()
+    sent = [b64decode(event["delta"]) for _ in range(10) for event in client.spoken(2400, 0)]
+    assert abs(sum(map(len, sent)) - size) < size / 8
+
+
+def test_muted_audio_is_silence() -> None:
+    client = Client().begun()
+    client.wire.commands()
+    loud = b64encode(np.full(2400, 9000, "<i2").tobytes()).decode()
+    client.say("session.input_audio.mute", event_id="m")
+    client.say("session.input_audio.append", audio=loud)
+    (silent,) = client.wire.commands()
+    assert not silent.pcm.any()
+    client.say("session.input_audio.unmute")
+    client.say("session.input_audio.append", audio=loud)
+    (heard,) = client.wire.commands()
+    assert heard.pcm.any()
+    assert [(e["type"], e.get("client_event_id")) for e in client.events()[1:]] == [
+        ("session.input_audio.muted", "m"),
+        ("session.input_audio.unmuted", None),
+    ]
+
+
+def test_texts_for_the_model_become_items_and_a_commentary_is_spoken() -> None:
+    client = Client().begun()
+    client.wire.commands()
+    for kind, kinds in (("instructions", 1), ("thinking", 1), ("commentary", 2)):
+        client.say(f"session.{kind}.append", content="x", delegation_id=None, event_id="e")
+        commands = client.wire.commands()
+        assert [type(command) for command in commands] == [CreateItem, CreateResponse][:kinds]
+        assert client.events()[-1]["type"] == f"session.{kind}.appended"
+    client.say("session.thinking.append", content="x", delegation_id="item_1")
+    assert client.events()[0]["error"]["param"] == "delegation_id"
+
+
+def test_a_call_is_a_delegation_and_the_model_goes_on_when_it_has_an_output() -> None:
+    client = Client().begun()
+    client.events()
+    client.wire.commands()
+    client.wire.send(CALL)
+    output = Item("item_1", kind="function_call", call_id="call_1")
+    client.wire.send(ResponseDone(Response("resp_1", True, None, None, status="completed", output=[output])))
+    created, *wrapped = client.events()
+    assert created["delegation"]["target"] == "responses"
+    kinds = [event["event"]["type"] for event in wrapped]
+    assert kinds == ["response.created", "response.output_item.done", "response.completed"]
+    client.say("response.create")
+    assert client.events()[0]["error"]["code"] == "function_call_outputs_required"
+    item = {"type": "function_call_output", "call_id": "call_1", "output": {"a": 1}}
+    client.say("response.item.create", item=item)
+    client.say("response.create")
+    result, ask = client.wire.commands()
+    assert (result.item.call_id, result.item.output) == ("call_1", '{"a":1}')
+    assert ask == CreateResponse(when_busy="wait")
+    client.say("response.item.create", item=item)
+    assert client.events()[0]["type"] == "error"
+
+
+def test_functions_can_change_and_the_kind_of_delegation_cannot() -> None:
+    client = Client(delegation={"type": "responses", "responses": {"instructions": "Use tools."}}).begun()
+    client.wire.commands()
+    changes = {"delegation": {"type": "responses", "responses": {"tools": [FUNCTION]}}}
+    client.say("session.update", session=changes)
+    (configure,) = client.wire.commands()
+    assert (configure.config.instructions, len(configure.config.tools)) == ("Use tools.", 1)
+    client.events()
+    client.say("session.update", session={"delegation": {"type": "client"}})
+    assert client.events()[0]["error"]["param"] == "session.delegation.type"
+
+
+def test_the_transcript_of_a_response_follows_what_is_played() -> None:
+    client = Client().begun()
+    client.events()
+    begin_response(client)
+    assert client.events() == []
+    assert said(client.spoken(960, 960)) == ["One. "]
+    assert said(client.spoken(960, 960)) == []
+    assert said(client.spoken(960, 960)) == ["Two."]
+
+
+def test_what_is_cut_off_does_not_come_into_the_transcript() -> None:
+    client = Client().begun()
+    begin_response(client)
+    client.spoken(960, 960)
+    client.wire.send(ItemTruncated("item_1", 0, 40))
+    assert said(client.spoken(2400, 0)) == []
+    begin_response(client)
+    assert said(client.spoken(960, 960)) == ["One. "]
+
+
+def test_the_end_of_a_text_comes_when_the_response_is_done() -> None:
+    client = Client().begun()
+    begin_response(client)
+    client.wire.send(ResponseTextDelta(AT, "...", True))
+    client.spoken(4800, 4800)
+    assert said(client.spoken(2400, 0)) == []
+    client.wire.send(ResponseDone(Response("resp_1", True, None, None, status="completed")))
+    assert said(client.spoken(2400, 0)) == ["..."]
+
+
+def test_before_the_start_nothing_is_played() -> None:
+    assert Client().spoken(2400, 0) == []
+
+
+def test_the_users_words_have_times_of_the_session() -> None:
+    client = Client().begun()
+    client.events()
+    for now_s in (1.5, 2.0):
+        client.now_s = now_s
+        client.wire.send(TranscriptDelta(0, "a"))
+    times = [(event["start_ms"], event["end_ms"]) for event in client.events()]
+    assert times == [(0, 1500), (1500, 2000)]
+
+
+def test_usage_is_reported_while_audio_comes() -> None:
+    client = Client().begun()
+    client.events()
+    for now_s in (1.0, 16.0, 17.0, 32.0):
+        client.now_s = now_s
+        client.say("session.input_audio.append", audio="")
+    assert [event["usage"]["seconds"] for event in client.events()] == [16.0, 32.0]
+
+
+def test_the_end_of_a_session_is_reported_with_its_reason() -> None:
+    client = Client().begun()
+    client.events()
+    client.say("session.close")
+    assert client.wire.closing
+    client.wire.closed()
+    assert [event["reason"] for event in client.events()] == ["close_requested"]
+    for code, reason in (("session_expired", "expired"), ("server_shutting_down", "connection_lost")):
+        other = Client().begun()
+        other.wire.send(SessionEnding(code, "x"))
+        assert other.events()[-1]["reason"] == reason
