@@ -14,7 +14,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.model_names import HEARS, SPEAKS, hosted_task, is_hosted_model
 from antiphon.server.http.body import json_response
 from antiphon.server.http.errors import error_response
-from antiphon.server.routes.elevenlabs import elevenlabs_models, is_elevenlabs
+from antiphon.server.routes.vendors.elevenlabs import elevenlabs_models, is_elevenlabs
 from antiphon.server.state import ServerState
 
 # The task of each role, as Hugging Face names it.

@@ -8,7 +8,6 @@ from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
 from antiphon.server.routes.control import bury, drain_host, list_hosts, start_profile, stop_profile
-from antiphon.server.routes.elevenlabs import elevenlabs_voices
 from antiphon.server.routes.health import health, metrics, ready
 from antiphon.server.routes.models import model, models, speech_models
 from antiphon.server.routes.page import asset, client_module, root
@@ -18,6 +17,7 @@ from antiphon.server.routes.speech import batch, speech
 from antiphon.server.routes.telephone import MEDIA, TWILIO, media, twilio
 from antiphon.server.routes.telephone import calls as telephone_calls
 from antiphon.server.routes.transcriptions import transcriptions, translations
+from antiphon.server.routes.vendors.elevenlabs import elevenlabs_voices
 from antiphon.server.routes.voices import voice, voices
 
 ROUTES: tuple[BaseRoute, ...] = (
