@@ -15,6 +15,7 @@ import msgspec
 from antiphon.contracts import TranscriberProfile, TuningCaps
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
+from antiphon.events.speech import SpeechCommand, SpeechEvent
 from antiphon.events.transcription import (
     AppendAudio,
     EnrolledVoice,
@@ -172,6 +173,9 @@ class Dialect:
     connect: Callable[[Opening, Context], WireConnection]
     # URL paths that the dialect serves in addition to /v1/realtime.
     paths: tuple[str, ...] = ()
+    # Names of the query parameters that its clients may send, with the path's own; others are ignored, and logged. Its
+    # sessions are refused before the upgrade. None: the parameters and refusals of /v1/realtime.
+    parameters: frozenset[str] | None = None
     # When its sessions outlive their connection. A door resumes those that do so on request, for clients that do not
     # resume themselves. All other sessions behind a door end with their host, unless their client resumes them.
     resume: Resume
@@ -222,6 +226,15 @@ class WireConnection(Protocol):
         ...
 
     @property
+    def finishing(self) -> tuple[int, str] | None:
+        """The close code and reason with which the session is to end, after a request, an error or a SessionEnding.
+
+        The server then reads no more, sends the results of what it has received, and the frames of `close`. None if
+        the session goes on, or if the server chooses the code.
+        """
+        ...
+
+    @property
     def min_commit_ms(self) -> int:
         """Minimum duration of the audio in a commit, in milliseconds."""
         ...
@@ -253,7 +266,7 @@ class WireConnection(Protocol):
         ...
 
     def close(self) -> list[Frame]:
-        """Return the last frames to the client. Call it after the session has ended at the client's request."""
+        """Return the last frames to the client. Call it after the session has ended by `closing` or `finishing`."""
         ...
 
     def control(self, data: str | bytes) -> Control | None:
@@ -283,4 +296,38 @@ class WireConnection(Protocol):
 
         Raises LocalProtocolError if sessions are not stored.
         """
+        ...
+
+
+class SpeechWire(Protocol):
+    """The wire side of a speech stream: reads the client's messages into commands, and writes events as frames.
+
+    It never waits and does not use the socket. No method raises errors for a client's input.
+    """
+
+    @property
+    def configured(self) -> bool:
+        """Whether the voice and the format are known. Until then, any error ends the connection."""
+        ...
+
+    @property
+    def closing(self) -> bool:
+        """Whether to close the connection after the returned frames."""
+        ...
+
+    @property
+    def finishing(self) -> tuple[int, str] | None:
+        """The close code and reason with which to close the connection after all text is spoken; None if it goes on."""
+        ...
+
+    def feed(self, data: str | bytes) -> Received[SpeechCommand]:
+        """Read one message of the client."""
+        ...
+
+    def send(self, output: SpeechEvent) -> list[Frame]:
+        """Return the frames of an event of the session."""
+        ...
+
+    def refuse(self, reason: str) -> Frame:
+        """Return an error for the client."""
         ...

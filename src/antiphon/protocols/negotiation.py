@@ -78,6 +78,7 @@ class RealtimeConnection:
     epoch = 0
     idle_s = None
     closing = False
+    finishing = None
 
     def __init__(self, opening: Opening, context: Context) -> None:
         self.opening = opening

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -10,6 +10,28 @@ import msgspec
 NULL = msgspec.Raw(b"null")
 # Values of a query parameter that switch an option on.
 TRUE_VALUES = ("1", "true", "yes")
+# Query parameters with a key: of Google's, AssemblyAI's and Cartesia's clients where they can set no header.
+URL_KEYS = ("key", "token", "api_key", "access_token")
+
+
+class Query(Protocol):
+    """The query of a URL, such as Starlette's QueryParams."""
+
+    def get(self, key: str, default: str, /) -> str:
+        """Return the last value of a parameter, or `default`."""
+        ...
+
+    def multi_items(self) -> list[tuple[str, str]]:
+        """Return the names and values of all parameters, in order."""
+        ...
+
+
+class Headers(Protocol):
+    """Headers of a request with lower-case names."""
+
+    def get(self, key: str, default: str, /) -> str:
+        """Return the value of a header, or `default`."""
+        ...
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -39,6 +61,8 @@ class Opening(msgspec.Struct, frozen=True):
     mode: str = ""
     # Query parameter `record`: whether the speaker has agreed to be recorded.
     consents: bool = False
+    # The whole query without keys, for dialects that are configured by it.
+    query: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_transcription(self) -> bool:
@@ -51,18 +75,19 @@ class Opening(msgspec.Struct, frozen=True):
         return bytes(self.session) != b"null"
 
 
-def opening_of(path: str, query: Mapping[str, str], headers: Mapping[str, str], session: msgspec.Raw = NULL) -> Opening:
-    """Return the opening of an upgrade request. `headers` have lower-case names; `session` is that of its secret."""
+def opening_of(path: str, query: Query, headers: Headers, session: msgspec.Raw = NULL) -> Opening:
+    """Return the opening of an upgrade request. `session` is that of its client secret."""
     return Opening(
         model=query.get("model", ""),
         dialect=query.get("dialect", ""),
         intent=query.get("intent", ""),
-        beta="realtime=v1" in headers.get("openai-beta", "") or query.get("events") == "beta",
+        beta="realtime=v1" in headers.get("openai-beta", "") or query.get("events", "") == "beta",
         session=session,
-        duplex=query.get("duplex") in TRUE_VALUES,
+        duplex=query.get("duplex", "") in TRUE_VALUES,
         path=path,
         mode=query.get("mode", ""),
-        consents=query.get("record") in TRUE_VALUES,
+        consents=query.get("record", "") in TRUE_VALUES,
+        query=tuple((name, value) for name, value in query.multi_items() if name not in URL_KEYS),
     )
 
 

@@ -79,6 +79,14 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
     event_id: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ShapedError:
+    """The answer to a refused request in the shape of a vendor: its JSON body, and headers to add."""
+
+    body: Payload
+    headers: Mapping[str, str]
+
+
 def message(**fields: Any) -> Frame:
     """Return a JSON message with these fields, in the given order."""
     return Frame(fields)

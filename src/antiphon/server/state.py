@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 # Maximum number of default model names that are logged (once each), and the maximum length of a logged name.
 MAX_LOGGED_ALIASES = 1000
 MAX_ALIAS_CHARS = 80
+# The names of query parameters that are logged.
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
 @dataclass(slots=True)
@@ -151,12 +154,21 @@ class ServerState:
         assert self.group
         self.group.start_soon(work)
 
+    def log_ignored(self, names: Collection[str], path: str) -> None:
+        """Log once per name that the server ignores these query parameters of a vendor's path."""
+        for name in names:
+            if _NAME.fullmatch(name):
+                self._log_once(f"{path} {name}", "%s: the query parameter %r is ignored", path, name)
+
     def log_alias(self, name: str, model: str = "") -> None:
         """Log once per `name`, a client's default model name, that `model` (default: the transcriber) serves it.
 
         Logs at most MAX_LOGGED_ALIASES names.
         """
         name = name[:MAX_ALIAS_CHARS]
-        if name not in self._logged_aliases and len(self._logged_aliases) < MAX_LOGGED_ALIASES:
-            self._logged_aliases.add(name)
-            log.info("%r is not loaded: served by %s", name, model or self.transcriber_names.loaded[0])
+        self._log_once(name, "%r is not loaded: served by %s", name, model or self.transcriber_names.loaded[0])
+
+    def _log_once(self, subject: str, line: str, *args: str) -> None:
+        if subject not in self._logged_aliases and len(self._logged_aliases) < MAX_LOGGED_ALIASES:
+            self._logged_aliases.add(subject)
+            log.info(line, *args)

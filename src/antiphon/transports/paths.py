@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket
 
 # Paths for clients. An entry that ends in a slash includes all paths below it. A host's other paths are for operators.
 # The load balancers in deploy/ and docs/hardening.md have the same list, plus the probes /health and /ready.
-FOR_CLIENTS = ("/", "/realtime", "/v1/", "/web/", "/ws/")
+FOR_CLIENTS = ("/", "/realtime", "/stt/", "/tts/", "/v1/", "/v2/", "/v3/", "/web/", "/ws/")
 MAX_PATH_BYTES = 4096
 # Maximum rounds of percent-decoding. No client encodes a path more times.
 _MAX_DECODED = 4

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from starlette.datastructures import QueryParams
 
 from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import dialect_of
@@ -76,7 +77,7 @@ def test_what_clients_ask_for_is_passed_on_as_it_came(door: Host, upstream: Echo
     # the other parameters again.
     asked = upstream.seen[1][0]
     assert asked.partition("?")[0] == path
-    resumes = dialect_of(opening_of(path, {}, {})).resume is Resume.ON_REQUEST
+    resumes = dialect_of(opening_of(path, QueryParams(), {})).resume is Resume.ON_REQUEST
     assert ("resume=1" in asked) is resumes
     assert query.split("=")[0] in asked
 

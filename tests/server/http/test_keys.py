@@ -14,7 +14,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
-from antiphon.server.http.auth import URL_KEYS, key_of
+from antiphon.protocols.opening import URL_KEYS
+from antiphon.server.http.auth import key_of
 from antiphon.server.http.listening import quiet_log
 from antiphon.settings import Settings
 from tests.server.scripted import serving

@@ -195,6 +195,7 @@ class BridgeConnection:
 
     # A commit is only valid if there is some new audio.
     min_commit_ms = 1
+    finishing = None
     # Idle timeout: the session ends after this number of seconds without a frame from the client.
     idle_s: float | None = 300.0
 

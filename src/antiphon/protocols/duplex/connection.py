@@ -101,6 +101,7 @@ class DuplexConnection(FrameReader[DuplexMessage]):
     too_large_code = "event_too_large"
     # A commit is only valid if there is some new audio.
     min_commit_ms = 1
+    finishing = None
 
     def __init__(self, opening: Opening, context: Context) -> None:
         self.opening = opening

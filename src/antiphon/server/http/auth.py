@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from antiphon.errors import Unauthorized
+from antiphon.protocols.opening import URL_KEYS
 from antiphon.server.access_log import current_request
 from antiphon.server.credentials import Caller, Credentials
 from antiphon.shares.places import current_owner
@@ -22,8 +23,6 @@ _SCHEMES = ("bearer", "token")
 ELEVENLABS_KEY = "xi-api-key"
 # Other headers with a key: of Google's clients, and of Cartesia's.
 _KEY_HEADERS = (ELEVENLABS_KEY, "x-goog-api-key", "x-api-key")
-# Query parameters with a key: of Google's, AssemblyAI's and Cartesia's clients where they can set no header.
-URL_KEYS = ("key", "token", "api_key", "access_token")
 # Messages of the 401 response.
 NO_KEY = "You didn't provide an API key. Send it as `Authorization: Bearer KEY`."
 WRONG_KEY = "Incorrect API key provided."

@@ -1,5 +1,6 @@
 """Errors of HTTP requests and refused upgrades, in OpenAI's shape: `{error: {message, type, param, code}}`.
 
+At the paths of another vendor (`SHAPES`), errors have that vendor's shape.
 Routes raise exceptions, and only `HANDLERS` turns them into a status. A WebSocket is refused over HTTP before it is
 accepted. After that, the session itself sends errors to the client.
 """
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
@@ -26,6 +28,8 @@ from antiphon.errors import (
     StoreError,
     Unauthorized,
 )
+from antiphon.protocols.deepgram.errors import DEEPGRAM_PATHS, deepgram_error
+from antiphon.protocols.wire import ShapedError
 from antiphon.server.access_log import REQUEST_ID, current_request
 from antiphon.server.http.disconnect import CLIENT_CLOSED_REQUEST
 
@@ -37,6 +41,19 @@ _CODES: Mapping[int, str | None] = {404: "not_found", 405: None, 408: "request_t
 NOT_FOUND = frozenset({"model_not_found", "speaker_not_found", "voice_not_found"})
 # Names the input of a model that failed, for the error message. Keys are prefixes of the request's path.
 _FAILED_ON = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this file"}
+
+
+class _Error(msgspec.Struct):
+    message: str
+    code: str | None
+
+
+class _Body(msgspec.Struct):
+    error: _Error
+
+
+# The shape of errors at the paths that begin so: a function of the status, our code, the message and the request's id.
+SHAPES: Mapping[str, Callable[[int, str, str, str], ShapedError]] = dict.fromkeys(DEEPGRAM_PATHS, deepgram_error)
 
 
 class BodyTooLarge(HTTPException):
@@ -71,10 +88,22 @@ def error_response(
 
 
 def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
-    """Return the response for an exception of a route. Counts refusals, and logs failures of models.
+    """Return the response for an exception of a route, in the shape of its path. Counts refusals, and logs failures of
+    models.
 
     An unexpected exception becomes a 500 `server_error` without details.
     """
+    response, path = _openai_response(connection, error), connection.scope["path"]
+    shape = next((shape for prefix, shape in SHAPES.items() if path.startswith(prefix)), None)
+    if shape is None:
+        return response
+    refused = msgspec.json.decode(response.body, type=_Body).error
+    shaped = shape(response.status_code, refused.code or "", refused.message, current_request().id)
+    headers = {k: v for k, v in response.headers.items() if k not in ("content-length", "content-type")}
+    return JSONResponse(shaped.body, response.status_code, headers | shaped.headers)
+
+
+def _openai_response(connection: HTTPConnection, error: Exception) -> JSONResponse:
     metrics = connection.app.state.antiphon.metrics
     match error:
         case Unauthorized():

@@ -39,7 +39,7 @@ from antiphon.server.http.connections import limit_first_message
 from antiphon.server.live.moving.take_up import is_lost, is_unknown, take_up
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
-from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
+from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER, KINDS_OF
 from antiphon.server.state import ServerState
 from antiphon.transports.journal import JournalGap, ResumeToken
 from antiphon.transports.websocket import WebSocketTransport
@@ -98,7 +98,7 @@ def names_session(websocket: WebSocket) -> bool:
 def kind_of(state: ServerState, dialect: Dialect, opening: Opening) -> Kind:
     """Return the kind of a session, as far as the upgrade request shows it. The first message may correct it."""
     if dialect.name != "realtime":
-        return state.kind_of("duplex")
+        return state.kind_of(KINDS_OF.get(dialect.name, "duplex"))
     transcribes = opening.intent == "transcription" or opening.is_transcription or opening.dialect == "vllm"
     return "captions" if transcribes else state.kind_of("conversation")
 

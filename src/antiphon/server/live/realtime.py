@@ -214,7 +214,7 @@ class LiveRealtime:
         await self._flush()
         self._inbox.close()
         if self._session is None:
-            self._live.finish()
+            self._finish()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -282,6 +282,8 @@ class LiveRealtime:
         await self._flush()
         if self.wire.closing:
             self._close()
+        elif self.wire.finishing:
+            self._live.end(*self.wire.finishing)
 
     def _close(self) -> None:
         """End at once, since the client has closed the session. Pending transcripts are not sent."""
@@ -328,7 +330,7 @@ class LiveRealtime:
                 self._end("server_error", "The session failed.", CLOSE_INTERNAL)
         self._inbox.close()
         await self.copy.give_away()
-        self._live.finish()
+        self._finish()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -339,7 +341,13 @@ class LiveRealtime:
         """
         if self._live.lifecycle.reads_frames:
             self.copy.send(self.wire.send(SessionEnding(code, message)))
-            self._live.end(close_code, code)
+            self._live.end(*(self.wire.finishing or (close_code, code)))
+
+    def _finish(self) -> None:
+        """Close the transport after the last results, and after the wire's own last frames if it ends the session."""
+        if self.wire.finishing and self._live.lifecycle.is_running:
+            self.copy.send(self.wire.close(), at_once=True)
+        self._live.finish()
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,13 @@ from antiphon.transports.transport import STALL_S, Transport
 log = logging.getLogger(__name__)
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
 # The kind of session for a dialect's label in the metrics. The label is more precise than the upgrade request.
-KINDS_OF: dict[str, Kind] = {"openai": "captions", "vllm": "captions", "duplex": "duplex"}
+KINDS_OF: dict[str, Kind] = {
+    "deepgram": "captions",
+    "flux": "captions",
+    "openai": "captions",
+    "vllm": "captions",
+    "duplex": "duplex",
+}
 CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, 1013
 # Latencies in a session's last log line. Each kind of measurement maps to the names of its count and its median.
 TOLD_LATENCIES = {

@@ -1,4 +1,4 @@
-"""One live speech stream: text in, sentences of audio out (`/v1/audio/speech/stream`)."""
+"""One live speech stream: text in, sentences of audio out (`/v1/audio/speech/stream`, and those of other vendors)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import anyio
 import anyio.lowlevel
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.speech import ConfigureSpeech, SentenceAudio
+from antiphon.events.speech import ConfigureSpeech, SentenceAudio, SpeechCommand
+from antiphon.protocols.connection import SpeechWire
 from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechDialect
+from antiphon.protocols.wire import Received
 from antiphon.server.credentials import Caller
 from antiphon.server.live.session import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY
 from antiphon.server.live.speech_catalog import speech_catalog, with_sample
@@ -34,17 +36,26 @@ MAX_WAITING_FRAMES = 0
 class LiveSpeech:
     """Serves one speech stream over an accepted WebSocket, and closes the WebSocket at the end. Call `run` once.
 
-    Raises Refused while models load, and LookupError if no synthesizer is loaded.
+    `wire` is another vendor's dialect, `label` its name in the metrics, and `opened` the commands and frames with which
+    it begins. Raises Refused while models load, and LookupError if no synthesizer is loaded.
     """
 
     def __init__(
-        self, socket: WebSocketTransport, state: ServerState, caller: Caller, token: ResumeToken | None
+        self,
+        socket: WebSocketTransport,
+        state: ServerState,
+        caller: Caller,
+        token: ResumeToken | None,
+        wire: SpeechWire | None = None,
+        label: str = LABEL,
+        opened: Received[SpeechCommand] | None = None,
     ) -> None:
         self._state = state
         self._stream = LiveStream(
-            self, socket, state, caller, token, LABEL, MAX_WAITING_FRAMES, waits_detached=True, stall_s=STALL_S
+            self, socket, state, caller, token, label, MAX_WAITING_FRAMES, waits_detached=True, stall_s=STALL_S
         )
-        self._wire = SpeechDialect(speech_catalog(state, caller))
+        self._wire: SpeechWire = wire or SpeechDialect(speech_catalog(state, caller))
+        self._opened: Received[SpeechCommand] = opened or Received()
         self._session = SpeechSession(
             state.loaded().required_synthesizer, self._stream.live.measure, state.loaded().transcriber
         )
@@ -57,6 +68,9 @@ class LiveSpeech:
         A failure of the session ends only this stream. It is logged, not raised.
         """
         log.info("a speech stream begins")
+        self._stream.put(self._opened.answers)
+        for command in self._opened.commands:
+            self._session.handle(command)
         try:
             await self._stream.serve(self._run_session, self._send_events)
         finally:
@@ -114,7 +128,9 @@ class LiveSpeech:
         # Always yields to the event loop, so that a fast client does not starve other tasks.
         due_s = self._began_s + self._num_messages / MESSAGES_PER_S - 1.0
         await anyio.sleep(max(0.0, due_s - time.monotonic()))
-        if self._wire.closing and self._stream.live.lifecycle.reads_frames:
+        if self._wire.finishing:
+            self._stream.live.end(*self._wire.finishing)
+        elif self._wire.closing and self._stream.live.lifecycle.reads_frames:
             self._stream.finish(CLOSE_NORMAL if self._wire.configured else CLOSE_POLICY)
 
     async def wind_up(self) -> None:

@@ -51,9 +51,12 @@ async def realtime(websocket: WebSocket) -> None:
         return
     state.admission.refuse_if_draining()
     state.loaded()
-    check_query(websocket.query_params)
     opening = opening_of(websocket.url.path, websocket.query_params, websocket.headers, caller.session)
     dialect = dialect_of(opening)
+    if dialect.parameters is None:
+        check_query(websocket.query_params)
+    else:
+        state.log_ignored({name for name, _ in opening.query} - dialect.parameters, opening.path)
     if caller.granted is not None and not dialect.opens_secret(opening):
         raise Unauthorized("the client secret was made for another session")
     if dialect.client_first or (dialect.resume is not Resume.NEVER and names_session(websocket)):
@@ -62,13 +65,17 @@ async def realtime(websocket: WebSocket) -> None:
     with state.admission.admit(caller, kind_of(state, dialect, opening)):
         token = ResumeToken() if dialect.resume is Resume.ON_REQUEST and wants_token(websocket) else None
         wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew() if token else None))
-        await accept(websocket, dialect)
-        await prepare_voices(state, caller, opening.session)
-        try:
-            first_frames = await open_wire(wire)
-        except RemoteProtocolError as error:
-            await refuse(websocket, error)
-            return
+        if dialect.parameters is not None:
+            first_frames = wire.open()
+            await accept(websocket, dialect)
+        else:
+            await accept(websocket, dialect)
+            await prepare_voices(state, caller, opening.session)
+            try:
+                first_frames = await open_wire(wire)
+            except RemoteProtocolError as error:
+                await refuse(websocket, error)
+                return
         transport = WebSocketTransport(websocket)
         await LiveRealtime(state, caller, wire, transport, first_frames=first_frames, token=token).run()
 

@@ -1,1 +1,1 @@
-"""Routes in the form of other vendors' services, one module for each vendor."""
+"""The routes of other vendors: a module for each."""
