@@ -29,6 +29,7 @@ from antiphon.errors import (
     Unauthorized,
 )
 from antiphon.protocols.deepgram.errors import DEEPGRAM_PATHS, deepgram_error
+from antiphon.protocols.elevenlabs.rest import ELEVENLABS_PATHS, elevenlabs_error
 from antiphon.protocols.wire import ShapedError
 from antiphon.server.access_log import REQUEST_ID, current_request
 from antiphon.server.http.disconnect import CLIENT_CLOSED_REQUEST
@@ -53,7 +54,10 @@ class _Body(msgspec.Struct):
 
 
 # The shape of errors at the paths that begin so: a function of the status, our code, the message and the request's id.
-SHAPES: Mapping[str, Callable[[int, str, str, str], ShapedError]] = dict.fromkeys(DEEPGRAM_PATHS, deepgram_error)
+SHAPES: Mapping[str, Callable[[int, str, str, str], ShapedError]] = {
+    **dict.fromkeys(DEEPGRAM_PATHS, deepgram_error),
+    **dict.fromkeys(ELEVENLABS_PATHS, elevenlabs_error),
+}
 
 
 class BodyTooLarge(HTTPException):

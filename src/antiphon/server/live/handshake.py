@@ -257,12 +257,12 @@ async def _resume(
         await _refuse_for_room(state, websocket, refusal)
     except JournalGap as gap:
         frame = resync_frame(random_id, str(None if message.session_id is UNSET else message.session_id), gap.reason)
-        await _send_last(websocket, frame, gap.reason)
+        await send_last(websocket, frame, gap.reason)
     except RemoteProtocolError as error:
         event_id = message.event_id if isinstance(message.event_id, str) else None
         retryable = error.code in RETRYABLE
         frame = refused_frame(random_id, error, event_id, retryable=retryable)
-        await _send_last(websocket, frame, error.code, CLOSE_TRY_LATER if retryable else CLOSE_POLICY)
+        await send_last(websocket, frame, error.code, CLOSE_TRY_LATER if retryable else CLOSE_POLICY)
 
 
 async def accept(websocket: WebSocket, dialect: Dialect | None = None) -> None:
@@ -281,10 +281,11 @@ async def refuse(websocket: WebSocket, error: RemoteProtocolError, code: int = C
     Does not raise if the client has left.
     """
     frame = refused_frame(lambda prefix: f"{prefix}0", error, retryable=code == CLOSE_TRY_LATER)
-    await _send_last(websocket, frame, error.code, code)
+    await send_last(websocket, frame, error.code, code)
 
 
-async def _send_last(websocket: WebSocket, frame: Frame, reason: str, code: int = CLOSE_POLICY) -> None:
+async def send_last(websocket: WebSocket, frame: Frame, reason: str, code: int = CLOSE_POLICY) -> None:
+    """Send a frame over an accepted WebSocket and close it. Does not raise if the client has left."""
     try:
         await websocket.send_text(str(frame.encode()))
         await websocket.close(code, reason)

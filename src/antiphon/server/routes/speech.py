@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from antiphon.audio.encode import MEDIA_TYPES
 from antiphon.contracts import Synthesizer
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
+from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
 from antiphon.protocols.speech import rest as openai_speech
 from antiphon.protocols.speech.rest import BatchItem, BatchResults, SpeechRequest
@@ -55,7 +56,7 @@ async def speech(request: Request) -> Response:
     caller = identify(request)
     body = await limited(request, MAX_BODY_BYTES).body()
     asked = await in_thread(openai_speech.parse, body, speech_catalog(state, caller))
-    chunks = _synthesized(state, caller, synthesizer, asked)
+    chunks = synthesized(state, caller, synthesizer, asked.text, asked.config)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
 
@@ -68,16 +69,17 @@ async def speech(request: Request) -> Response:
     first = await anext(chunks, None)
     if asked.sse:
         return StreamingResponse(_events(asked, first, chunks), media_type="text/event-stream")
-    return CutStream(_bytes(first, chunks), (ModelError, Refused), _log_failure, media_type=media_type)
+    return CutStream(_bytes(first, chunks), (ModelError, Refused), log_failure, media_type=media_type)
 
 
-async def _synthesized(
-    state: ServerState, caller: Caller, synthesizer: Synthesizer, asked: SpeechRequest
+async def synthesized(
+    state: ServerState, caller: Caller, synthesizer: Synthesizer, text: str, config: SpeechConfig
 ) -> AsyncGenerator[EncodedSpeech, None]:
+    """Speak a text for a request, which holds one of the caller's places meanwhile. Raises as `speak` does."""
     with state.admission.admit(caller, "speech"):
         started_s, begun = time.monotonic(), False
-        config = await with_sample(state, asked.config)
-        async with aclosing(speak(synthesizer, plain(asked.text), config)) as chunks:
+        config = await with_sample(state, config)
+        async with aclosing(speak(synthesizer, plain(text), config)) as chunks:
             async for chunk in chunks:
                 if not begun:
                     state.metrics.measure("first_sound", time.monotonic() - started_s)
@@ -95,7 +97,8 @@ async def _bytes(first: EncodedSpeech | None, chunks: AsyncGenerator[EncodedSpee
             yield chunk.data
 
 
-def _log_failure(error: Exception) -> None:
+def log_failure(error: Exception) -> None:
+    """Log the failure that cut off a streamed answer."""
     log.error("speech failed while it was streamed: %s", error)
 
 
@@ -115,7 +118,7 @@ async def _events(
                     yield openai_speech.delta_event(chunk.data)
                 chunk = await anext(chunks, None)
         except (ModelError, Refused) as error:
-            _log_failure(error)
+            log_failure(error)
             yield openai_speech.error_event("The model failed on this text.")
             return
     yield openai_speech.done_event(num_symbols, num_frames, words if asked.config.word_times else None, skipped)

@@ -17,7 +17,7 @@ from antiphon.server.routes.speech import batch, speech
 from antiphon.server.routes.telephone import MEDIA, TWILIO, media, twilio
 from antiphon.server.routes.telephone import calls as telephone_calls
 from antiphon.server.routes.transcriptions import transcriptions, translations
-from antiphon.server.routes.vendors.elevenlabs import elevenlabs_voices
+from antiphon.server.routes.vendors import elevenlabs
 from antiphon.server.routes.voices import voice, voices
 
 ROUTES: tuple[BaseRoute, ...] = (
@@ -44,7 +44,19 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
     Route("/v1/speakers", speakers, methods=["GET", "POST"]),
     Route("/v1/speakers/{name:path}", speaker, methods=["DELETE"]),
-    Route("/v1/voices", elevenlabs_voices),
+    Route("/v1/voices", elevenlabs.elevenlabs_voices),
+    Route("/v2/voices", elevenlabs.elevenlabs_voices),
+    Route("/v1/voices/{voice_id}", elevenlabs.elevenlabs_voice),
+    Route("/v1/text-to-speech/{voice_id}", elevenlabs.text_to_speech, methods=["POST"]),
+    Route("/v1/text-to-speech/{voice_id}/with-timestamps", elevenlabs.text_to_speech_timed, methods=["POST"]),
+    Route("/v1/text-to-speech/{voice_id}/stream", elevenlabs.text_to_speech_stream, methods=["POST"]),
+    Route(
+        "/v1/text-to-speech/{voice_id}/stream/with-timestamps",
+        elevenlabs.text_to_speech_timed_stream,
+        methods=["POST"],
+    ),
+    WebSocketRoute("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.stream_input),
+    WebSocketRoute("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.multi_stream_input),
     WebSocketRoute("/v1/audio/speech/stream", speech_stream),
     WebSocketRoute("/v1/video/chat/stream", video_stream),
     Route("/v1/realtime/calls", calls, methods=["POST"]),
