@@ -16,10 +16,13 @@ from antiphon.protocols.opening import Opening
 
 # Modules that each define a DIALECT. The first dialect that matches an opening is used; the last matches any opening.
 _MODULES = (
+    "assemblyai.connection",
     "bridges.minicpmo_worker",
     "bridges.omni",
     "bridges.openbmb",
+    "cartesia.hearing",
     "duplex.connection",
+    "elevenlabs.scribe",
     "negotiation",
 )
 DIALECTS: tuple[Dialect, ...] = tuple(import_module(f"antiphon.protocols.{name}").DIALECT for name in _MODULES)

@@ -28,6 +28,7 @@ from antiphon.errors import (
     StoreError,
     Unauthorized,
 )
+from antiphon.protocols.cartesia.speaking import CARTESIA_PATHS, cartesia_error
 from antiphon.protocols.deepgram.errors import DEEPGRAM_PATHS, deepgram_error
 from antiphon.protocols.elevenlabs.rest import ELEVENLABS_PATHS, elevenlabs_error
 from antiphon.protocols.wire import ShapedError
@@ -57,6 +58,7 @@ class _Body(msgspec.Struct):
 SHAPES: Mapping[str, Callable[[int, str, str, str], ShapedError]] = {
     **dict.fromkeys(DEEPGRAM_PATHS, deepgram_error),
     **dict.fromkeys(ELEVENLABS_PATHS, elevenlabs_error),
+    **dict.fromkeys(CARTESIA_PATHS, cartesia_error),
 }
 
 

@@ -17,7 +17,7 @@ from antiphon.server.routes.speech import batch, speech
 from antiphon.server.routes.telephone import MEDIA, TWILIO, media, twilio
 from antiphon.server.routes.telephone import calls as telephone_calls
 from antiphon.server.routes.transcriptions import transcriptions, translations
-from antiphon.server.routes.vendors import elevenlabs
+from antiphon.server.routes.vendors import cartesia, elevenlabs
 from antiphon.server.routes.voices import voice, voices
 
 ROUTES: tuple[BaseRoute, ...] = (
@@ -57,6 +57,9 @@ ROUTES: tuple[BaseRoute, ...] = (
     ),
     WebSocketRoute("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.stream_input),
     WebSocketRoute("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.multi_stream_input),
+    Route("/tts/bytes", cartesia.speak_bytes, methods=["POST"]),
+    Route("/tts/sse", cartesia.speak_events, methods=["POST"]),
+    WebSocketRoute("/tts/websocket", cartesia.speak_in_contexts),
     WebSocketRoute("/v1/audio/speech/stream", speech_stream),
     WebSocketRoute("/v1/video/chat/stream", video_stream),
     Route("/v1/realtime/calls", calls, methods=["POST"]),
