@@ -21,6 +21,8 @@ _MODULES = (
     "bridges.omni",
     "bridges.openbmb",
     "cartesia.hearing",
+    "deepgram.flux",
+    "deepgram.listen",
     "duplex.connection",
     "elevenlabs.scribe",
     "negotiation",

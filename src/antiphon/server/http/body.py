@@ -28,6 +28,8 @@ LINGER_S, LINGER_BYTES = 0.5, 8 << 20
 FORM_BYTES, FIELD_BYTES = 1 << 20, 256 << 10
 # Maximum number of bytes of a form that are in memory: its fields, and the beginning of its file.
 HELD_FORM_BYTES = 2 << 20
+# Paths whose bodies are files, which their routes write to temporary files, unless they are JSON.
+FILE_PATHS = frozenset({"/v1/listen"})
 # Charsets that a form may declare, by any of their common names. The client chooses the charset, and Python has codecs
 # that take quadratic time (punycode) or yield lone surrogates (unicode_escape).
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
@@ -96,8 +98,8 @@ def limited_form(
 class HeldBody:
     """ASGI middleware that counts the body of an HTTP request as memory of its API key until the response has ended.
 
-    A form counts with at most HELD_FORM_BYTES, since the rest is in temporary files. If the key or the server has
-    reached its memory limit, reading the body raises Refused in the route.
+    A form or a file counts with at most HELD_FORM_BYTES, since the rest is in temporary files. If the key or the server
+    has reached its memory limit, reading the body raises Refused in the route.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -109,7 +111,9 @@ class HeldBody:
             return
         state: ServerState = scope["app"].state.antiphon
         headers = Headers(scope=scope)
-        is_form = headers.get("content-type", "").startswith("multipart/")
+        kind = headers.get("content-type", "")
+        is_file = scope["path"] in FILE_PATHS and not kind.startswith("application/json")
+        is_form = is_file or kind.startswith("multipart/")
         caller = state.credentials.caller(key_of(HTTPConnection(scope)), short=True)
         with state.memory.opened(caller.key if caller else "") as account:
 

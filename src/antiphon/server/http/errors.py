@@ -29,7 +29,7 @@ from antiphon.errors import (
     Unauthorized,
 )
 from antiphon.protocols.cartesia.speaking import CARTESIA_PATHS, cartesia_error
-from antiphon.protocols.deepgram.errors import DEEPGRAM_PATHS, deepgram_error
+from antiphon.protocols.deepgram.forms import DEEPGRAM_PATHS, deepgram_error
 from antiphon.protocols.elevenlabs.rest import ELEVENLABS_PATHS, elevenlabs_error
 from antiphon.protocols.wire import ShapedError
 from antiphon.server.access_log import REQUEST_ID, current_request
@@ -54,7 +54,8 @@ class _Body(msgspec.Struct):
     error: _Error
 
 
-# The shape of errors at the paths that begin so: a function of the status, our code, the message and the request's id.
+# The shape of errors at these paths, and at those below: a function of the status, our code, the message and the id of
+# the request.
 SHAPES: Mapping[str, Callable[[int, str, str, str], ShapedError]] = {
     **dict.fromkeys(DEEPGRAM_PATHS, deepgram_error),
     **dict.fromkeys(ELEVENLABS_PATHS, elevenlabs_error),
@@ -100,7 +101,7 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
     An unexpected exception becomes a 500 `server_error` without details.
     """
     response, path = _openai_response(connection, error), connection.scope["path"]
-    shape = next((shape for prefix, shape in SHAPES.items() if path.startswith(prefix)), None)
+    shape = next((shape for start, shape in SHAPES.items() if f"{path}/".startswith(f"{start}/")), None)
     if shape is None:
         return response
     refused = msgspec.json.decode(response.body, type=_Body).error

@@ -15,7 +15,6 @@ from starlette.responses import Response, StreamingResponse
 from antiphon.audio.encode import MEDIA_TYPES
 from antiphon.contracts import Synthesizer
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
-from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
 from antiphon.protocols.speech import rest as openai_speech
 from antiphon.protocols.speech.rest import BatchItem, BatchResults, SpeechRequest
@@ -56,7 +55,7 @@ async def speech(request: Request) -> Response:
     caller = identify(request)
     body = await limited(request, MAX_BODY_BYTES).body()
     asked = await in_thread(openai_speech.parse, body, speech_catalog(state, caller))
-    chunks = synthesized(state, caller, synthesizer, asked.text, asked.config)
+    chunks = synthesized(state, caller, synthesizer, asked)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
 
@@ -73,13 +72,13 @@ async def speech(request: Request) -> Response:
 
 
 async def synthesized(
-    state: ServerState, caller: Caller, synthesizer: Synthesizer, text: str, config: SpeechConfig
+    state: ServerState, caller: Caller, synthesizer: Synthesizer, asked: SpeechRequest
 ) -> AsyncGenerator[EncodedSpeech, None]:
-    """Speak a text for a request, which holds one of the caller's places meanwhile. Raises as `speak` does."""
+    """Speak a request's text, and count it. Holds one of the caller's places until the end or `aclose`."""
     with state.admission.admit(caller, "speech"):
         started_s, begun = time.monotonic(), False
-        config = await with_sample(state, config)
-        async with aclosing(speak(synthesizer, plain(text), config)) as chunks:
+        config = await with_sample(state, asked.config)
+        async with aclosing(speak(synthesizer, plain(asked.text), config)) as chunks:
             async for chunk in chunks:
                 if not begun:
                     state.metrics.measure("first_sound", time.monotonic() - started_s)
@@ -98,7 +97,7 @@ async def _bytes(first: EncodedSpeech | None, chunks: AsyncGenerator[EncodedSpee
 
 
 def log_failure(error: Exception) -> None:
-    """Log the failure that cut off a streamed answer."""
+    """Log an error that cut off a response."""
     log.error("speech failed while it was streamed: %s", error)
 
 

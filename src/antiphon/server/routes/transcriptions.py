@@ -75,18 +75,15 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
         if task == "translate" and (not transcriber.profile.translates or transcriber.profile.languages == ("en",)):
             raise RemoteProtocolError("invalid_value", "The loaded model does not translate.", "model")
         options = FileOptions(asked.language, asked.prompt, asked.temperature, task, asked.needs_word_times)
-        max_s = state.settings.audio.max_file_s
-        if await in_thread(measure_s, file, max_s, places=FILE_THREADS) > max_s:
-            raise _too_long(max_s)
-        transcript = _Transcript(state, identify(request), asked, options)
+        transcript = FileTranscription(state, identify(request), asked, options)
         parts = await transcript.parts(file, stack)
         if asked.stream:
             return HeldStream(_events(parts, transcript), stack.pop_all())
         return await unless_disconnected(request, lambda: _whole(parts, transcript))
 
 
-class _Transcript:
-    """The making of one file's transcript, and what is known of the file.
+class FileTranscription:
+    """The making of one file's transcript, and what is known of the file. Other vendors' routes use it too.
 
     - `state`, `caller`, `asked`, `options`: the server, the client, the request, and how to transcribe.
     - `skipped`: counts the audio that could not be decoded.
@@ -101,7 +98,13 @@ class _Transcript:
         self.voices: FileVoices | None = None
 
     async def parts(self, file: BinaryIO, stack: AsyncExitStack) -> Parts:
-        """Return the segments of a file, then its FileInfo. `stack` ends the transcription. Raises BodyTooLarge."""
+        """Return the segments of a file, then its FileInfo. `stack` ends the transcription.
+
+        Raises BodyTooLarge for a file that is too long.
+        """
+        max_s = self.state.settings.audio.max_file_s
+        if await in_thread(measure_s, file, max_s, places=FILE_THREADS) > max_s:
+            raise _too_long(max_s)
         heard = None
         if self.asked.channels != "mix":
             facts = await surveyed(file, partial(in_thread, places=FILE_THREADS))
@@ -113,7 +116,6 @@ class _Transcript:
         if len(heard) > MAX_MIXED:
             message = f"{len(heard)} channels have sounds of their own; at most {MAX_MIXED} are transcribed separately."
             raise RemoteProtocolError("invalid_value", message, "channels")
-        max_s = self.state.settings.audio.max_file_s
         if len(heard) * await in_thread(measure_s, file, max_s, places=FILE_THREADS) > max_s:
             raise BodyTooLarge(f"The channels hold more than {max_s:.0f} s of audio.", "file_too_long", "file")
         self.channels = openai_rest.channel_notes(facts, heard)
@@ -124,6 +126,20 @@ class _Transcript:
             slabs = _slabs(self.state, view_of(file), skipped, OneChannel(channel, facts))
             made[name] = segments_by_words(await self._of_audio(slabs, stack), CHANNEL_PAUSE_S)
         return in_order(made)
+
+    async def whole(self, parts: Parts) -> tuple[FileInfo, list[TranscriptSegment]]:
+        """Read all parts, and return what they hold. The segments have their speakers, if those are asked for."""
+        started_s = time.monotonic()
+        info, segments = FileInfo(self.options.language or "en", 0.0), list[TranscriptSegment]()
+        async for part in parts:
+            if isinstance(part, TranscriptSegment):
+                segments.append(part)
+            else:
+                info = part
+        if self.voices:
+            segments = await self.voices.labelled(segments)
+        self.state.metrics.measure("file", time.monotonic() - started_s)
+        return info, segments
 
     async def _listener(self) -> FileVoices:
         """Return what finds out who speaks. Raises RemoteProtocolError without a model, or for an unfit speaker."""
@@ -219,18 +235,9 @@ def _too_long(max_s: float) -> BodyTooLarge:
     return BodyTooLarge(f"The file holds more than {max_s:.0f} s of audio.", "file_too_long", "file")
 
 
-async def _whole(parts: Parts, transcript: _Transcript) -> Response:
-    started_s = time.monotonic()
+async def _whole(parts: Parts, transcript: FileTranscription) -> Response:
+    info, segments = await transcript.whole(parts)
     options, skipped = transcript.options, transcript.skipped
-    info, segments = FileInfo(options.language or "en", 0.0), list[TranscriptSegment]()
-    async for part in parts:
-        if isinstance(part, TranscriptSegment):
-            segments.append(part)
-        else:
-            info = part
-    if transcript.voices:
-        segments = await transcript.voices.labelled(segments)
-    transcript.state.metrics.measure("file", time.monotonic() - started_s)
     media_type, text = openai_rest.body(
         transcript.asked, options.task, info, segments, skipped.seconds, transcript.channels
     )
@@ -238,7 +245,7 @@ async def _whole(parts: Parts, transcript: _Transcript) -> Response:
     return Response(text, media_type=media_type, headers={SKIPPED_HEADER: str(seconds)} if seconds else None)
 
 
-async def _events(parts: Parts, transcript: _Transcript) -> AsyncIterator[str]:
+async def _events(parts: Parts, transcript: FileTranscription) -> AsyncIterator[str]:
     info, sent, num_tokens = FileInfo(transcript.options.language or "en", 0.0), "", 0
     is_diarized = transcript.asked.format == "diarized_json"
     segments = list[TranscriptSegment]()

@@ -17,6 +17,7 @@ from antiphon.protocols.cartesia.speaking import CartesiaSpeech, CartesiaStreams
 from antiphon.protocols.contexts import ContextWire
 from antiphon.protocols.fields import decode, json_object, warnings_of
 from antiphon.protocols.speech.fields import SpeechCatalog
+from antiphon.protocols.speech.rest import SpeechRequest
 from antiphon.protocols.wire import message
 from antiphon.server.http.auth import identify
 from antiphon.server.http.body import limited
@@ -110,4 +111,4 @@ async def _asked(request: Request) -> tuple[CartesiaSpeech, AsyncGenerator[Encod
 
     asked = await in_thread(read, speech_catalog(state, caller))
     state.log_ignored({warning.param for warning in warnings_of(body, SpokenRequest)}, "/tts")
-    return asked, synthesized(state, caller, synthesizer, asked.text, asked.config)
+    return asked, synthesized(state, caller, synthesizer, SpeechRequest(asked.text, asked.config))

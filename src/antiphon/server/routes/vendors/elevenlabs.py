@@ -19,6 +19,7 @@ from antiphon.protocols.elevenlabs.rest import TextToSpeech
 from antiphon.protocols.elevenlabs.streams import CLOSE_REFUSED, PARAMETERS, ElevenLabsStreams, refusal
 from antiphon.protocols.model_names import loaded_voice, voice_not_found
 from antiphon.protocols.speech.fields import SpeechCatalog
+from antiphon.protocols.speech.rest import SpeechRequest
 from antiphon.server.http.auth import ELEVENLABS_KEY, identify
 from antiphon.server.http.body import json_response, limited
 from antiphon.server.http.disconnect import unless_disconnected
@@ -146,7 +147,7 @@ async def _spoken(request: Request) -> _Spoken:
     voice_id, query = request.path_params["voice_id"], dict(request.query_params)
     asked = await in_thread(rest.read_request, voice_id, query, body, speech_catalog(state, caller))
     state.log_ignored(asked.ignored, "/v1/text-to-speech")
-    return _Spoken(asked, synthesized(state, caller, synthesizer, asked.text, asked.config))
+    return _Spoken(asked, synthesized(state, caller, synthesizer, SpeechRequest(asked.text, asked.config)))
 
 
 async def _streamed(pieces: AsyncIterator[bytes], media_type: str) -> Response:
