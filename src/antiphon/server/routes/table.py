@@ -55,6 +55,7 @@ ROUTES: tuple[BaseRoute, ...] = (
         elevenlabs.text_to_speech_timed_stream,
         methods=["POST"],
     ),
+    Route("/v1/speech-to-text", elevenlabs.speech_to_text, methods=["POST"]),
     WebSocketRoute("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.stream_input),
     WebSocketRoute("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.multi_stream_input),
     Route("/tts/bytes", cartesia.speak_bytes, methods=["POST"]),
