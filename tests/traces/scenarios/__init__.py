@@ -16,5 +16,6 @@ _NAMES = (
     "bridges",
     "telephone",
     "rest",
+    "vendors",
 )
 ALL = tuple(import_module(f"tests.traces.scenarios.{name}") for name in _NAMES)

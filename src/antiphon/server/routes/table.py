@@ -17,7 +17,7 @@ from antiphon.server.routes.speech import batch, speech
 from antiphon.server.routes.telephone import MEDIA, TWILIO, media, twilio
 from antiphon.server.routes.telephone import calls as telephone_calls
 from antiphon.server.routes.transcriptions import transcriptions, translations
-from antiphon.server.routes.vendors import cartesia, deepgram, elevenlabs
+from antiphon.server.routes.vendors import cartesia, deepgram, elevenlabs, scribe
 from antiphon.server.routes.voices import voice, voices
 
 ROUTES: tuple[BaseRoute, ...] = (
@@ -55,7 +55,7 @@ ROUTES: tuple[BaseRoute, ...] = (
         elevenlabs.text_to_speech_timed_stream,
         methods=["POST"],
     ),
-    Route("/v1/speech-to-text", elevenlabs.speech_to_text, methods=["POST"]),
+    Route("/v1/speech-to-text", scribe.speech_to_text, methods=["POST"]),
     WebSocketRoute("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.stream_input),
     WebSocketRoute("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.multi_stream_input),
     Route("/tts/bytes", cartesia.speak_bytes, methods=["POST"]),

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from antiphon.contracts import FileOptions
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.events.words import Word
 from antiphon.protocols.contexts import ContextWire
-from antiphon.protocols.elevenlabs import rest, scribe_files
+from antiphon.protocols.elevenlabs import rest
 from antiphon.protocols.elevenlabs.rest import TextToSpeech
 from antiphon.protocols.elevenlabs.streams import CLOSE_REFUSED, PARAMETERS, ElevenLabsStreams, refusal
 from antiphon.protocols.model_names import loaded_voice, voice_not_found
 from antiphon.protocols.opening import URL_KEYS
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.rest import SpeechRequest
-from antiphon.server.access_log import current_request
 from antiphon.server.http.auth import ELEVENLABS_KEY, identify
-from antiphon.server.http.body import FORM_BYTES, json_response, limited, limited_form
+from antiphon.server.http.body import json_response, limited
 from antiphon.server.http.disconnect import unless_disconnected
-from antiphon.server.http.errors import BodyTooLarge
 from antiphon.server.live.contexts import AsyncEncoder, serve_contexts
 from antiphon.server.live.speech_catalog import speech_catalog
 from antiphon.server.routes.speech import MAX_BODY_BYTES, log_failure, synthesized, synthesizer_of
-from antiphon.server.routes.transcriptions import MAX_FIELDS, FileTranscription
 from antiphon.server.state import ServerState
 from antiphon.sessions.speech.render import EncodedSpeech
 from antiphon.shares.threads import in_thread
@@ -166,41 +161,3 @@ async def _streamed(pieces: AsyncIterator[bytes], media_type: str) -> Response:
             yield piece
 
     return CutStream(all_pieces(), (ModelError, Refused, RemoteProtocolError), log_failure, media_type=media_type)
-
-
-# --- transcription of files
-
-
-async def speech_to_text(request: Request) -> Response:
-    """POST: transcribe the file of a form."""
-    state: ServerState = request.app.state.antiphon
-    transcriber, caller = state.loaded().required_transcriber, identify(request)
-    max_bytes = state.settings.audio.max_file_bytes
-    too_large = BodyTooLarge(f"The file is larger than {max_bytes} bytes.", "file_too_large", "file")
-    async with AsyncExitStack() as stack:
-        stack.enter_context(state.admission.admit(caller, kind="captions"))
-        bounded = limited_form(request, max_bytes + FORM_BYTES, max_fields=MAX_FIELDS, error=too_large)
-        form = await stack.enter_async_context(bounded)
-        fields: dict[str, list[str]] = {}
-        for name, value in form.multi_items():
-            if isinstance(value, str):
-                fields.setdefault(name.removesuffix("[]"), []).append(value)
-        model = fields.get("model_id", [""])[-1]
-        if model and state.transcriber_names.lenient(model) is None:
-            raise RemoteProtocolError("model_not_found", f"The model `{model[:100]}` does not exist.", "model_id")
-        state.log_ignored(fields.keys() - scribe_files.FIELDS, "/v1/speech-to-text")
-        known = transcriber.profile.languages.__contains__
-        asked = scribe_files.read_form(fields, known, state.transcriber_names.loaded[0])
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'file'.", "file")
-        options = FileOptions(asked.language, asked.prompt, asked.temperature, word_times=True)
-        transcription = FileTranscription(state, caller, asked, options)
-        parts = await transcription.parts(file.file, stack)
-        granularity = fields.get("timestamps_granularity", ["word"])[-1]
-
-        async def whole() -> Response:
-            info, segments = await transcription.whole(parts)
-            return json_response(scribe_files.transcript(info, segments, granularity, current_request().id))
-
-        return await unless_disconnected(request, whole)
