@@ -65,6 +65,8 @@ class _Turn:
     order: int
     text: str = ""
     words: list[Word] = field(default_factory=list)
+    # The text that was sent as an utterance.
+    told: str = ""
 
     def shown(self) -> TurnFields:
         """Return the fields of a `Turn` message."""
@@ -78,6 +80,13 @@ class _Turn:
             "words": shown_words(self.words),
             "utterance": "",
         }
+
+    def utterance(self, text: str) -> str:
+        """Return the part of the turn's text that was not sent as an utterance yet."""
+        text = text.strip()
+        new = text.removeprefix(self.told) if text.startswith(self.told) else ""
+        self.told = text if new else self.told
+        return new.strip()
 
 
 class AssemblyConnection(HearingConnection):
@@ -150,7 +159,8 @@ class AssemblyConnection(HearingConnection):
                 turn.words += words
                 return [message(**turn.shown())]
             case TranscriptGuessed(number, text) if text.strip():
-                return [message(**self._turn(number).shown() | {"utterance": text.strip()})]
+                turn = self._turn(number)
+                return [message(**turn.shown() | {"utterance": turn.utterance(text)})]
             case TranscriptDone():
                 return self._ended(event)
             case TranscriptFailed(number, text):
@@ -190,10 +200,11 @@ class AssemblyConnection(HearingConnection):
             "transcript": text,
             "end_of_turn_confidence": 1.0,
             "words": shown_words(done.words, label),
-            "utterance": text,
-            "language_code": done.language or None,
+            "utterance": turn.utterance(text),
             "speaker_label": label,
         }
+        if done.language:
+            ended["language_code"] = done.language
         return [message(**turn.shown() | ended)]
 
 
