@@ -41,9 +41,17 @@ SPEECH_TO_SPEECH = ("speech2speech", "soak")
 # Clients of the port for Home Assistant.
 WYOMING = ("wyoming", "home_assistant", "home_assistant_2026")
 UNAWARE = ("agents", "livekit", "pipecat")
+# Clients that always use TLS. Their server has a certificate.
+TLS = ("elevenlabs", "elevenlabs_2025")
+# Clients of hosted services that take any address.
+HOSTED = ("assemblyai", "assemblyai_2025", "cartesia", "hosted_pipecat", "hosted_livekit")
+# Programs in JavaScript: their files in the folder `node`.
+NODE = {"node": "drive.mjs", "elevenlabs_node": "elevenlabs.mjs", "assemblyai_node": "assemblyai.mjs"}
 NAMES = (
     *UNAWARE,
-    "node",
+    *NODE,
+    *HOSTED,
+    *TLS,
     *SPEECH_TO_SPEECH,
     *WYOMING,
     *DUPLEX,
@@ -55,10 +63,10 @@ WITHOUT_DEPENDENCIES = {"home_assistant": "homeassistant==2024.3.3", "home_assis
 # A driver without a client of its own uses another's environment.
 ENVIRONMENTS = {"worker": "duplex", "soak": "duplex"}
 # Versions of a client that are driven alike.
-DRIVERS = {"home_assistant_2026": "home_assistant"}
+DRIVERS = {"home_assistant_2026": "home_assistant", "elevenlabs_2025": "elevenlabs", "assemblyai_2025": "assemblyai"}
 # The Python of clients that need another one.
 PYTHONS = {"home_assistant_2026": "3.13"}
-LIMIT_S, SOAK_S = 180, 900
+LIMIT_S, SOAK_S = int(os.environ.get("LIMIT_S", "180")), 900
 RECORDING = HERE.parent / "data" / "audio"
 
 
@@ -92,7 +100,7 @@ def interpreter(version: str) -> Path:
 
 def command(name: str) -> list[str | Path]:
     """The command that drives a client, without its arguments. Node's packages are installed when their list is new."""
-    if name != "node":
+    if name not in NODE:
         name = name.removeprefix("native-").removeprefix("door-")
         return [environment(ENVIRONMENTS.get(name, name)), HERE / f"drive_{DRIVERS.get(name, name)}.py"]
     folder = HERE / "node"
@@ -100,7 +108,7 @@ def command(name: str) -> list[str | Path]:
     if not stamp.is_file() or stamp.read_text() != listed:
         subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"], cwd=folder, check=True)
         stamp.write_text(listed)
-    return ["node", folder / "drive.mjs"]
+    return ["node", folder / NODE[name]]
 
 
 def started(*flags: str | Path) -> tuple[subprocess.Popen[str], str]:
@@ -173,16 +181,31 @@ def _wav(recording: Path, folder: Path) -> Path:
     return path
 
 
-def drive(names: Sequence[str], url: str, folder: Path, port: int = 0) -> int:
-    """Run the drivers of these clients against a server, and return how many failed. `port` is its Wyoming port."""
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for loopback, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+def drive(names: Sequence[str], url: str, folder: Path, port: int = 0, trusts: Path | None = None) -> int:
+    """Run the drivers of these clients against a server, and return how many failed. `port` is its Wyoming port.
+
+    `trusts` is the server's certificate.
+    """
     recording = next(p for p in sorted(RECORDING.iterdir()) if p.name.startswith("lj-LJ001-0008"))
     failed = 0
     for name in names:
-        sound = _wav(recording, folder) if name == "node" else recording
+        sound = _wav(recording, folder) if name in NODE else recording
         where = f"tcp://127.0.0.1:{port}" if name in WYOMING else url
         try:
             code = subprocess.run(
-                [*command(name), where, sound], timeout=SOAK_S if name == "soak" else LIMIT_S, check=False
+                [*command(name), where, sound],
+                timeout=SOAK_S if name == "soak" else LIMIT_S,
+                check=False,
+                env=os.environ | ({"SSL_CERT_FILE": str(trusts)} if trusts else {}),
             ).returncode
         except subprocess.TimeoutExpired:
             code = 124
@@ -203,7 +226,8 @@ def main() -> int:
         command(name)
     native = [name for name in names if name.startswith("native-")]
     behind = [name for name in names if name.startswith("door-")]
-    others = [name for name in names if name not in (*native, *behind)]
+    secure = [name for name in names if name in TLS]
+    others = [name for name in names if name not in (*native, *behind, *secure)]
     failed = 0
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -211,6 +235,10 @@ def main() -> int:
             port = free_port()
             with server("--wyoming", f"127.0.0.1:{port}") as url:
                 failed += drive(others, url, folder, port)
+        if secure:
+            cert, key = certificate(folder)
+            with server("--tls-cert", cert, "--tls-key", key) as url:
+                failed += drive(secure, url, folder, trusts=cert)
         if native:
             model = tiny_minicpmo.write(folder, voice=True)
             with server("--conversation-model", model, "--weights", "fp32") as url:

@@ -252,7 +252,7 @@ class ElevenLabsStreams:
                 ready, speaking.held = data[:-HELD_BYTES], data[-HELD_BYTES:]
                 return [self._audio(speaking, ready)] if ready else []
             case SentenceDone(error=error) if error:
-                return [self._failure(speaking, error)]
+                return [*self._rest(speaking), self._failure(speaking, error)]
             case SentenceDone():
                 return [self._aligned(speaking, event.words)]
             case _:
@@ -262,9 +262,13 @@ class ElevenLabsStreams:
     def ended(self, context: str, audio: bytes) -> list[Frame]:
         """Return the last audio of a context, if there is any, and the message that ends it."""
         speaking = self._contexts.pop(context)
-        rest = speaking.held + audio
         final = {"audio": None, "isFinal": True, "normalizedAlignment": None, "alignment": None}
-        return [*([self._audio(speaking, rest)] if rest else []), message(**final, **self._named(speaking))]
+        return [*self._rest(speaking, audio), message(**final, **self._named(speaking))]
+
+    def _rest(self, context: _Context, audio: bytes = b"") -> list[Frame]:
+        """Return the audio that was kept, and `audio`, in a message without an alignment."""
+        rest, context.held = context.held + audio, b""
+        return [self._audio(context, rest)] if rest else []
 
     def _aligned(self, context: _Context, words: tuple[Word, ...]) -> Frame:
         # The space after a sentence lasts to the end of its audio, so that clients can join sentences.
