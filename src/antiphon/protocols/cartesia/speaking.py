@@ -93,8 +93,8 @@ class SpokenRequest(msgspec.Struct, kw_only=True):
     transcript: str
     # Name of the model.
     model_id: Text | None = None
-    # The voice; the first loaded voice by default.
-    voice: VoiceChoice | None = None
+    # The voice, or its id; the first loaded voice by default.
+    voice: VoiceChoice | Text | None = None
     # The format of the audio.
     output_format: OutputFormat
     # ISO-639-1 code of the language.
@@ -105,6 +105,12 @@ class SpokenRequest(msgspec.Struct, kw_only=True):
     speed: Text | float | None = None
     # Whether to send the times of words.
     add_timestamps: bool | None = None
+
+
+class EventsRequest(SpokenRequest, kw_only=True):
+    """A text to speak in server-sent events. `context_id`: a name that all events have."""
+
+    context_id: Text | None = None
 
 
 class GenerationRequest(SpokenRequest, kw_only=True):
@@ -131,6 +137,8 @@ class CartesiaSpeech:
     config: SpeechConfig
     encoding: StreamEncoding
     word_times: bool
+    # The context of all events; None if the request has none.
+    context_id: str | None = None
 
     @property
     def media_type(self) -> str:
@@ -171,7 +179,7 @@ def read_request(found: SpokenRequest, catalog: SpeechCatalog, *, files: bool) -
     if len(found.transcript) > MAX_TEXT_CHARS:
         raise RemoteProtocolError("invalid_value", f"A text has at most {MAX_TEXT_CHARS} characters.", "transcript")
     encoding = _read_format(found.output_format, files=files)
-    voice = found.voice or VoiceChoice()
+    voice = VoiceChoice(id=found.voice) if isinstance(found.voice, str) else found.voice or VoiceChoice()
     if voice.mode not in (None, "id"):
         raise RemoteProtocolError("not_supported", "Only voices with an id are supported.", "voice.mode")
     name = voice.id or ""
@@ -184,7 +192,8 @@ def read_request(found: SpokenRequest, catalog: SpeechCatalog, *, files: bool) -
     config = replace(
         config, stream=True, word_times=wants_times, rate_hz=encoding.rate_hz, speed=_speed(found), granularity="none"
     )
-    return CartesiaSpeech(found.transcript, config, encoding, wants_times)
+    name = found.context_id if isinstance(found, EventsRequest | GenerationRequest) else None
+    return CartesiaSpeech(found.transcript, config, encoding, wants_times, name)
 
 
 def _read_format(found: OutputFormat, *, files: bool) -> StreamEncoding:
@@ -214,16 +223,15 @@ def _speed(found: SpokenRequest) -> float:
     return 1.0 if given is None else number(given, "speed", 0.25, 4.0)
 
 
-def sse_piece(data: bytes, step_ms: float) -> bytes:
+def sse_piece(asked: CartesiaSpeech, data: bytes, step_ms: float) -> bytes:
     """Return the server-sent event for a piece of audio. The joined pieces are the audio."""
-    audio = b64encode(data).decode()
-    return _sse(message(type="chunk", data=audio, done=False, status_code=GOES_ON, step_time=round(step_ms, 1)))
+    return _sse(_chunk(asked.context_id, data, step_ms))
 
 
-def sse_end(words: tuple[Word, ...]) -> bytes:
-    """Return the events that end a stream: the times of the words, if there are any, and the end."""
-    times = message(type="timestamps", done=False, status_code=GOES_ON, word_timestamps=word_timestamps(words))
-    return (_sse(times) if words else b"") + _sse(message(type="done", done=True, status_code=DONE))
+def sse_end(asked: CartesiaSpeech, words: tuple[Word, ...]) -> bytes:
+    """Return the events that end a stream: the times of the words, if they were asked for, and the end."""
+    times = _sse(_timestamps(asked.context_id, word_timestamps(words))) if asked.word_times and words else b""
+    return times + _sse(_done(asked.context_id))
 
 
 def sse_error(text: str) -> bytes:
@@ -336,11 +344,11 @@ class CartesiaStreams:
                 speaking.before_s, speaking.end_s = speaking.before_s + speaking.end_s, 0.0
             case SentenceAudio(start_s=start_s, end_s=end_s):
                 speaking.end_s = end_s
-                return [_chunk(speaking, audio, (end_s - start_s) * 1000)] if audio else []
+                return [_chunk(speaking.name, audio, (end_s - start_s) * 1000)] if audio else []
             case SentenceDone(error=error) if error:
                 return [_error(RemoteProtocolError("generation_failed", error), speaking.name)]
             case SentenceDone(words=words) if speaking.word_times and words:
-                return [_timestamps(speaking, words)]
+                return [_timestamps(speaking.name, word_timestamps(words, speaking.before_s))]
             case UtteranceDone(utterance, cancelled=False) if utterance in speaking.flushed:
                 return [_flush_done(speaking, speaking.flushed.index(utterance) + 1)]
             case _:
@@ -350,18 +358,21 @@ class CartesiaStreams:
     def ended(self, context: str, audio: bytes) -> list[Frame]:
         """Return the message that ends a context."""
         speaking = self._contexts.pop(context)
-        rest = [_chunk(speaking, audio, 0.0)] if audio else []
-        return [*rest, message(type="done", done=True, status_code=DONE, context_id=speaking.name)]
+        rest = [_chunk(speaking.name, audio, 0.0)] if audio else []
+        return [*rest, _done(speaking.name)]
 
 
-def _chunk(context: _Context, data: bytes, step_ms: float) -> Frame:
+def _chunk(context: str | None, data: bytes, step_ms: float) -> Frame:
     audio, step = b64encode(data).decode(), round(step_ms, 1)
-    return message(type="chunk", data=audio, done=False, status_code=GOES_ON, step_time=step, context_id=context.name)
+    return message(type="chunk", data=audio, done=False, status_code=GOES_ON, step_time=step, context_id=context)
 
 
-def _timestamps(context: _Context, words: tuple[Word, ...]) -> Frame:
-    times = word_timestamps(words, context.before_s)
-    return message(type="timestamps", done=False, status_code=GOES_ON, context_id=context.name, word_timestamps=times)
+def _timestamps(context: str | None, times: WordTimestamps) -> Frame:
+    return message(type="timestamps", done=False, status_code=GOES_ON, context_id=context, word_timestamps=times)
+
+
+def _done(context: str | None) -> Frame:
+    return message(type="done", done=True, status_code=DONE, context_id=context)
 
 
 def _flush_done(context: _Context, number: int) -> Frame:

@@ -224,7 +224,7 @@ class ElevenLabsStreams:
 
     def _cut(self, key: str) -> list[ContextCommand]:
         """End a context at once, without the audio that was not sent yet."""
-        self._contexts[key].is_closed = True
+        self._contexts[key].is_closed, self._contexts[key].held = True, b""
         return [SpeakInContext(key, CancelSpeech()), EndContext(key)]
 
     def refuse(self, error: RemoteProtocolError, context: str) -> Received[ContextCommand]:

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.events.words import Word
 from antiphon.protocols.cartesia import speaking
-from antiphon.protocols.cartesia.speaking import CartesiaSpeech, CartesiaStreams, SpokenRequest
+from antiphon.protocols.cartesia.speaking import CartesiaSpeech, CartesiaStreams, EventsRequest, SpokenRequest
 from antiphon.protocols.contexts import ContextWire
 from antiphon.protocols.fields import decode, json_object, warnings_of
 from antiphon.protocols.speech.fields import SpeechCatalog
@@ -43,7 +43,7 @@ async def speak_in_contexts(websocket: WebSocket) -> None:
 
 async def speak_bytes(request: Request) -> Response:
     """POST: the audio of a text, as it is made. A failure after the first audio cuts the answer off."""
-    asked, chunks = await _asked(request)
+    asked, chunks = await _asked(request, SpokenRequest)
 
     async def audio() -> AsyncIterator[bytes]:
         encoder = AsyncEncoder(asked.encoding)
@@ -69,7 +69,7 @@ async def speak_bytes(request: Request) -> Response:
 
 async def speak_events(request: Request) -> Response:
     """POST: the audio of a text, as it is made, in server-sent events."""
-    asked, chunks = await _asked(request)
+    asked, chunks = await _asked(request, EventsRequest)
     # Waits for the first audio before sending the status, so that most errors of the request still get a status.
     first = await anext(chunks, None)
 
@@ -80,27 +80,29 @@ async def speak_events(request: Request) -> Response:
                 while chunk:
                     words += chunk.words
                     if data := await encoder.feed(chunk.data):
-                        yield speaking.sse_piece(data, (chunk.end_s - chunk.start_s) * 1000)
+                        yield speaking.sse_piece(asked, data, (chunk.end_s - chunk.start_s) * 1000)
                     chunk = await anext(chunks, None)
             except (ModelError, Refused, RemoteProtocolError) as error:
                 log_failure(error)
                 yield speaking.sse_error("The model failed on this text.")
                 return
         if rest := await encoder.finish():
-            yield speaking.sse_piece(rest, 0.0)
-        yield speaking.sse_end(words if asked.word_times else ())
+            yield speaking.sse_piece(asked, rest, 0.0)
+        yield speaking.sse_end(asked, words)
 
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-async def _asked(request: Request) -> tuple[CartesiaSpeech, AsyncGenerator[EncodedSpeech, None]]:
+async def _asked(
+    request: Request, kind: type[SpokenRequest]
+) -> tuple[CartesiaSpeech, AsyncGenerator[EncodedSpeech, None]]:
     state: ServerState = request.app.state.antiphon
     synthesizer, caller = synthesizer_of(state), identify(request)
     body = await limited(request, MAX_BODY_BYTES).body()
 
     def read(catalog: SpeechCatalog) -> CartesiaSpeech:
         try:
-            found = decode(body, SpokenRequest)
+            found = decode(body, kind)
         except RemoteProtocolError:
             # If the body is not a JSON object, raise the same error as other routes.
             json_object(body)
@@ -110,5 +112,5 @@ async def _asked(request: Request) -> tuple[CartesiaSpeech, AsyncGenerator[Encod
         return speaking.read_request(found, catalog, files=True)
 
     asked = await in_thread(read, speech_catalog(state, caller))
-    state.log_ignored({warning.param for warning in warnings_of(body, SpokenRequest)}, "/tts")
+    state.log_ignored({warning.param for warning in warnings_of(body, kind)}, "/tts")
     return asked, synthesized(state, caller, synthesizer, SpeechRequest(asked.text, asked.config))

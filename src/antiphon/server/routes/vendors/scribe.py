@@ -42,9 +42,7 @@ async def speech_to_text(request: Request) -> Response:
         return await unless_disconnected(request, whole)
 
 
-async def _read(
-    request: Request, state: ServerState, stack: AsyncExitStack
-) -> tuple[dict[str, list[str]], BinaryIO]:
+async def _read(request: Request, state: ServerState, stack: AsyncExitStack) -> tuple[dict[str, list[str]], BinaryIO]:
     """Return the form's text fields and its file, which `stack` closes. Raises RemoteProtocolError, BodyTooLarge."""
     max_bytes = state.settings.audio.max_file_bytes
     too_large = BodyTooLarge(f"The file is larger than {max_bytes} bytes.", "file_too_large", "file")
