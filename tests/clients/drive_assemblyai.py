@@ -1,4 +1,4 @@
-"""assemblyai's streaming client: turns that the server ends, and turns that it is told to end. Its types are strict."""
+"""assemblyai's streaming client: turns that the server ends, and turns that the client ends. Its types are strict."""
 
 import os
 import sys
@@ -17,7 +17,11 @@ def client_of(where):
     """The client, under the name that its version has."""
     new = getattr(v3, "RealTimeTranscriber", None)
     if new:
-        return new(v3.RealTimeTranscriberOptions(api_key="none", api_host=where)), v3.RealTimeEvents, v3.RealTimeParameters
+        return (
+            new(v3.RealTimeTranscriberOptions(api_key="none", api_host=where)),
+            v3.RealTimeEvents,
+            v3.RealTimeParameters,
+        )
     options = v3.StreamingClientOptions(api_key="none", api_host=where)
     return v3.StreamingClient(options), v3.StreamingEvents, v3.StreamingParameters
 

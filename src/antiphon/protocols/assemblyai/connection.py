@@ -26,7 +26,7 @@ from antiphon.protocols.assemblyai.messages import (
     AssemblyMessage,
     AssemblyWord,
     ForceEndpoint,
-    KeepAlive,
+    AssemblyKeepAlive,
     Terminate,
     UpdateConfiguration,
     apply,
@@ -66,7 +66,7 @@ class _Turn:
     text: str = ""
     words: list[Word] = field(default_factory=list)
     # The text that was sent as an utterance.
-    told: str = ""
+    sent_text: str = ""
 
     def shown(self) -> TurnFields:
         """Return the fields of a `Turn` message."""
@@ -84,8 +84,8 @@ class _Turn:
     def utterance(self, text: str) -> str:
         """Return the part of the turn's text that was not sent as an utterance yet."""
         text = text.strip()
-        new = text.removeprefix(self.told) if text.startswith(self.told) else ""
-        self.told = text if new else self.told
+        new = text.removeprefix(self.sent_text) if text.startswith(self.sent_text) else ""
+        self.sent_text = text if new else self.sent_text
         return new.strip()
 
 
@@ -103,7 +103,7 @@ class AssemblyConnection(HearingConnection):
         self._num_turns = 0
 
     def configure(self) -> TranscriptionConfig:
-        """Read the URL. Raises RemoteProtocolError."""
+        """Read the settings in the URL. Raises RemoteProtocolError if one is invalid."""
         query = self.query
         self.check_model(query.get("speech_model", ""))
         encoding = ENCODINGS.get(query.get("encoding", ""))
@@ -119,7 +119,7 @@ class AssemblyConnection(HearingConnection):
         return self._settings
 
     def opened(self) -> list[Frame]:
-        """Return the first message."""
+        """Return the first message, with the session's id."""
         return [message(type="Begin", id=self.id, expires_at=self.context.expires_at)]
 
     # --- from the client
@@ -132,7 +132,7 @@ class AssemblyConnection(HearingConnection):
                 return [ConfigureTranscription(self._settings)]
             case ForceEndpoint():
                 return [CommitAudio()]
-            case KeepAlive():
+            case AssemblyKeepAlive():
                 return []
             case Terminate():
                 self.finishing = 1000, ""

@@ -58,22 +58,22 @@ class SessionSettings(msgspec.Struct):
 
 
 class UpdateConfiguration(SessionSettings, tag_field="type", tag="UpdateConfiguration"):
-    """Changes settings of the session."""
+    """Changes settings of the session for the audio that follows."""
 
 
 class ForceEndpoint(msgspec.Struct, tag_field="type", tag="ForceEndpoint"):
-    """Ends the current turn."""
+    """Ends the current turn, whether or not a pause has begun."""
 
 
-class KeepAlive(msgspec.Struct, tag_field="type", tag="KeepAlive"):
-    """Restarts the idle timeout."""
+class AssemblyKeepAlive(msgspec.Struct, tag_field="type", tag="KeepAlive"):
+    """Restarts the idle timeout without sending audio."""
 
 
 class Terminate(msgspec.Struct, tag_field="type", tag="Terminate"):
     """Ends the session after its last transcript."""
 
 
-AssemblyMessage = UpdateConfiguration | ForceEndpoint | KeepAlive | Terminate
+AssemblyMessage = UpdateConfiguration | ForceEndpoint | AssemblyKeepAlive | Terminate
 
 
 class AssemblyWord(msgspec.Struct):

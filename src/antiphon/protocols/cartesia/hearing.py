@@ -114,12 +114,12 @@ class CartesiaTurns(_CartesiaHearing):
         self._texts: dict[int, str] = {}
 
     def configure(self) -> TranscriptionConfig:
-        """Read the URL. Raises RemoteProtocolError."""
+        """Read the parameters of the URL. Raises RemoteProtocolError if one is invalid."""
         language, terms = self.read_audio_fields()
         return TranscriptionConfig(language=language, vad=semantic_vad(), preflight=True, keyterms=terms)
 
     def opened(self) -> list[Frame]:
-        """Return the first message."""
+        """Return the first message, with the connection's id."""
         return [message(type="connected", request_id=self.id)]
 
     def send(self, event: Event) -> list[Frame]:
@@ -165,7 +165,7 @@ class CartesiaManual(_CartesiaHearing):
         self._has_text = False
 
     def configure(self) -> TranscriptionConfig:
-        """Read the URL. Raises RemoteProtocolError."""
+        """Read the parameters of the URL. Raises RemoteProtocolError if one is invalid."""
         language, terms = self.read_audio_fields()
         return TranscriptionConfig(language=language, keyterms=terms)
 

@@ -63,7 +63,7 @@ class VoiceChoice(msgspec.Struct):
 
 
 class OutputFormat(msgspec.Struct):
-    """The format of the audio."""
+    """The container, the codec and the rate of the audio."""
 
     # Sample rate in Hz.
     sample_rate: int
@@ -246,19 +246,23 @@ def _sse(frame: Frame) -> bytes:
 
 @dataclass(slots=True)
 class _Context:
-    """An open context. `name`: the client's name."""
+    """A context that has not ended."""
 
+    # The client's name of the context.
     name: str
+    # Whether it sends the times of words.
     word_times: bool
-    # Whether text came that is not flushed yet, and whether the context gets no more text.
+    # Whether text came that is not flushed yet.
     has_text: bool = False
+    # Whether it gets no more text.
     is_closed: bool = False
     # Number of utterances that were ended.
     num_utterances: int = 0
     # The utterances that the client has flushed.
     flushed: list[int] = field(default_factory=list)
-    # End of the audio of all sentences before this one, and of this one so far, in seconds.
+    # The end of the audio of all sentences before this one, in seconds.
     before_s: float = 0.0
+    # The end of this sentence's audio so far, in seconds from its start.
     end_s: float = 0.0
 
 

@@ -77,7 +77,7 @@ def stream_alignment(times: CharTimes) -> StreamAlignment:
 
 
 def file_alignment(times: CharTimes) -> FileAlignment:
-    """Return the form for HTTP."""
+    """Return the form for HTTP, in seconds rounded to milliseconds."""
     return FileAlignment(list(times.chars), _rounded(times.starts_s), _rounded(times.ends_s))
 
 

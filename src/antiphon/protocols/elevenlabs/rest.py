@@ -152,7 +152,7 @@ class ModelLanguage(msgspec.Struct):
 
 
 class ElevenLabsModel(msgspec.Struct):
-    """The loaded synthesizer."""
+    """The loaded synthesizer, as an entry of the list of models."""
 
     model_id: str
     name: str
@@ -161,7 +161,7 @@ class ElevenLabsModel(msgspec.Struct):
 
 
 def voices_of(profile: SynthesizerProfile) -> ElevenLabsVoices:
-    """Return the list of voices."""
+    """Return the list of voices, with the default voice first."""
     voices = [voice_of(profile, name) for name in profile.voices]
     return ElevenLabsVoices(voices, False, len(voices))
 

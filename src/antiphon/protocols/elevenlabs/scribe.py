@@ -75,7 +75,7 @@ class InputAudioChunk(msgspec.Struct, tag_field="message_type", tag="input_audio
 
 
 class CommitSegment(msgspec.Struct, tag_field="message_type", tag="commit"):
-    """Ends the segment."""
+    """Ends the segment with the audio that was sent so far."""
 
 
 _MESSAGE: Reader[InputAudioChunk | CommitSegment] = Reader(InputAudioChunk | CommitSegment)
@@ -120,7 +120,7 @@ class ScribeConnection(HearingConnection):
         self._texts: defaultdict[int, str] = defaultdict(str)
 
     def configure(self) -> TranscriptionConfig:
-        """Read the URL. Raises RemoteProtocolError."""
+        """Read the parameters of the URL. Raises RemoteProtocolError if one is invalid."""
         query = self.query
         self.check_model(query.get("model_id", ""))
         found = FORMATS.get(query.get("audio_format", "pcm_16000"))

@@ -29,7 +29,7 @@ FIELDS = frozenset(
 
 
 class ScribeTranscript(msgspec.Struct):
-    """The transcript of a file."""
+    """The transcript of a file, with its words and the spaces between them."""
 
     # ISO-639-1 code of the language.
     language_code: str

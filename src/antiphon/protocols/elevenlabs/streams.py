@@ -84,9 +84,11 @@ class SpokenText(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Context:
-    """An open context. `name`: the client's name. `used_s`: when its last message came."""
+    """A context that has not ended."""
 
+    # The client's name of the context.
     name: str
+    # When its last message came, in seconds of a monotonic clock.
     used_s: float
     # Whether text came that is not flushed yet.
     has_text: bool = False
@@ -94,8 +96,9 @@ class _Context:
     is_flushed: bool = False
     # Whether it gets no more text.
     is_closed: bool = False
-    # The sentence in progress: its text, and the end of its audio so far in seconds.
+    # The text of the sentence in progress.
     sentence: str = ""
+    # The end of its audio so far, in seconds.
     end_s: float = 0.0
     # Audio that waits for the next message.
     held: bytes = b""
@@ -136,7 +139,7 @@ class ElevenLabsStreams:
 
     @property
     def name(self) -> str:
-        """The dialect's name in metrics."""
+        """The dialect's name in metrics, which shows whether it has several contexts."""
         return "elevenlabs_multi" if self._multi else "elevenlabs"
 
     # --- from the client

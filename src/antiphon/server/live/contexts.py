@@ -72,7 +72,7 @@ class AsyncEncoder:
         self._encoder: StreamEncoder | None = None
 
     async def feed(self, data: bytes) -> bytes:
-        """Encode PCM16, as `StreamEncoder.feed` does."""
+        """Encode PCM16 and return the bytes that are complete, as `StreamEncoder.feed` does."""
         return await self._run(lambda encoder: encoder.feed(data))
 
     async def finish(self) -> bytes:
