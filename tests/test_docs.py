@@ -39,6 +39,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/video": ("video-stream",),
     "protocols/rest/chat.py": ("chat-completions",),
     "protocols/rest/transcriptions.py": ("transcriptions",),
+    "protocols/deepgram": ("deepgram", "deepgram-agent"),
     "protocols/wyoming": ("wyoming",),
     "protocols/assemblyai": ("assemblyai",),
     "protocols/cartesia": ("cartesia",),
@@ -78,6 +79,11 @@ INTERNAL = {
     *("undefined", "false", "none", "multi"),
     # Fields of stored sessions, which are not sent.
     *("waiting", "items"),
+    # Of Deepgram's dialects: names in metrics, encodings of samples, kinds of items and parts, arguments of methods.
+    *("deepgram_agent", "deepgram_speak", "s16", "f32", "pcm", "function_call_output", "output_text", "input_text"),
+    *("milliseconds", "ascii"),
+    # A code that is not sent, because Deepgram's errors over HTTP have none.
+    "model_not_found",
     # Internal choices for a request during a response, which are not sent.
     *("wait", "cut"),
 }
@@ -223,6 +229,10 @@ BY_PATH: dict[str, tuple[str, ...]] = {
     "/v1/speech-to-text": ("elevenlabs",),
     "/v1/speech-to-text/realtime": ("elevenlabs",),
     "/v1/voices": ("elevenlabs",),
+    "/v1/listen": ("deepgram",),
+    "/v2/listen": ("deepgram",),
+    "/v1/speak": ("deepgram",),
+    "/v1/agent/converse": ("deepgram", "deepgram-agent"),
     "/v1/realtime/client_secrets": ("client-secrets", *REALTIME),
     "/v1/realtime/sessions": ("client-secrets", *REALTIME),
     "/health": ("bridges",),

@@ -41,15 +41,18 @@ SPEECH_TO_SPEECH = ("speech2speech", "soak")
 # Clients of the port for Home Assistant.
 WYOMING = ("wyoming", "home_assistant", "home_assistant_2026")
 UNAWARE = ("agents", "livekit", "pipecat")
+# Clients of Deepgram's service: its SDK of today and of a year ago, and plugins.
+DEEPGRAM = ("deepgram", "deepgram_2025", "livekit_deepgram", "pipecat_deepgram", "node_deepgram")
+# Clients in folders of their own, which run in Node.
+NODE = ("node", "node_deepgram")
+# Clients of other hosted services, with plugins for several of them.
+HOSTED = ("assemblyai", "assemblyai_2025", "cartesia", "livekit_vendors", "pipecat_vendors")
 # Clients that always use TLS. Their server has a certificate.
 TLS = ("elevenlabs", "elevenlabs_2025")
-# Clients of hosted services that take any address.
-HOSTED = ("assemblyai", "assemblyai_2025", "cartesia", "hosted_pipecat", "hosted_livekit")
-# Programs in JavaScript: their files in the folder `node`.
-NODE = {"node": "drive.mjs", "elevenlabs_node": "elevenlabs.mjs", "assemblyai_node": "assemblyai.mjs"}
 NAMES = (
     *UNAWARE,
-    *NODE,
+    "node",
+    *DEEPGRAM,
     *HOSTED,
     *TLS,
     *SPEECH_TO_SPEECH,
@@ -63,10 +66,15 @@ WITHOUT_DEPENDENCIES = {"home_assistant": "homeassistant==2024.3.3", "home_assis
 # A driver without a client of its own uses another's environment.
 ENVIRONMENTS = {"worker": "duplex", "soak": "duplex"}
 # Versions of a client that are driven alike.
-DRIVERS = {"home_assistant_2026": "home_assistant", "elevenlabs_2025": "elevenlabs", "assemblyai_2025": "assemblyai"}
+DRIVERS = {
+    "home_assistant_2026": "home_assistant",
+    "deepgram_2025": "deepgram",
+    "assemblyai_2025": "assemblyai",
+    "elevenlabs_2025": "elevenlabs",
+}
 # The Python of clients that need another one.
 PYTHONS = {"home_assistant_2026": "3.13"}
-LIMIT_S, SOAK_S = int(os.environ.get("LIMIT_S", "180")), 900
+LIMIT_S, SOAK_S = 180, 900
 RECORDING = HERE.parent / "data" / "audio"
 
 
@@ -103,12 +111,12 @@ def command(name: str) -> list[str | Path]:
     if name not in NODE:
         name = name.removeprefix("native-").removeprefix("door-")
         return [environment(ENVIRONMENTS.get(name, name)), HERE / f"drive_{DRIVERS.get(name, name)}.py"]
-    folder = HERE / "node"
+    folder = HERE / name
     stamp, listed = folder / "node_modules" / ".done", (folder / "package-lock.json").read_text()
     if not stamp.is_file() or stamp.read_text() != listed:
         subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"], cwd=folder, check=True)
         stamp.write_text(listed)
-    return ["node", folder / NODE[name]]
+    return ["node", folder / "drive.mjs"]
 
 
 def started(*flags: str | Path) -> tuple[subprocess.Popen[str], str]:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import av
 import numpy as np
@@ -32,6 +32,7 @@ import psutil
 from PIL import Image
 
 from antiphon.audio.containers import decode_in_slabs, measure_s
+from antiphon.audio.incoming import IncomingAudio
 from antiphon.audio.wav import wav_header
 from antiphon.engine.api import Grammar
 from antiphon.engine.grammar_trial import TRIALS
@@ -41,6 +42,8 @@ from antiphon.events.data_uri import decode_image_uri
 from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.cartesia.speaking import CartesiaStreams
 from antiphon.protocols.connection import Context, WireConnection
+from antiphon.protocols.deepgram.query import Query
+from antiphon.protocols.deepgram.speak import SpeakConnection, SpeakQuery, voice_finder
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.elevenlabs.streams import ElevenLabsStreams
 from antiphon.protocols.model_names import ModelNames
@@ -50,7 +53,7 @@ from antiphon.protocols.speech import rest as speech
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.stream import SpeechDialect
 from antiphon.protocols.video.stream import VideoDialect
-from antiphon.protocols.wire import Received
+from antiphon.protocols.wire import Received, random_id
 from antiphon.recording.tape import Tape, marks, turns
 from antiphon.remote import sse
 from antiphon.remote.chat.chat_completions import ChatReader
@@ -114,6 +117,7 @@ HOSTED: dict[str, tuple[dict[str, Any], ...]] = {
     "/stt/turns/websocket?encoding=pcm_f32le": ({"type": "config"}, {"type": "finalize"}),
     "/stt/websocket?encoding=pcm_alaw&sample_rate=8000": ({"type": "finalize"},),
 }
+RAW_AUDIO = "encoding=linear16&sample_rate=16000&interim_results=true"
 Input = str | bytes
 # Number of inputs per round for targets whose inputs cost a hundred times, and ten times, as much as those of others.
 SLOW, COSTLY = 0.5, 5
@@ -149,12 +153,12 @@ def connection(path: str) -> Callable[[Input], str]:
     url = urlsplit(path)
     query = {name: values[0] for name, values in parse_qs(url.query).items()}
     opening = Opening(
+        query=tuple(parse_qsl(url.query)),
         dialect=query.get("dialect", ""),
         intent=query.get("intent", ""),
         duplex="duplex" in query,
         path=url.path,
         mode=query.get("mode", ""),
-        query=tuple(parse_qsl(url.query)),
     )
     wire: WireConnection = dialect_of(opening).connect(opening, context())
     wire.open()
@@ -184,7 +188,9 @@ def mixed(seeds: Sequence[dict[str, Any]]) -> Callable[[random.Random], Input]:
     return draw_message
 
 
-def stream(dialect: SpeechDialect | VideoDialect | ElevenLabsStreams | CartesiaStreams) -> Callable[[Input], str]:
+def stream(
+    dialect: SpeechDialect | SpeakConnection | VideoDialect | ElevenLabsStreams | CartesiaStreams,
+) -> Callable[[Input], str]:
     return lambda data: answers(dialect.feed(data))
 
 
@@ -400,12 +406,53 @@ def _sockets() -> dict[str, Target]:
         "/v1/omni": [p for p in paths if p.startswith("/v1/omni")],
         "/v1/realtime?mode=audio": [p for p in paths if "mode=audio" in p],
         "/ws/duplex": [p for p in paths if p == "/ws/duplex"],
+        f"/v1/listen?{RAW_AUDIO}": [p for p in paths if p.startswith("/v1/listen")],
+        f"/v2/listen?{RAW_AUDIO}": [p for p in paths if p.startswith("/v2/listen")],
     }
     found = {door: Target(functools.partial(connection, door), frames_of(seeds)) for door, seeds in doors.items()}
     return found | {door: Target(functools.partial(connection, door), mixed(seeds)) for door, seeds in HOSTED.items()}
 
 
+def read_query(data: Input) -> None:
+    """Open each of Deepgram's connections with a query."""
+    pairs = parse_qsl(data if isinstance(data, str) else data.decode(errors="replace"))
+    for path in ("/v1/listen", "/v2/listen"):
+        opening = Opening(path=path, query=tuple(pairs))
+        with suppress(RemoteProtocolError):
+            dialect_of(opening).connect(opening, context()).open()
+    with suppress(RemoteProtocolError):
+        deepgram_speech(Query(pairs))
+
+
+def draw_query(draw: random.Random) -> Input:
+    names = (
+        *("model", "encoding", "sample_rate", "channels", "multichannel", "language", "interim_results", "endpointing"),
+        *("utterance_end_ms", "diarize", "keyterm", "keywords", "eot_threshold", "eot_timeout_ms", "redact", "speed"),
+        *("eager_eot_threshold", "container", "detect_language", "x"),
+    )
+    values = (
+        *("nova-3", "linear16", "opus", "flac", "mp3", "wav", "16000", "true", "false", "0", "-1", "0.7", "nan", "inf"),
+        *("1e400", "1e9", "multi", "en-US", "tlh", "", "\0", "a" * 300, "\ud800".encode("utf-8", "replace").decode()),
+    )
+    return urlencode([(draw.choice(names), draw.choice(values)) for _ in range(draw.randrange(9))])
+
+
+def deepgram_speech(query: Query) -> SpeakConnection:
+    find = voice_finder(CATALOG.voices, CATALOG.languages, CATALOG.models.lenient, CATALOG.log_alias)
+    return SpeakConnection(SpeakQuery(query, find, live=True), "hibari-heart", random_id)
+
+
+def read_pieces(data: Input) -> None:
+    """Decode a container that arrives in pieces of a few bytes."""
+    incoming = IncomingAudio("container")
+    raw = data if isinstance(data, bytes) else data.encode()
+    for at in range(0, len(raw), 997):
+        incoming.feed(raw[at : at + 997])
+    incoming.flush()
+
+
 def _streams() -> dict[str, Target]:
+    said = [p for p in recorded_frames() if p.startswith("/v1/speak")]
     spoken = [p for p in recorded_frames() if p.startswith("/v1/audio/speech/stream")]
     watched = [p for p in recorded_frames() if p.startswith("/v1/video/chat/stream")]
     return {
@@ -413,6 +460,9 @@ def _streams() -> dict[str, Target]:
         "elevenlabs": Target(lambda: stream(elevenlabs(multi=False)), mixed(TEXTS)),
         "elevenlabs contexts": Target(lambda: stream(elevenlabs(multi=True)), mixed(TEXTS)),
         "cartesia speech": Target(lambda: stream(CartesiaStreams(CATALOG)), mixed(GENERATIONS)),
+        "/v1/speak": Target(lambda: stream(deepgram_speech(Query([]))), frames_of(said)),
+        "queries of Deepgram's clients": Target(raising(read_query), draw_query),
+        "containers in pieces": Target(raising(read_pieces), one_of(sounds()), COSTLY),
         "video stream": Target(lambda: stream(VideoDialect(lambda: 0.0)), frames_of(watched)),
     }
 

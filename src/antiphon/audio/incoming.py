@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Bytes from which FFmpeg finds out what a container holds, and the seconds of audio that it may read for that. The
 # first words wait for both.
 PROBE_BYTES, PROBE_S = 2048, 0.05
+# Bytes after which what is no container is refused.
+MAX_UNKNOWN_BYTES = 32 << 10
 # Bytes within which the header of a WAV file has to end.
 MAX_HEADER_BYTES = 64 << 10
 # Maximum seconds of audio in one piece of a container: a few bytes may stand for hours.
@@ -43,6 +45,8 @@ _WAV_FORMATS: dict[tuple[int, int], RawEncoding] = {
     (ULAW, 8): "ulaw",
 }
 _EXTENSIBLE = 0xFFFE
+# How the containers of Opus begin: Ogg, and Matroska or WebM.
+_OPUS_CONTAINERS = (b"OggS", b"\x1aE\xdf\xa3")
 
 
 class _Decoder(Protocol):
@@ -62,28 +66,33 @@ class IncomingAudio:
         if encoding in get_args(RawEncoding):
             self._decoder = RawDecoder(cast(RawEncoding, encoding), rate_hz, channels)
         # The beginning of a container, until it is known which.
-        self._head = b""
+        self._head, self._wav = b"", _WavHeader()
 
     def feed(self, data: bytes) -> Pcm:
         """Return the audio that `data` completes: float32 [num_samples]. It may be empty. Raises MediaError."""
         if self._decoder:
             return self._decoder.feed(data)
         self._head += data
-        if len(self._head) < 4 or (self._head[:4] == b"RIFF" and (found := _read_wav(self._head)) is None):
-            if len(self._head) > MAX_HEADER_BYTES:
-                raise MediaError("the header of the WAV file has no end")
+        if len(self._head) < 4:
             return np.zeros(0, np.float32)
-        data, self._head = self._head, b""
-        if data[:4] == b"RIFF" and found:
+        data = self._head
+        if data[:4] == b"RIFF":
+            if (found := self._wav.read(data)) is None:
+                if len(data) > MAX_HEADER_BYTES:
+                    raise MediaError("the header of the WAV file has no end")
+                return np.zeros(0, np.float32)
             self._decoder, data = found
-        elif self._encoding == "opus" and data[:4] not in (b"OggS", b"\x1aE\xdf\xa3"):
+        elif self._encoding == "opus" and data[:4] not in _OPUS_CONTAINERS:
             self._decoder = OpusPacketDecoder()
         else:
             self._decoder = ContainerDecoder()
+        self._head = b""
         return self._decoder.feed(data)
 
     def flush(self) -> Pcm:
         """Return the rest of the audio. Call it once, at the end. Raises MediaError if no audio was found."""
+        if self._decoder is None and self._head:
+            raise MediaError("the audio is in no format that can be decoded")
         return self._decoder.flush() if self._decoder else np.zeros(0, np.float32)
 
 
@@ -125,27 +134,48 @@ class RawDecoder:
                 return from_alaw(data)
 
 
-def _read_wav(head: bytes) -> tuple[_Decoder, bytes] | None:
-    """Return what decodes the rest of a WAV file, and the beginning of its samples. None if its header is incomplete.
+class _WavHeader:
+    """Reads the header of a WAV file as it arrives.
 
     FFmpeg would read a second of samples first. Sizes of a stream are unknown, so all that follows are samples. Samples
     of other kinds are left to FFmpeg.
     """
-    at, kind = 12, None
-    while len(head) >= at + 8:
-        name, size = struct.unpack_from("<4sI", head, at)
-        if name == b"data":
-            encoding = _WAV_FORMATS.get((kind[0], kind[3])) if kind else None
-            if kind and encoding and RATES_HZ[0] <= kind[2] <= RATES_HZ[1] and 1 <= kind[1] <= MAX_CHANNELS:
-                return RawDecoder(encoding, kind[2], kind[1]), head[at + 8 :]
-            return ContainerDecoder(), head
-        if name == b"fmt " and size >= 16 and len(head) >= at + 24:
-            tag, channels, rate_hz, _, _, bits = struct.unpack_from("<HHIIHH", head, at + 8)
-            if tag == _EXTENSIBLE and size >= 26 and len(head) >= at + 34:
-                tag = struct.unpack_from("<H", head, at + 32)[0]
-            kind = (tag, channels, rate_hz, bits)
-        at += 8 + size + size % 2
-    return None
+
+    def __init__(self) -> None:
+        # The position of the next chunk, and the format: its tag, channels, sample rate and bits per sample.
+        self._at = 12
+        self._format: tuple[int, int, int, int] | None = None
+
+    def read(self, head: bytes) -> tuple[_Decoder, bytes] | None:
+        """Return what decodes the rest of the file, and the first of that. None if the header is incomplete.
+
+        `head` begins with the bytes of the last call.
+        """
+        while len(head) >= self._at + 8:
+            name, size = struct.unpack_from("<4sI", head, self._at)
+            if name == b"data":
+                return self._decoder(head)
+            if name == b"fmt ":
+                if len(head) < self._at + 8 + min(size, 40):
+                    return None
+                self._read_format(head, size)
+            self._at += 8 + size + size % 2
+        return None
+
+    def _read_format(self, head: bytes, size: int) -> None:
+        if size < 16:
+            return
+        tag, channels, rate_hz, _, _, bits = struct.unpack_from("<HHIIHH", head, self._at + 8)
+        if tag == _EXTENSIBLE and size >= 26:
+            tag = struct.unpack_from("<H", head, self._at + 32)[0]
+        self._format = (tag, channels, rate_hz, bits)
+
+    def _decoder(self, head: bytes) -> tuple[_Decoder, bytes]:
+        tag, channels, rate_hz, bits = self._format or (0, 0, 0, 0)
+        encoding = _WAV_FORMATS.get((tag, bits))
+        if encoding and RATES_HZ[0] <= rate_hz <= RATES_HZ[1] and 1 <= channels <= MAX_CHANNELS:
+            return RawDecoder(encoding, rate_hz, channels), head[self._at + 8 :]
+        return ContainerDecoder(), head
 
 
 class _Pipe:
@@ -244,7 +274,11 @@ def _decode_to_end(pipe: _Pipe) -> None:
     import av
     import av.error
 
-    options = {"probesize": str(PROBE_BYTES), "analyzeduration": str(round(PROBE_S * 1e6))}
+    options = {
+        "probesize": str(PROBE_BYTES),
+        "analyzeduration": str(round(PROBE_S * 1e6)),
+        "formatprobesize": str(MAX_UNKNOWN_BYTES),
+    }
     with av.open(cast(BinaryIO, pipe), mode="r", metadata_errors="ignore", options=options) as container:
         if not container.streams.audio:
             raise MediaError("there is no audio in the container")

@@ -15,21 +15,8 @@ def wav_header(rate_hz: int, num_bytes: int = UNKNOWN_SIZE, *, tag: int = PCM, c
 
     Without `num_bytes`, both sizes are 0xFFFFFFFF, for a stream of unknown length. Players accept that.
     """
-    width = _WIDTHS[tag]
+    frame_bytes = _WIDTHS[tag] * channels
     riff = UNKNOWN_SIZE if num_bytes == UNKNOWN_SIZE else num_bytes + 36
-    return struct.pack(
-        "<4sI4s4sIHHIIHH4sI",
-        b"RIFF",
-        riff,
-        b"WAVE",
-        b"fmt ",
-        16,
-        tag,
-        channels,
-        rate_hz,
-        rate_hz * width * channels,
-        width * channels,
-        8 * width,
-        b"data",
-        num_bytes,
-    )
+    samples = struct.pack("<HHIIHH", tag, channels, rate_hz, rate_hz * frame_bytes, frame_bytes, 8 * _WIDTHS[tag])
+    head = struct.pack("<4sI4s4sI", b"RIFF", riff, b"WAVE", b"fmt ", 16)
+    return head + samples + struct.pack("<4sI", b"data", num_bytes)

@@ -320,6 +320,11 @@ class SpeechWire(Protocol):
         """The close code and reason with which to close the connection after all text is spoken; None if it goes on."""
         ...
 
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds without a message after which the connection is closed; None for the server's own timeout."""
+        ...
+
     def feed(self, data: str | bytes) -> Received[SpeechCommand]:
         """Read one message of the client."""
         ...

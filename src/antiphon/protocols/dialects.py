@@ -21,6 +21,7 @@ _MODULES = (
     "bridges.omni",
     "bridges.openbmb",
     "cartesia.hearing",
+    "deepgram.agent",
     "deepgram.flux",
     "deepgram.listen",
     "duplex.connection",

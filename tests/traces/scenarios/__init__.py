@@ -16,6 +16,7 @@ _NAMES = (
     "bridges",
     "telephone",
     "rest",
+    "deepgram",
     "vendors",
 )
 ALL = tuple(import_module(f"tests.traces.scenarios.{name}") for name in _NAMES)

@@ -23,10 +23,10 @@ from antiphon.events.transcription import (
 from antiphon.events.words import Word
 from antiphon.protocols.assemblyai.messages import (
     ENCODINGS,
+    AssemblyKeepAlive,
     AssemblyMessage,
     AssemblyWord,
     ForceEndpoint,
-    AssemblyKeepAlive,
     Terminate,
     UpdateConfiguration,
     apply,

@@ -172,8 +172,8 @@ class FluxConnection(LiveListener):
                 found.guess = text.strip()
                 return [*self._begin(found), self._info(found, "EagerEndOfTurn", found.guess)] if found.guess else []
             case GuessDropped(turn) if (found := self._turns.get(turn)) and found.guess:
-                found.guess = None
-                return [self._info(found, "TurnResumed", found.text)]
+                text, found.guess = found.guess, None
+                return [self._info(found, "TurnResumed", text)]
             case TranscriptDone(turn, text, _, words) if found := self._turns.pop(turn, None):
                 return self._ended(found, text.strip(), list(words))
             case TranscriptFailed(turn, text):
@@ -193,7 +193,7 @@ class FluxConnection(LiveListener):
         if turn.index is not None or not (turn.text.strip() or turn.guess):
             return []
         turn.index, self._num_turns = self._num_turns, self._num_turns + 1
-        return [self._info(turn, "StartOfTurn", turn.text)]
+        return [self._info(turn, "StartOfTurn", turn.text or turn.guess or "")]
 
     def _ended(self, turn: _Turn, text: str, words: list[Word]) -> list[Frame]:
         """Return the end of a turn. Users have already answered its guess, so the text is the same."""

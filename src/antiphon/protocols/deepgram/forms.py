@@ -121,6 +121,6 @@ def created(now_s: float) -> str:
 def deepgram_error(status: int, code: str, message: str, request_id: str) -> ShapedError:
     """Return a refusal in Deepgram's shape. `code` is ours, which Deepgram's shape does not have."""
     body = {"err_code": _CODES.get(status, "INTERNAL_SERVER_ERROR"), "err_msg": message, "request_id": request_id}
-    # Headers are Latin-1, in one line.
-    shown = message.encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")
+    # The message may quote any text of the client, but a header has only printable characters.
+    shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in message)
     return ShapedError(body, {"dg-error": shown, "dg-request-id": request_id})

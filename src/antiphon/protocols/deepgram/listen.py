@@ -87,8 +87,8 @@ class _Turn:
     end_s: float = 0.0
     text: str = ""
     words: list[Word] = field(default_factory=list)
-    # Whether the client has ended it.
-    by_client: bool = False
+    # Whether a Finalize has ended it.
+    is_finalized: bool = False
 
 
 class ListenConnection(LiveListener):
@@ -100,8 +100,8 @@ class ListenConnection(LiveListener):
         super().__init__(opening, context)
         self._turns: dict[int, _Turn] = {}
         self._speakers = Speakers()
-        # Number of Finalize messages without a result.
-        self._num_finalized = 0
+        # For each Finalize without its turn: the end of the audio before it, in ms.
+        self._finalized_ms: list[int] = []
         # The end of the last word, in seconds, until its UtteranceEnd was sent.
         self._last_word_s: float | None = None
 
@@ -130,7 +130,7 @@ class ListenConnection(LiveListener):
             case KeepAlive():
                 return [], []
             case Finalize():
-                self._num_finalized += 1
+                self._finalized_ms.append(int(self.received_s * 1000))
                 return self._end_turn(), []
             case CloseStream():
                 return self._close_stream()
@@ -164,10 +164,12 @@ class ListenConnection(LiveListener):
                 self._turns[turn] = _Turn(at_ms / 1000)
                 timestamp = {"channel": CHANNEL, "timestamp": at_ms / 1000}
                 return [message(type="SpeechStarted", **timestamp)] if self._vad_events else []
-            case TurnCommitted(turn, start_ms, end_ms, speech_end_ms):
+            case TurnCommitted(turn, start_ms, end_ms):
                 open_turn = self._turns.setdefault(turn, _Turn(start_ms / 1000))
                 open_turn.start_s, open_turn.end_s = start_ms / 1000, end_ms / 1000
-                open_turn.by_client = speech_end_ms is None
+                while self._finalized_ms and self._finalized_ms[0] <= end_ms:
+                    self._finalized_ms.pop(0)
+                    open_turn.is_finalized = True
                 return []
             case TranscriptDelta(turn, text, words) if self._interim and turn in self._turns:
                 return [self._interim_result(self._turns[turn], text, words)]
@@ -189,9 +191,9 @@ class ListenConnection(LiveListener):
     def _final(self, turn: _Turn, done: TranscriptDone) -> list[Frame]:
         languages = [done.language] if self._detects and done.text and done.language else UNSET
         alternative = self._alternative(done.text, list(done.words), done.speaker_label, languages)
-        finalized = turn.by_client and self._num_finalized > 0
-        self._num_finalized -= finalized
-        ended = self._ends_turns or turn.by_client
+        # A turn that has ended by itself counts too if its result comes after the Finalize: clients wait for its words.
+        finalized = turn.is_finalized or bool(self._finalized_ms)
+        ended = self._ends_turns or finalized
         frame = self._result(turn, turn.end_s, alternative, ended=ended, finalized=finalized)
         if done.words and self._utterance_end_s:
             self._last_word_s = done.words[-1].end_s

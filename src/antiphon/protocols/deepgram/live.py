@@ -1,4 +1,4 @@
-"""The common part of Deepgram's live dialects: audio in binary frames, the end of the stream, and errors."""
+"""The common parts of Deepgram's live dialects: audio in binary frames, the end of the stream, and errors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,38 @@ _FAILURES = {"idle_timeout": SILENT, "server_error": FAILED, "resource_exhausted
 IDLE_S = 10.0
 
 
-class LiveListener:
+class NeverResumed:
+    """The methods of a connection whose session cannot be resumed and is not stored. `dialect` is its name."""
+
+    dialect = ""
+
+    def control(self, data: str | bytes) -> Control | None:
+        """Return None: no messages are about the connection."""
+        return None
+
+    def snapshot(self) -> WireSnapshot | None:
+        """Return None: nothing is stored."""
+        return None
+
+    def resumed(self, token: str, **facts: Any) -> Frame:
+        """Raise an error: sessions cannot be resumed."""
+        raise LocalProtocolError(f"{self.dialect} cannot be resumed")
+
+    def replaced(self) -> Frame:
+        """Raise an error: sessions cannot be resumed."""
+        raise LocalProtocolError(f"{self.dialect} cannot be resumed")
+
+    def restore(self, kept: WireSnapshot) -> None:
+        """Raise an error: sessions are not stored."""
+        raise LocalProtocolError(f"{self.dialect} is not stored")
+
+
+class LiveListener(NeverResumed):
     """One connection whose audio is transcribed. Its configuration is in the URL, and it cannot be resumed.
 
     A subclass reads text messages (`_read`), writes events (`_write`) and errors (`_error`).
     """
 
-    dialect = ""
     epoch, closing, min_commit_ms = 0, False, 0
     idle_s: float | None = IDLE_S
 
@@ -145,25 +170,3 @@ class LiveListener:
 
     def _error(self, code: str, text: str) -> list[Frame]:
         raise NotImplementedError
-
-    # --- unused, because sessions cannot be resumed
-
-    def control(self, data: str | bytes) -> Control | None:
-        """Return None: no messages are about the connection."""
-        return None
-
-    def snapshot(self) -> WireSnapshot | None:
-        """Return None: nothing is stored."""
-        return None
-
-    def resumed(self, token: str, **facts: Any) -> Frame:
-        """Raise an error: sessions cannot be resumed."""
-        raise LocalProtocolError(f"{self.dialect} cannot be resumed")
-
-    def replaced(self) -> Frame:
-        """Raise an error: sessions cannot be resumed."""
-        raise LocalProtocolError(f"{self.dialect} cannot be resumed")
-
-    def restore(self, kept: WireSnapshot) -> None:
-        """Raise an error: sessions are not stored."""
-        raise LocalProtocolError(f"{self.dialect} is not stored")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from antiphon.audio.incoming import Encoding, IncomingAudio
 from antiphon.audio.pcm import MAX_CHANNELS
 from antiphon.errors import RemoteProtocolError
@@ -115,7 +117,8 @@ class Query:
 
     def terms(self) -> tuple[str, ...]:
         """Return the words and phrases that are likely to be said. The boost of a keyword (`name:2`) has no effect."""
-        given = [*self.all("keyterm"), *(word.rpartition(":")[0] or word for word in self.all("keywords"))]
+        given = [term for value in self.all("keyterm") for term in _listed(value)]
+        given += [word.rpartition(":")[0] or word for value in self.all("keywords") for word in _listed(value)]
         terms = tuple(" ".join(term.split()) for term in given if term.strip())
         if len(terms) > MAX_KEYTERMS or any(len(term) > MAX_KEYTERM_CHARS for term in terms):
             message = f"At most {MAX_KEYTERMS} keyterms of {MAX_KEYTERM_CHARS} characters are supported."
@@ -178,3 +181,13 @@ class Query:
             keyterms=self.terms(),
             speaker_labels=diarize,
         )
+
+
+def _listed(value: str) -> list[str]:
+    """Return the texts of a value. Deepgram's SDK for JavaScript sends a list as JSON in one value."""
+    if not value.startswith("["):
+        return [value]
+    try:
+        return msgspec.json.decode(value, type=list[str])
+    except msgspec.DecodeError:
+        return [value]

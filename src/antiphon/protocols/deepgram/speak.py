@@ -131,7 +131,7 @@ class SpeakConnection:
     """One stream of text. `model` is the name of the synthesizer."""
 
     dialect = "deepgram_speak"
-    configured, closing = True, False
+    configured, closing, idle_s = True, False, 3600.0
 
     def __init__(self, asked: SpeakQuery, model: str, new_id: NewId) -> None:
         self._asked, self._model = asked, model

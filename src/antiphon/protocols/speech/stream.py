@@ -92,7 +92,7 @@ class SpeechDialect:
         self.configured = False
         # Whether to close the connection after the returned frames.
         self.closing = False
-        self.finishing = None
+        self.finishing = self.idle_s = None
 
     # --- from the client
 

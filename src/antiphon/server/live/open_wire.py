@@ -27,7 +27,7 @@ Read = TypeVar("Read")
 LARGE_FRAME_BYTES = 256 << 10
 # Matches frames with tools, which are decoded in a thread too because their schemas are compiled. Also matches the name
 # when it is spelled in escapes, as only a hostile client does.
-_TOOLS = re.compile(r'"tools"|\\u00[67]')
+_TOOLS = re.compile(r'"(?:tools|functions)"|\\u00[67]')
 
 
 def check_tools(tools: Sequence[Tool], param: str, field: str = "parameters") -> None:

@@ -37,6 +37,7 @@ KINDS_OF: dict[str, Kind] = {
     "cartesia": "captions",
     "cartesia_turns": "captions",
     "deepgram": "captions",
+    "deepgram_agent": "conversation",
     "flux": "captions",
     "openai": "captions",
     "scribe": "captions",

@@ -76,6 +76,8 @@ class LiveSpeech:
     @property
     def idle_limit_s(self) -> float:
         """The idle timeout in seconds, which is longer after the stream is configured."""
+        if self._wire.idle_s is not None:
+            return self._wire.idle_s
         speech = self._state.settings.speech
         return speech.idle_timeout_s if self._wire.configured else speech.config_timeout_s
 

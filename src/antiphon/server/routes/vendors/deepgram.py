@@ -87,7 +87,7 @@ async def listen(request: Request) -> Response:
 
         async def whole() -> Response:
             info, segments = await transcript.whole(parts)
-            names = [str(note.number) for note in transcript.channels]
+            names = [str(note.channel) for note in transcript.channels]
             heard = files.HeardFile(segments, info, names, sha256)
             return json_response(files.file_transcript(query, heard, asked.model, current_request().id, time.time()))
 
@@ -109,7 +109,8 @@ async def speak(request: Request) -> Response:
 
     async def body() -> AsyncIterator[bytes]:
         async with aclosing(chunks):
-            yield asked.header()
+            if header := asked.header():
+                yield header
             if first:
                 yield asked.encoded(first.data)
             async for chunk in chunks:
@@ -160,7 +161,7 @@ async def _file(request: Request, state: ServerState, query: Query, stack: Async
         url = decode(await limited(request, FIELD_BYTES).body(), files.FileUrl).url
         data = await state.fetcher.audio(url, "url", max_bytes)
         return io.BytesIO(header + data), hashlib.sha256(data).hexdigest()
-    spooled = SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115: `stack` closes it.
+    spooled = SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115
     file = cast(BinaryIO, stack.enter_context(spooled))
     digest, has_audio = hashlib.sha256(), False
     file.write(header)
