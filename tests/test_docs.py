@@ -43,6 +43,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/rest/transcriptions.py": ("transcriptions",),
     "protocols/deepgram": ("deepgram", "deepgram-agent"),
     "protocols/wyoming": ("wyoming",),
+    "protocols/assemblyai": ("assemblyai",),
+    "protocols/cartesia": ("cartesia",),
+    "protocols/elevenlabs": ("elevenlabs",),
     "protocols/telephony": ("telephone",),
     "server/wyoming": ("wyoming",),
     "server/routes/calls.py": ("webrtc",),
@@ -53,6 +56,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "server/routes/telephone.py": ("telephone",),
     "server/routes/speakers.py": ("speakers",),
     "server/routes/voices.py": ("speech",),
+    "server/routes/vendors/cartesia.py": ("cartesia",),
+    "server/routes/vendors/elevenlabs.py": ("elevenlabs",),
     "server/routes/transcriptions.py": ("transcriptions",),
 }
 # Names in the source that never appear on the wire.
@@ -69,6 +74,11 @@ INTERNAL = {
     "client_force_listen",
     # Encodings of a telephone's audio.
     *("ulaw", "alaw", "pcm16", "pcmu", "pcma"),
+    # Names of other vendors' dialects in metrics, and encodings that their clients call by other names.
+    *("assemblyai", "cartesia", "cartesia_turns", "cartesia_speech", "elevenlabs", "elevenlabs_multi", "scribe"),
+    *("s16", "f32", "container", "clause", "base64", "verbose_json"),
+    # Values that clients write for a missing or false one.
+    *("undefined", "false", "none", "multi"),
     # Fields of stored sessions, which are not sent.
     *("waiting", "items"),
     # Of Deepgram's dialects: names in metrics, encodings of samples, kinds of items and parts, arguments of methods.
@@ -214,6 +224,15 @@ BY_PATH: dict[str, tuple[str, ...]] = {
     "/v1/audio/speech/batch": ("speech",),
     "/v1/audio/voices": ("speech",),
     "/v1/telephone/calls": ("telephone",),
+    "/v3/ws": ("assemblyai",),
+    "/tts/websocket": ("cartesia",),
+    "/tts/bytes": ("cartesia",),
+    "/tts/sse": ("cartesia",),
+    "/stt/websocket": ("cartesia",),
+    "/stt/turns/websocket": ("cartesia",),
+    "/v1/speech-to-text": ("elevenlabs",),
+    "/v1/speech-to-text/realtime": ("elevenlabs",),
+    "/v1/voices": ("elevenlabs",),
     "/v1/listen": ("deepgram",),
     "/v2/listen": ("deepgram",),
     "/v1/speak": ("deepgram",),
@@ -231,6 +250,8 @@ def pages_of(url: str) -> tuple[str, ...]:
         path = "/v1/duplex"
     if path == "/v1/realtime" and "mode" in query:
         path = "/v1/omni"
+    if path.startswith("/v1/text-to-speech/"):
+        path = "/v1/speech-to-text"
     # A session of any kind can be resumed at /v1/realtime.
     more = BY_PATH["/v1/duplex"] if "resume" in query else ()
     return (*SHARED, *more, *(REALTIME if path == "/v1/realtime" else BY_PATH.get(path, ())))

@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The package itself and `python -m antiphon`, which only call rooms.
 UNRULED = {"__init__", "__main__"}
 # Rooms whose folders must not import each other. The value has the shared folders that all of them may import.
-SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime"}}
+SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime", "rest", "speech"}}
 # Rooms that do no I/O, and use neither a clock nor an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "state_machine", "text", "turns", "vision", "wyoming"}
 PURE_FILES = (

@@ -43,8 +43,10 @@ WYOMING = ("wyoming", "home_assistant", "home_assistant_2026")
 UNAWARE = ("agents", "livekit", "pipecat")
 # Clients of Deepgram's service: its SDK of today and of a year ago, and plugins.
 DEEPGRAM = ("deepgram", "deepgram_2025", "livekit_deepgram", "pipecat_deepgram", "node_deepgram")
-# Clients of Gemini Live that always use TLS. Their server has a certificate.
-TLS = ("gemini", "gemini_2025", "gemini_pipecat", "gemini_livekit")
+# Clients of other hosted services, with plugins for several of them.
+HOSTED = ("assemblyai", "assemblyai_2025", "cartesia", "livekit_vendors", "pipecat_vendors")
+# Clients that always use TLS. Their server has a certificate.
+TLS = ("elevenlabs", "elevenlabs_2025", "gemini", "gemini_2025", "gemini_pipecat", "gemini_livekit")
 # Clients of OpenAI's Live API.
 LIVE = ("openai_live", "live_pipecat")
 # Programs in JavaScript. The folder of each has the list of its packages.
@@ -53,6 +55,7 @@ NAMES = (
     *UNAWARE,
     *(name for name in NODE if name not in DEEPGRAM),
     *DEEPGRAM,
+    *HOSTED,
     *LIVE,
     *TLS,
     *SPEECH_TO_SPEECH,
@@ -66,7 +69,13 @@ WITHOUT_DEPENDENCIES = {"home_assistant": "homeassistant==2024.3.3", "home_assis
 # A driver without a client of its own uses another's environment.
 ENVIRONMENTS = {"worker": "duplex", "soak": "duplex"}
 # Versions of a client that are driven alike.
-DRIVERS = {"home_assistant_2026": "home_assistant", "deepgram_2025": "deepgram", "gemini_2025": "gemini"}
+DRIVERS = {
+    "assemblyai_2025": "assemblyai",
+    "deepgram_2025": "deepgram",
+    "elevenlabs_2025": "elevenlabs",
+    "gemini_2025": "gemini",
+    "home_assistant_2026": "home_assistant",
+}
 # The Python of clients that need another one.
 PYTHONS = {"home_assistant_2026": "3.13"}
 LIMIT_S, SOAK_S = int(os.environ.get("LIMIT_S", "180")), 900

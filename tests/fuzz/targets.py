@@ -19,7 +19,7 @@ import io
 import json
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,10 +40,12 @@ from antiphon.errors import AntiphonError, RemoteProtocolError, StoreError
 from antiphon.events.conversation import ContentPart, Item
 from antiphon.events.data_uri import decode_image_uri
 from antiphon.loading.loaded import LoadedModels
+from antiphon.protocols.cartesia.speaking import CartesiaStreams
 from antiphon.protocols.connection import Context, WireConnection
 from antiphon.protocols.deepgram.query import Query
 from antiphon.protocols.deepgram.speak import SpeakConnection, SpeakQuery, voice_finder
 from antiphon.protocols.dialects import dialect_of
+from antiphon.protocols.elevenlabs.streams import ElevenLabsStreams
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.rest import chat, transcription_form
@@ -82,6 +84,40 @@ CATALOG = SpeechCatalog(
     check_url=lambda url, param: None,
     log_alias=lambda name, model: None,
 )
+# Messages of clients of hosted services. Some have no `type`, by which recorded frames are found.
+TEXTS: tuple[dict[str, Any], ...] = (
+    {"text": " ", "voice_settings": {"speed": 1.1}, "generation_config": {"chunk_length_schedule": [50]}},
+    {"text": "Hello there. ", "context_id": "a", "flush": True},
+    {"context_id": "a", "close_context": True},
+    {"text": "", "context_id": "b"},
+    {"close_socket": False},
+)
+GENERATIONS: tuple[dict[str, Any], ...] = (
+    {
+        "context_id": "a",
+        "model_id": "sonic-3",
+        "transcript": "Hello. ",
+        "continue": True,
+        "flush": True,
+        "voice": {"mode": "id", "id": "heart"},
+        "output_format": {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 44_100},
+        "generation_config": {"speed": 1.5},
+    },
+    {"context_id": "a", "cancel": True},
+)
+HOSTED: dict[str, tuple[dict[str, Any], ...]] = {
+    "/v1/speech-to-text/realtime?commit_strategy=vad": (
+        {"message_type": "input_audio_chunk", "audio_base_64": "AAAA", "commit": True, "sample_rate": 16_000},
+        {"message_type": "commit"},
+    ),
+    "/v3/ws?sample_rate=8000&encoding=pcm_mulaw": (
+        {"type": "UpdateConfiguration", "vad_threshold": 0.5, "max_turn_silence": 400, "keyterms_prompt": ["a"]},
+        {"type": "ForceEndpoint"},
+        {"type": "KeepAlive"},
+    ),
+    "/stt/turns/websocket?encoding=pcm_f32le": ({"type": "config"}, {"type": "finalize"}),
+    "/stt/websocket?encoding=pcm_alaw&sample_rate=8000": ({"type": "finalize"},),
+}
 RAW_AUDIO = "encoding=linear16&sample_rate=16000&interim_results=true"
 Input = str | bytes
 # Number of inputs per round for targets whose inputs cost a hundred times, and ten times, as much as those of others.
@@ -136,7 +172,26 @@ def connection(path: str) -> Callable[[Input], str]:
     return feed
 
 
-def stream(dialect: SpeechDialect | SpeakConnection | VideoDialect) -> Callable[[Input], str]:
+def elevenlabs(*, multi: bool) -> ElevenLabsStreams:
+    """Return a connection with texts to speak, whose clock stands still."""
+    return ElevenLabsStreams("heart", {"output_format": "pcm_16000"}, CATALOG, lambda: 0.0, multi=multi)
+
+
+def mixed(seeds: Sequence[dict[str, Any]]) -> Callable[[random.Random], Input]:
+    """Draw mutated messages, and binary frames of any bytes and length."""
+
+    def draw_message(draw: random.Random) -> Input:
+        if draw.random() < 0.1:
+            return draw.randbytes(draw.choice((0, 1, 2, 641)))
+        text = mutated_frame(seeds, draw)
+        return mutated_bytes(text.encode(), draw) if draw.random() < 0.05 else text
+
+    return draw_message
+
+
+def stream(
+    dialect: SpeechDialect | SpeakConnection | VideoDialect | ElevenLabsStreams | CartesiaStreams,
+) -> Callable[[Input], str]:
     return lambda data: answers(dialect.feed(data))
 
 
@@ -357,7 +412,8 @@ def _sockets() -> dict[str, Target]:
         "/v1/live/sessions": [p for p in paths if p == "/v1/live/sessions"],
         GEMINI: [p for p in paths if p == GEMINI],
     }
-    return {door: Target(functools.partial(connection, door), frames_of(seeds)) for door, seeds in doors.items()}
+    found = {door: Target(functools.partial(connection, door), frames_of(seeds)) for door, seeds in doors.items()}
+    return found | {door: Target(functools.partial(connection, door), mixed(seeds)) for door, seeds in HOSTED.items()}
 
 
 def read_query(data: Input) -> None:
@@ -404,6 +460,9 @@ def _streams() -> dict[str, Target]:
     watched = [p for p in recorded_frames() if p.startswith("/v1/video/chat/stream")]
     return {
         "speech stream": Target(lambda: stream(SpeechDialect(CATALOG)), frames_of(spoken)),
+        "elevenlabs": Target(lambda: stream(elevenlabs(multi=False)), mixed(TEXTS)),
+        "elevenlabs contexts": Target(lambda: stream(elevenlabs(multi=True)), mixed(TEXTS)),
+        "cartesia speech": Target(lambda: stream(CartesiaStreams(CATALOG)), mixed(GENERATIONS)),
         "/v1/speak": Target(lambda: stream(deepgram_speech(Query([]))), frames_of(said)),
         "queries of Deepgram's clients": Target(raising(read_query), draw_query),
         "containers in pieces": Target(raising(read_pieces), one_of(sounds()), COSTLY),

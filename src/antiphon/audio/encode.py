@@ -1,14 +1,17 @@
 """Encodes mono float32 chunk by chunk, in the formats in which clients can request speech.
 
-This module encodes raw PCM and WAV; FFmpeg encodes the other formats (`ffmpeg_encoder.py`).
+This module encodes raw PCM, G.711 and WAV; FFmpeg encodes the other formats (`ffmpeg_encoder.py`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
 
 from antiphon.audio import Pcm, SpeechFormat
-from antiphon.audio.pcm import to_pcm16
+from antiphon.audio.g711 import to_alaw, to_ulaw
+from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.audio.wav import wav_header
 
 if TYPE_CHECKING:
@@ -29,14 +32,17 @@ class Encoder:
 
     A WAV header has no sizes, because the file is sent while it grows. With `whole`, `finish` returns the complete
     file, and a WAV header has sizes. An encoder is not thread-safe. The first encoder of a format other than WAV and
-    PCM takes 60 ms to create, because it imports FFmpeg.
+    PCM takes 60 ms to create, because it imports FFmpeg. `bits_per_s` is the bit rate of a lossy codec; None for its
+    default.
     """
 
-    def __init__(self, format: SpeechFormat, rate_hz: int, *, whole: bool = False) -> None:
+    def __init__(
+        self, format: SpeechFormat, rate_hz: int, *, whole: bool = False, bits_per_s: int | None = None
+    ) -> None:
         self._rate_hz = rate_hz
         self._held: list[bytes] | None = [] if whole else None
         self._wav = format == "wav"
-        self._codec = None if format in ("wav", "pcm") else _ffmpeg_encoder(format, rate_hz)
+        self._codec = None if format in ("wav", "pcm") else _ffmpeg_encoder(format, rate_hz, bits_per_s)
         self._header_sent = False
 
     def feed(self, pcm: Pcm) -> bytes:
@@ -66,7 +72,62 @@ class Encoder:
         return wav_header(self._rate_hz) + data if self._wav and not self._header_sent else data
 
 
-def _ffmpeg_encoder(format: SpeechFormat, rate_hz: int) -> FfmpegEncoder:
+# Codecs without a container: the sample formats and G.711.
+RawCodec = Literal["pcm_s16le", "pcm_f32le", "ulaw", "alaw"]
+_RAW: Mapping[str, Callable[[Pcm], bytes]] = {
+    "pcm_s16le": to_pcm16,
+    "pcm_f32le": lambda pcm: pcm.astype("<f4").tobytes(),
+    "ulaw": to_ulaw,
+    "alaw": to_alaw,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEncoding:
+    """How the audio of one stream is encoded.
+
+    - `codec`: a codec without a container, or a format of `Encoder`.
+    - `rate_hz`: sample rate, in Hz.
+    - `bits_per_s`: bit rate of a lossy codec; None for its default.
+    """
+
+    codec: RawCodec | SpeechFormat
+    rate_hz: int
+    bits_per_s: int | None = None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether encoding a chunk takes milliseconds, so that it has to be done in a thread."""
+        return self.codec not in _RAW and self.codec not in ("wav", "pcm")
+
+
+class StreamEncoder:
+    """Encodes PCM16 as one stream, over any number of sentences. The results of `feed` and `finish`, joined, are it.
+
+    Not thread-safe. If the encoding `is_slow`, create and use the encoder in a thread.
+    """
+
+    def __init__(self, encoding: StreamEncoding) -> None:
+        self._raw = _RAW.get(encoding.codec)
+        self._file: Encoder | None = None
+        if self._raw is None:
+            codec = cast(SpeechFormat, encoding.codec)
+            self._file = Encoder(codec, encoding.rate_hz, bits_per_s=encoding.bits_per_s)
+
+    def feed(self, data: bytes) -> bytes:
+        """Encode PCM16 of the stream's rate. The result may be empty, because codecs fill frames."""
+        pcm = from_pcm16(data)
+        if self._raw:
+            return self._raw(pcm)
+        assert self._file
+        return self._file.feed(pcm)
+
+    def finish(self) -> bytes:
+        """Return the rest of the stream. Call it once, after the last `feed`."""
+        return self._file.finish() if self._file else b""
+
+
+def _ffmpeg_encoder(format: SpeechFormat, rate_hz: int, bits_per_s: int | None) -> FfmpegEncoder:
     from antiphon.audio.ffmpeg_encoder import FfmpegEncoder
 
-    return FfmpegEncoder(format, rate_hz)
+    return FfmpegEncoder(format, rate_hz, bits_per_s)

@@ -25,10 +25,11 @@ CODECS: dict[str, tuple[str, str, str, int | None, int | None]] = {
 class FfmpegEncoder:
     """Encodes one file of a format in CODECS. Not thread-safe.
 
-    The results of `feed` and `finish`, joined, are the file. Each may be empty.
+    The results of `feed` and `finish`, joined, are the file. Each may be empty. `bits_per_s` replaces the bit rate of
+    CODECS.
     """
 
-    def __init__(self, format: SpeechFormat, rate_hz: int) -> None:
+    def __init__(self, format: SpeechFormat, rate_hz: int, bits_per_s: int | None = None) -> None:
         container, codec, self._layout_format, codec_hz, bits = CODECS[format]
         self._rate_hz = codec_hz or rate_hz
         self._resampler = Resampler(rate_hz, self._rate_hz)
@@ -41,7 +42,7 @@ class FfmpegEncoder:
         self._stream.codec_context.layout = "mono"
         self._stream.codec_context.format = self._layout_format
         if bits:
-            self._stream.bit_rate = bits
+            self._stream.bit_rate = bits_per_s or bits
         self._num_samples = 0
 
     def feed(self, pcm: Pcm) -> bytes:

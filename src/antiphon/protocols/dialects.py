@@ -16,15 +16,18 @@ from antiphon.protocols.opening import Opening
 
 # Modules that each define a DIALECT. The first dialect that matches an opening is used; the last matches any opening.
 _MODULES = (
+    "assemblyai.connection",
     "gemini.connection",
     "openai_live.connection",
     "bridges.minicpmo_worker",
     "bridges.omni",
     "bridges.openbmb",
+    "cartesia.hearing",
     "deepgram.agent",
     "deepgram.flux",
     "deepgram.listen",
     "duplex.connection",
+    "elevenlabs.scribe",
     "negotiation",
 )
 DIALECTS: tuple[Dialect, ...] = tuple(import_module(f"antiphon.protocols.{name}").DIALECT for name in _MODULES)

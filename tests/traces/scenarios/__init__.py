@@ -19,5 +19,6 @@ _NAMES = (
     "telephone",
     "rest",
     "deepgram",
+    "vendors",
 )
 ALL = tuple(import_module(f"tests.traces.scenarios.{name}") for name in _NAMES)

@@ -28,7 +28,9 @@ from antiphon.errors import (
     StoreError,
     Unauthorized,
 )
+from antiphon.protocols.cartesia.speaking import CARTESIA_PATHS, cartesia_error
 from antiphon.protocols.deepgram.forms import DEEPGRAM_PATHS, deepgram_error
+from antiphon.protocols.elevenlabs.rest import ELEVENLABS_PATHS, elevenlabs_error
 from antiphon.protocols.wire import ShapedError
 from antiphon.server.access_log import REQUEST_ID, current_request
 from antiphon.server.http.disconnect import CLIENT_CLOSED_REQUEST
@@ -54,7 +56,11 @@ class _Body(msgspec.Struct):
 
 # The shape of errors at these paths, and at those below: a function of the status, our code, the message and the id of
 # the request.
-SHAPES: Mapping[str, Callable[[int, str, str, str], ShapedError]] = dict.fromkeys(DEEPGRAM_PATHS, deepgram_error)
+SHAPES: Mapping[str, Callable[[int, str, str, str], ShapedError]] = {
+    **dict.fromkeys(DEEPGRAM_PATHS, deepgram_error),
+    **dict.fromkeys(ELEVENLABS_PATHS, elevenlabs_error),
+    **dict.fromkeys(CARTESIA_PATHS, cartesia_error),
+}
 
 
 class BodyTooLarge(HTTPException):

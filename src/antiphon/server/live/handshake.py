@@ -277,7 +277,7 @@ async def _resume(
         await _refuse_for_room(state, websocket, refused, dialect)
     except JournalGap as gap:
         frame = resync_frame(random_id, str(None if message.session_id is UNSET else message.session_id), gap.reason)
-        await _send_last(websocket, [frame], (CLOSE_POLICY, gap.reason))
+        await send_last(websocket, [frame], (CLOSE_POLICY, gap.reason))
     except RemoteProtocolError as error:
         event_id = message.event_id if isinstance(message.event_id, str) else None
         retryable = error.code in RETRYABLE
@@ -286,7 +286,7 @@ async def _resume(
             await refuse(websocket, error, code, dialect)
             return
         frame = refused_frame(random_id, error, event_id, retryable=retryable)
-        await _send_last(websocket, [frame], (code, error.code))
+        await send_last(websocket, [frame], (code, error.code))
 
 
 async def accept(websocket: WebSocket, dialect: Dialect | None = None) -> None:
@@ -307,10 +307,14 @@ async def refuse(
 
     Does not raise if the client has left.
     """
-    await _send_last(websocket, *(dialect.refusal if dialect else refusal)(error, code))
+    await send_last(websocket, *(dialect.refusal if dialect else refusal)(error, code))
 
 
-async def _send_last(websocket: WebSocket, frames: Sequence[Frame], closing: tuple[int, str]) -> None:
+async def send_last(websocket: WebSocket, frames: Sequence[Frame], closing: tuple[int, str]) -> None:
+    """Send frames over an accepted WebSocket, and close it with a code and a reason.
+
+    Does not raise if the client has left.
+    """
     try:
         for frame in frames:
             await websocket.send_text(str(frame.encode()))

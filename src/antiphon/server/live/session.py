@@ -34,10 +34,14 @@ log = logging.getLogger(__name__)
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
 # The kind of session for a dialect's label in the metrics. The label is more precise than the upgrade request.
 KINDS_OF: dict[str, Kind] = {
+    "assemblyai": "captions",
+    "cartesia": "captions",
+    "cartesia_turns": "captions",
     "deepgram": "captions",
     "deepgram_agent": "conversation",
     "flux": "captions",
     "openai": "captions",
+    "scribe": "captions",
     "vllm": "captions",
     "duplex": "duplex",
 }

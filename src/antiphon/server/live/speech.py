@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
 
-import anyio
 import anyio.lowlevel
 
 from antiphon.errors import RemoteProtocolError
@@ -27,8 +25,6 @@ log = logging.getLogger(__name__)
 LABEL = "speech_stream"
 # Seconds after which a client that reads nothing is considered gone. Until then its synthesis waits.
 STALL_S = 300.0
-# Maximum average rate, in messages per second, at which a client's messages are read. Faster clients are delayed.
-MESSAGES_PER_S = 1000.0
 # Number of frames that may wait for the socket. It is 0 so that no frame waits behind old audio after a cancel.
 MAX_WAITING_FRAMES = 0
 
@@ -59,8 +55,6 @@ class LiveSpeech:
         self._session = SpeechSession(
             state.loaded().required_synthesizer, self._stream.live.measure, state.loaded().transcriber
         )
-        self._began_s = time.monotonic()
-        self._num_messages = 0
 
     async def run(self) -> None:
         """Serve until either side ends the stream, or it is not resumed within the grace period.
@@ -107,10 +101,9 @@ class LiveSpeech:
     async def handle(self, data: str | bytes) -> None:
         """Pass the commands of a message to the session, and send the resulting errors to the client.
 
-        Waits while the client does not read its errors, and delays a client that sends more than MESSAGES_PER_S. After
-        the client has closed the stream, or if its configuration was refused, the stream finishes.
+        Waits while the client does not read its errors, and delays a client that sends too fast (`LiveStream.pace`).
+        After the client has closed the stream, or if its configuration was refused, the stream finishes.
         """
-        self._num_messages += 1
         if self._wire.configured:
             received = self._wire.feed(data)
         else:
@@ -127,9 +120,7 @@ class LiveSpeech:
         # If a client causes errors, its messages are read no faster than it reads the errors.
         if self._stream.put(errors):
             await self._stream.live.outbox.wait_for_room()
-        # Always yields to the event loop, so that a fast client does not starve other tasks.
-        due_s = self._began_s + self._num_messages / MESSAGES_PER_S - 1.0
-        await anyio.sleep(max(0.0, due_s - time.monotonic()))
+        await self._stream.pace()
         if self._wire.finishing:
             self._stream.live.end(*self._wire.finishing)
         elif self._wire.closing and self._stream.live.lifecycle.reads_frames:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import anyio
+
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.resume import Control, HowResumed, control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.wire import Frame, random_id
@@ -19,6 +21,9 @@ from antiphon.server.state import ServerState
 from antiphon.transports.journal import ResumeToken
 from antiphon.transports.transport import STALL_S, ClientData
 from antiphon.transports.websocket import WebSocketTransport
+
+# Maximum average rate, in messages per second, at which `pace` lets a client's messages be read.
+MESSAGES_PER_S = 1000.0
 
 
 class StreamedSession(Protocol):
@@ -120,7 +125,9 @@ class LiveStream:
         self.live = LiveSession(self, state, caller, token, max_waiting, waits_detached=waits_detached, stall_s=stall_s)
         self.attachment = self.live.attachment
         # Time at which either side last sent something, on the monotonic clock.
-        self._active_s = time.monotonic()
+        self._active_s = self._began_s = time.monotonic()
+        # Number of messages for which `pace` was called.
+        self._num_paced = 0
 
     async def serve(self, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Serve until the stream is closed. Runs `tasks` concurrently, and cancels them at the end."""
@@ -139,6 +146,15 @@ class LiveStream:
         if frames:
             self.live.count_memory()
         return bool(frames)
+
+    async def pace(self) -> None:
+        """Delay a client that sends more than MESSAGES_PER_S. Call it after each message that costs little itself.
+
+        Always yields to the event loop, so that a fast client does not starve other tasks.
+        """
+        self._num_paced += 1
+        due_s = self._began_s + self._num_paced / MESSAGES_PER_S - 1.0
+        await anyio.sleep(max(0.0, due_s - time.monotonic()))
 
     def mark_active(self) -> None:
         """Restart the idle timeout after something was sent. The client's messages restart it without this call."""

@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon.loading.loaded import LoadedModels
+from antiphon.protocols.elevenlabs.rest import models_of
 from antiphon.protocols.model_names import HEARS, SPEAKS, hosted_task, is_hosted_model
 from antiphon.server.http.body import json_response
 from antiphon.server.http.errors import error_response
-from antiphon.server.routes.elevenlabs import elevenlabs_models, is_elevenlabs
+from antiphon.server.routes.vendors.elevenlabs import is_elevenlabs
 from antiphon.server.state import ServerState
 
 # The task of each role, as Hugging Face names it.
@@ -76,7 +77,7 @@ async def models(request: Request) -> Response:
     state: ServerState = request.app.state.antiphon
     if is_elevenlabs(request):
         synthesizer = state.models.synthesizer if state.models else None
-        return json_response(elevenlabs_models(synthesizer.profile if synthesizer else None))
+        return json_response(models_of(synthesizer.profile if synthesizer else None))
     return json_response(ModelList("list", list(_entries(state))))
 
 

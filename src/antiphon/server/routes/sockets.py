@@ -19,6 +19,7 @@ from antiphon.server.live.handshake import (
     kind_of,
     names_session,
     refuse,
+    send_last,
     serve_by_first_frame,
     serve_resumed,
     wants_token,
@@ -68,6 +69,9 @@ async def realtime(websocket: WebSocket) -> None:
         if dialect.parameters is not None:
             first_frames = wire.open()
             await accept(websocket, dialect)
+            if wire.finishing:
+                await send_last(websocket, first_frames, wire.finishing)
+                return
         else:
             await accept(websocket, dialect)
             await prepare_voices(state, caller, opening.session)

@@ -8,7 +8,6 @@ from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
 from antiphon.server.routes.control import bury, drain_host, list_hosts, start_profile, stop_profile
-from antiphon.server.routes.elevenlabs import elevenlabs_voices
 from antiphon.server.routes.health import health, metrics, ready
 from antiphon.server.routes.models import model, models, speech_models
 from antiphon.server.routes.page import asset, client_module, root
@@ -18,7 +17,7 @@ from antiphon.server.routes.speech import batch, speech
 from antiphon.server.routes.telephone import MEDIA, TWILIO, media, twilio
 from antiphon.server.routes.telephone import calls as telephone_calls
 from antiphon.server.routes.transcriptions import transcriptions, translations
-from antiphon.server.routes.vendors import deepgram
+from antiphon.server.routes.vendors import cartesia, deepgram, elevenlabs, scribe
 from antiphon.server.routes.voices import voice, voices
 
 ROUTES: tuple[BaseRoute, ...] = (
@@ -45,7 +44,23 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
     Route("/v1/speakers", speakers, methods=["GET", "POST"]),
     Route("/v1/speakers/{name:path}", speaker, methods=["DELETE"]),
-    Route("/v1/voices", elevenlabs_voices),
+    Route("/v1/voices", elevenlabs.elevenlabs_voices),
+    Route("/v2/voices", elevenlabs.elevenlabs_voices),
+    Route("/v1/voices/{voice_id}", elevenlabs.elevenlabs_voice),
+    Route("/v1/text-to-speech/{voice_id}", elevenlabs.text_to_speech, methods=["POST"]),
+    Route("/v1/text-to-speech/{voice_id}/with-timestamps", elevenlabs.text_to_speech_timed, methods=["POST"]),
+    Route("/v1/text-to-speech/{voice_id}/stream", elevenlabs.text_to_speech_stream, methods=["POST"]),
+    Route(
+        "/v1/text-to-speech/{voice_id}/stream/with-timestamps",
+        elevenlabs.text_to_speech_timed_stream,
+        methods=["POST"],
+    ),
+    Route("/v1/speech-to-text", scribe.speech_to_text, methods=["POST"]),
+    WebSocketRoute("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.stream_input),
+    WebSocketRoute("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.multi_stream_input),
+    Route("/tts/bytes", cartesia.speak_bytes, methods=["POST"]),
+    Route("/tts/sse", cartesia.speak_events, methods=["POST"]),
+    WebSocketRoute("/tts/websocket", cartesia.speak_in_contexts),
     Route("/v1/listen", deepgram.listen, methods=["POST"]),
     Route("/v1/speak", deepgram.speak, methods=["POST"]),
     WebSocketRoute("/v1/speak", deepgram.speak_stream),
