@@ -39,6 +39,7 @@ from antiphon.protocols.resume import (
 )
 from antiphon.protocols.wire import random_id
 from antiphon.server.credentials import Caller
+from antiphon.server.live.moving.client_words import with_client_words
 from antiphon.server.live.moving.persistence import caller_hash, restored
 from antiphon.server.live.moving.resume_point import OpenResponse, ResumePoint, recovered, with_missed
 from antiphon.server.live.moving.stored_copy import Restored
@@ -276,7 +277,7 @@ async def _serve_restored(
     except (RemoteProtocolError, Refused):
         store.release(row.hold)
         raise
-    continued = with_missed(continued, request.last_received) if continued else None
+    continued = with_missed(with_client_words(continued, request.words), request.last_received) if continued else None
     left = _left(state, row, items, continued, tail)
     session = LiveRealtime(state, caller, wire, transport, token=token, restored=left)
     counts, lost, received = {}, {}, 0
