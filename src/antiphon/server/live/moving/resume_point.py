@@ -363,9 +363,12 @@ class Progress:
         # An open response is generated again, also if only its last events are missing.
         closing = conversation.progress.closing_responses if self._open else []
         if self._open:
-            # Items that are complete begin again with their response. What was heard of a cancelled response stays.
-            begun = [i for i in history if i.role == "assistant" and (closing or i.status != "incomplete")]
-            self._open.items = [i.id for i in begun if i.status == "in_progress" or i.id in self._open.items]
+            # Messages that are complete begin again with their response. What was heard of a cancelled one stays.
+            begun = {i.id for i in history if i.kind == "message" and (closing or i.status != "incomplete")}
+            begun &= {*self._open.items}
+            self._open.items = [
+                i.id for i in history if i.role == "assistant" and (i.status == "in_progress" or i.id in begun)
+            ]
         out_of_band = conversation.progress.out_of_band
         self._ended_beside &= out_of_band.keys()
         under_way = [request for id, request in out_of_band.items() if id not in self._ended_beside]
