@@ -4,52 +4,28 @@ another call begins that knows what was said.
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.scripted import serving
 from tests.server.test_mcp import Caller
+from tests.web import node
+from tests.web.node import Reported
 
-HERE = Path(__file__).parent
-MODULE = HERE.parents[1] / "src" / "antiphon" / "web" / "client" / "conversation.js"
-NODE = shutil.which("node")
-# Timeout in case Node hangs, in seconds.
-LIMIT_S = 60
 ADD = 'call add {"a": 1, "b": 2}'
-LISTENS = ("until", "state", {"state": "listening"})
 RESUMED = ("until", "mark", {"text": "resumed"})
 ENDED = ("until", "state", {"state": "ended"})
 
-pytestmark = pytest.mark.skipif(not NODE, reason="Node is not on this machine")
+pytestmark = node.needs_node
 
 
-def reported(*steps: Sequence[Any], pace_s: float = 0.0) -> tuple[list[tuple[str, ...]], list[tuple[str, Any]]]:
+def reported(*steps: Sequence[Any], pace_s: float = 0.0) -> tuple[list[tuple[str, ...]], Reported]:
     """Hold a conversation with these steps. Return the messages that the model got for each answer, and the events."""
-    assert NODE
     with serving(partner=Caller(pace_s)) as (url, _, echo):
-        done = subprocess.run(
-            [
-                NODE,
-                "--experimental-websocket",
-                "--no-warnings",
-                HERE / "calls.mjs",
-                MODULE,
-                url.replace("ws", "http", 1),
-            ],
-            input=json.dumps(steps),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return echo.asked, [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+        found = node.reported("calls.mjs", "conversation.js", url.replace("ws", "http", 1), steps)
+    return echo.asked, found
 
 
 def answers(word: str) -> tuple[Any, ...]:
