@@ -75,6 +75,8 @@ class SessionHost:
     keeps_words: bool = False
     events: list[TranscriptionEvent] = field(default_factory=list)
     states: list[Stored] = field(default_factory=list)
+    # Whether the session was silent, at each decode.
+    silences: list[bool] = field(default_factory=list)
 
     async def run(self, messages: Sequence[Message]) -> None:
         """Handle all messages, as far as the stored state does not cover them, then let the session finish."""
@@ -112,6 +114,14 @@ class SessionHost:
             self.states.append(stored)
             await anyio.lowlevel.checkpoint()
 
+        def note_silence(_: object) -> anyio.Event:
+            self.silences.append(session.is_silent)
+            ready = anyio.Event()
+            ready.set()
+            return ready
+
+        if isinstance(self.transcriber, ScriptedTranscriber):
+            self.transcriber.gate = note_silence
         session = TranscriptionSession(
             *(self.config, self.transcriber, self.detector, inbox, emit),
             speaker_model=self.speaker_model,
@@ -236,6 +246,26 @@ def test_a_label_stands_for_one_voice_also_at_the_next_host() -> None:
         again = SessionHost(config, stored, speaker_model=ScriptedVoices())
         await again.run(messages)
         assert labels(again.events) == ["C", "D"]
+
+    anyio.run(main)
+
+
+def test_a_session_is_not_silent_until_the_turns_of_the_last_host_have_their_transcripts() -> None:
+    """A drain would release it before."""
+    config = TranscriptionConfig(vad=VAD)
+    messages = pieces(speech(1, 3, 60))
+
+    async def main() -> None:
+        whole = SessionHost(config)
+        await whole.run(messages)
+        stored = next(
+            s for s in whole.states if any(isinstance(e, TurnCommitted) for e in whole.events[: s.num_events])
+        )
+        again = SessionHost(config, stored)
+        await again.run(messages)
+        # Only the final of the turn is decoded here.
+        assert again.silences == [False]
+        assert isinstance(again.events[-1], TranscriptDone)
 
     anyio.run(main)
 
