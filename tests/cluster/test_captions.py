@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from antiphon.audio.pcm import to_pcm16
 from antiphon.client import Client, held_session
 from antiphon.contracts import TranscriberProfile
+from antiphon.errors import StoreError
 from antiphon.server.live.moving import stored_copy
 from antiphon.settings.sections import ResumeSettings
 from antiphon.signals import become
@@ -212,6 +213,30 @@ def test_words_that_only_the_client_has_are_neither_sent_again_nor_lost(hosts: l
                 await again.say("input_audio_buffer.append", audio=b64(np.append(pcm, np.zeros(16_000, "f4")), 24_000))
                 assert (await again.until("transcription.completed"))["transcript"] == text(1, 12)
                 assert wire.joined() + again.joined() == text(1, 12)
+
+    asyncio.run(main())
+
+
+def test_when_the_store_is_down_when_its_host_dies_then_a_session_goes_on_when_the_store_is_back(
+    hosts: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, _ = hosts
+
+    def down(*_: object) -> None:
+        raise StoreError("down")
+
+    async def main() -> None:
+        async with in_a_turn(one) as (wire, session_id, token):
+            dies(one, two)
+            with monkeypatch.context() as patch:
+                for name in ("get", "claim", "tail"):
+                    patch.setattr(two.store, name, down)
+                async with resuming(two, session_id, token, last_seq(wire)) as (_, refused):
+                    assert (refused["error"]["code"], refused["error"]["retryable"]) == ("resource_exhausted", True)
+            async with resuming(two, session_id, token, last_seq(wire)) as (again, _):
+                await again.say("input_audio_buffer.append", audio=b64(np.append(TURN, np.zeros(16_000, "f4")), 24_000))
+                assert (await again.until("transcription.completed"))["transcript"] == text(1, 6)
+                assert wire.joined() + again.joined() == text(1, 6)
 
     asyncio.run(main())
 
