@@ -32,11 +32,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "clients"))
 from run import environment, hosts_behind_a_door, server, started
+from tests.cluster.processes import cluster
 
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
 from antiphon.server.wyoming.listening import address_of
-from tests.cluster.processes import cluster
 
 HERE = Path(__file__).resolve().parent
 RECORDING = HERE.parent / "data" / "audio" / "lj-LJ001-0004.flac"
