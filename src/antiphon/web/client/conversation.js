@@ -136,7 +136,7 @@ export class Conversation extends Teller {
     this.items.clear();
     this.turns = 0;
     this.forget();
-    const { options, server } = this;
+    const { options } = this;
     /** @type {MediaStream | null} */
     let stream = null;
     /** @type {Player | null} */
@@ -232,12 +232,14 @@ export class Conversation extends Teller {
   async takeUp(reason) {
     const mine = this.starts,
       { stream } = this,
+      now = performance.now(),
       wasAsked = this.asked || this.responses.size > 0;
     this.transport?.close();
+    this.span(this.playing ? "assistant" : "thinking", false, now);
     this.forget();
     // Whatever is written meanwhile waits.
     this.asked = true;
-    this.mark("lost", performance.now());
+    this.mark("lost", now);
     const said = await this.said();
     for (let k = 0; stream && k < RETRIES; k++) {
       await new Promise((resolve) => setTimeout(resolve, 250 * 2 ** k));
