@@ -14,7 +14,7 @@ have scripted models. These repeat a word every tenth of a second, as 0.3 s of a
 - upgrade: eight callers talk while three hosts drain and restart, one after the other. Measures the time from the end
   of a connection to the continuation of the session, and the time that each host takes.
 - frames: a message and its reply, 50 times a second on each of eight sockets: directly, through a relay, and through a
-  door. The same for captions, without the relay.
+  door. The same for each other kind of session, without the relay.
 - captions: two listeners play 20 recordings each to hosts with the default transcriber, behind a door. The host with
   most sessions is killed every few seconds. Compares the words with those of an undisturbed run, and measures by how
   much the first word after each kill is late.
@@ -35,6 +35,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import httpx
@@ -216,10 +217,24 @@ async def round_trips(
     return took
 
 
-def carried(state: str, count: int, *, captions: bool = False) -> dict[str, Any]:
-    """Measure how much a relay and a door add to a round trip, and how much CPU time they take."""
-    query = "?intent=transcription" if captions else ""
-    with cluster(state, *FLAGS, num_hosts=2) as hosts:
+# The kinds of sessions whose frames are measured: their endpoints, and the first messages of a client.
+CONVERSATION = "/v1/realtime"
+SPEECH, VIDEO = {"type": "session.config", "voice": "one"}, {"type": "session.config", "modalities": ["text"]}
+KINDS: dict[str, tuple[str, Sequence[str]]] = {
+    "frames": (CONVERSATION, ()),
+    "frames of captions": ("/v1/realtime?intent=transcription", ()),
+    "frames of vLLM's captions": ("/v1/realtime?dialect=vllm", ()),
+    "frames of speech": ("/v1/audio/speech/stream", (json.dumps(SPEECH),)),
+    "frames of video": ("/v1/video/chat/stream", (json.dumps(VIDEO),)),
+}
+
+
+def carried(state: str, count: int, path: str, opening: Sequence[str]) -> dict[str, Any]:
+    """Measure how much a relay and a door add to a round trip at an endpoint, and how much CPU time they take.
+
+    `opening` are a client's first messages.
+    """
+    with cluster(state, *FLAGS, num_hosts=2, voices="one") as hosts:
         one, two = hosts.hosts
         gate = hosts.add_door("--behind", one.url)
         gate.wait()
@@ -235,9 +250,9 @@ def carried(state: str, count: int, *, captions: bool = False) -> dict[str, Any]
             found[name] = {"n": len(took)} | spread(took, unit="ms", qs=(50, 99))
             found[name]["core_share_a_session"] = cpu_s / FRAMES_S / count
 
-        measure("straight", one, [f"{one.ws}/v1/realtime{query}"] * count)
-        measure("door", gate, [f"{gate.ws}/v1/realtime{query}"] * count)
-        if not captions:
+        measure("straight", one, [f"{one.ws}{path}"] * count, [opening] * count)
+        measure("door", gate, [f"{gate.ws}{path}"] * count, [opening] * count)
+        if path == CONVERSATION:
             sessions = asyncio.run(_sessions_at(one.ws, count))
             urls = [f"{two.ws}/v1/realtime?resume={id}" for id, _ in sessions]
             measure("relay", two, urls, [[request] for _, request in sessions])
@@ -284,8 +299,8 @@ def main() -> None:
         },
         "upgrade": {"rolling upgrade": lambda s: upgraded(s, 8)},
         "frames": {
-            "frames": lambda s: carried(s, FRAME_CALLERS),
-            "frames of captions": lambda s: carried(s, FRAME_CALLERS, captions=True),
+            name: partial(carried, count=FRAME_CALLERS, path=path, opening=opening)
+            for name, (path, opening) in KINDS.items()
         },
         "captions": {"captions, killed and reported, behind a door": killed_captions},
         "keeping": {"keeping captions": kept},

@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ CHUNK_S = 0.1
 KILL_EVERY_S = 6.0
 # The transcriber of `continued_captions`, and the seconds between two messages there.
 STATES_TRANSCRIBER, STATES_PACE_S = "whisper-tiny.en", 0.05
-# Listeners and seconds of the measurement of costs. Words of a turn, a tenth of a second each: a short turn, and one of
-# the length of a sentence.
+# Listeners and seconds of the measurement of costs. Words of a turn, 0.32 s each: a short turn, and one as long as a
+# sentence.
 COST_LISTENERS, COST_S, COST_WORDS = 20, 40.0, (12, 40)
 
 
@@ -50,7 +51,7 @@ class RecordedListener(Listener):
     """A listener that plays recordings. `words` has each word of the deltas with its arrival, from the start on."""
 
     def __init__(self, url: str, recordings: list[Recording], *, vllm: bool = False) -> None:
-        super().__init__(0, [url], 0, vllm=vllm)
+        super().__init__(0, [url], 0, vllm=vllm, is_exact=False)
         self._recordings = recordings
         self.began_s = 0.0
 
@@ -61,10 +62,12 @@ class RecordedListener(Listener):
         pcm16 = base64.b64decode(b64(pcm, self.rate_hz))
         step, self.began_s = round(CHUNK_S * self.rate_hz) * 2, time.monotonic()
         for number, at in enumerate(range(0, len(pcm16), step)):
+            self.raise_failure()
             await asyncio.sleep(max(0.0, self.began_s + number * CHUNK_S - time.monotonic()))
             await self.send("input_audio_buffer.append", audio=base64.b64encode(pcm16[at : at + step]).decode())
         await asyncio.sleep(2.0)
         while self.captions.is_open:
+            self.raise_failure()
             await asyncio.sleep(0.1)
 
     @property
@@ -124,30 +127,56 @@ def played(state: str, *, kills: bool) -> tuple[list[RecordedListener], list[flo
         return listeners, killed_s
 
 
+def compared(expected: Sequence[str], found: Sequence[str]) -> Counter[str]:
+    """Return how many words of `expected` are lost, doubled (or added otherwise) and changed in `found`."""
+    counts = Counter({"lost": 0, "doubled": 0, "changed": 0})
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, expected, found, autojunk=False).get_opcodes():
+        counts["lost"] += max(0, (i2 - i1) - (j2 - j1))
+        counts["doubled"] += max(0, (j2 - j1) - (i2 - i1))
+        counts["changed"] += min(i2 - i1, j2 - j1) if tag == "replace" else 0
+    return counts
+
+
+def bare_words(texts: Sequence[str]) -> list[str]:
+    return [word for text in texts for part in text.split() if (word := bare_word(part))]
+
+
+def of_deltas(listeners: Sequence[RecordedListener]) -> dict[str, int]:
+    """Compare the deltas of each turn with its transcript. The model itself finds other words later."""
+    found = Counter({"lost": 0, "doubled": 0, "changed": 0})
+    for listener in listeners:
+        for transcript, streamed in zip(listener.captions.completed, listener.captions.streamed, strict=True):
+            found.update(compared(bare_words([transcript]), bare_words([streamed])))
+    return dict(found)
+
+
 def killed_captions(state: str) -> dict[str, Any]:
-    """Compare the captions of recordings whose host is killed again and again with those of hosts that live."""
+    """Compare the captions of recordings whose host is killed again and again with those of hosts that live.
+
+    Words are lost, doubled or changed in the transcripts. `deltas` compares the deltas of each turn with its
+    transcript, and `deltas_undisturbed` those of the hosts that live.
+    """
     whole, _ = played(state, kills=False)
     cut, killed_s = played(state, kills=True)
-    lost = doubled = changed = 0
+    counts = Counter[str]()
     gaps: list[float] = []
     for before, after in zip(whole, cut, strict=True):
+        counts.update(compared(bare_words(before.captions.completed), bare_words(after.captions.completed)))
         expected, found = before.words, after.words
         matcher = difflib.SequenceMatcher(None, [w for w, _ in expected], [w for w, _ in found], autojunk=False)
         at: dict[int, int] = {}
-        for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-            lost += max(0, (i2 - i1) - (j2 - j1))
-            doubled += max(0, (j2 - j1) - (i2 - i1))
-            changed += min(i2 - i1, j2 - j1) if tag == "replace" else 0
+        for _, i1, i2, j1, j2 in matcher.get_opcodes():
             at |= {j1 + n: i1 + min(n, i2 - i1 - 1) for n in range(j2 - j1) if i2 > i1}
         for struck_s in killed_s:
             since_s = struck_s - after.began_s
             following = next((j for j, (_, s) in enumerate(found) if s > since_s and j in at), None)
             if following is not None and expected[at[following]][1] > 0:
                 gaps.append(max(0.0, found[following][1] - max(since_s, expected[at[following]][1])))
-    words = sum(len(listener.words) for listener in whole)
+    words = len(bare_words([text for listener in whole for text in listener.captions.completed]))
     turns = sum(len(listener.captions.completed) for listener in cut)
-    about = {"turns": turns, "words": words, "kills": len(killed_s), "lost": lost, "doubled": doubled}
-    return about | {"changed": changed} | spread(gaps or [0.0], qs=(50, 95)) | {"gaps": len(gaps)}
+    about = {"turns": turns, "words": words, "kills": len(killed_s), **counts}
+    about |= {"deltas": of_deltas(cut), "deltas_undisturbed": of_deltas(whole)}
+    return about | spread(gaps or [0.0], qs=(50, 95)) | {"gaps": len(gaps)}
 
 
 def kept(state: str) -> dict[str, Any]:
@@ -249,9 +278,5 @@ async def _continued(
     joined = "".join(e.text for e in seen if isinstance(e, TranscriptDelta))
     counts = Counter(turns=1, words=len(before), retracted=int(streamed != joined))
     counts["with_words_sent"] = int(any(isinstance(e, TranscriptDelta) for e in whole.events[: stored.num_events]))
-    bare = [list(map(bare_word, words)) for words in (before, after)]
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, *bare, autojunk=False).get_opcodes():
-        counts["lost"] += max(0, (i2 - i1) - (j2 - j1))
-        counts["doubled"] += max(0, (j2 - j1) - (i2 - i1))
-        counts["changed"] += min(i2 - i1, j2 - j1) if tag == "replace" else 0
+    counts.update(compared(list(map(bare_word, before)), list(map(bare_word, after))))
     return counts

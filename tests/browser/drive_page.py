@@ -1,11 +1,12 @@
 """A user of the page, simulated by headless Chromium with a recording as its microphone.
 
-    drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER [websocket|webrtc|returns]
+    drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER [websocket|webrtc|returns|calls]
 
 It talks, hears the answer and interrupts a long one by the button, over WebSocket and WebRTC; then it tries captions,
 speech, video, and the keyboard alone. Screenshots go to FOLDER. With a transport, it only talks over that, at a door
 whose host dies during the first answer. With `returns`, it starts captions, prints that, and continues after the server
-was killed and restarted.
+was killed and restarted. With `calls`, it does the same in a WebRTC call, at a door in front of a model that repeats
+what it is told.
 """
 
 from __future__ import annotations
@@ -103,6 +104,26 @@ def talk_on(page: Page, transport: str, folder: Path) -> None:
         expect(page.locator("#talk-state")).to_have_text("Listening", timeout=2 * SLOW_MS)
         expect(page.locator("#talk-log .them").last).to_contain_text(re.compile(r"\w{2,}"), timeout=SLOW_MS)
         page.screenshot(path=folder / f"door-{transport}-{number}.png", full_page=True)
+    page.get_by_role("button", name="Stop").first.click()
+    expect(page.locator("#talk-state")).to_have_text("Not connected")
+
+
+def takes_up_a_call(page: Page) -> None:
+    """The reader of this program's output kills the door and restarts it: another call begins."""
+    page.locator("#transport").select_option("webrtc")
+    page.get_by_role("button", name="Start talking").click()
+    expect(page.locator("#talk-state")).to_have_text("Listening", timeout=SLOW_MS)
+    for number, words in enumerate(("blue green", "seven eight", "done")):
+        if number == 1:
+            print("kill it", flush=True)
+            # The browser notices it after a few seconds, and what is written then waits.
+            page.wait_for_timeout(8000)
+        page.locator("#typed").fill(words)
+        page.get_by_role("button", name="Send").click()
+        if number == 1:
+            print("bring it back", flush=True)
+        expect(page.locator("#talk-log .them").nth(number)).to_have_text(words, timeout=2 * SLOW_MS)
+    expect(page.locator("#talk-log .me")).to_have_count(3)
     page.get_by_role("button", name="Stop").first.click()
     expect(page.locator("#talk-state")).to_have_text("Not connected")
 
@@ -223,6 +244,10 @@ def main() -> None:
             expect(page.locator("#captions-log p")).to_have_count(0)
             stops_in_mid_line(page)
             print("captions go on where the server was killed and came back, and finish what is being said")
+            return
+        if transport == "calls":
+            takes_up_a_call(page)
+            print("a call is taken up where its door was killed")
             return
         if transport:
             talk_on(page, transport, folder)

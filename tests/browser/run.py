@@ -3,6 +3,7 @@
 It needs Chromium (Debian: `apt install chromium`) and npm. It uses ports 3000 and 8000, as docs/browser.md does.
 
 `make browser DOOR=1` tests only the page at a door, and `python tests/browser/run.py --tls` only the page over https.
+With `--call`, it tests only a call whose door is killed.
 The first run creates the driver's environment next to this file. Screenshots are written to out/.
 """
 
@@ -31,6 +32,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "clients"))
 from run import environment, hosts_behind_a_door, server, started
+from tests.cluster.processes import cluster
 
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
@@ -66,24 +68,52 @@ def camera(path: Path) -> None:
 def returning(command: Callable[[str], Sequence[str | Path]]) -> int:
     """Drive the page; when the driver says so, kill its server, and restart it on the same port."""
     process, url = started("--profile", "light")
-    driver = subprocess.Popen(command(url), stdout=subprocess.PIPE, text=True)
+
+    def kill() -> None:
+        process.kill()
+        process.wait()
+
+    def bring_back() -> None:
+        nonlocal process
+        process, _ = started("--profile", "light", "--port", str(urlsplit(url).port))
+
+    try:
+        return _driven(command(url), kill, bring_back)
+    finally:
+        process.kill()
+
+
+def losing_its_door(command: Callable[[str], Sequence[str | Path]]) -> int:
+    """Drive the page at a door; when the driver says so, kill the door, and restart it on the same port."""
+    with cluster("", num_hosts=1) as hosts:
+        door = hosts.add_door()
+        door.wait()
+
+        def bring_back() -> None:
+            door.start()
+            door.wait()
+
+        return _driven(command(door.url), door.kill, bring_back)
+
+
+def _driven(command: Sequence[str | Path], kill: Callable[[], None], bring_back: Callable[[], None]) -> int:
+    """Run a driver to its end. Its output says when to kill the server, and when to bring it back."""
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     timer = threading.Timer(LIMIT_S, driver.kill)
     timer.start()
     try:
         assert driver.stdout
         for line in driver.stdout:
             if line == "kill it\n":
-                process.kill()
-                process.wait()
+                kill()
             elif line == "bring it back\n":
-                process, _ = started("--profile", "light", "--port", str(urlsplit(url).port))
+                bring_back()
             else:
                 print(line, end="", flush=True)
         return driver.wait()
     finally:
         timer.cancel()
         driver.kill()
-        process.kill()
 
 
 def programs(command: Callable[[Path], Sequence[str | Path]]) -> int:
@@ -146,7 +176,7 @@ def main() -> int:
         if "--tls" in sys.argv:
             return drive_tls()
         failed = 0
-        if "--door" not in sys.argv:
+        if not {"--door", "--call"} & {*sys.argv}:
             command = [python, HERE / "drive_errors.py", HERE / "out"]
             failed = module() | subprocess.run(command, timeout=LIMIT_S, check=False).returncode
             failed |= programs(lambda folder: [python, HERE / "drive_programs.py", folder, path, sign])
@@ -154,7 +184,8 @@ def main() -> int:
             with server() as url:
                 failed |= drive(url)
             failed |= returning(lambda url: [python, HERE / "drive_page.py", url, path, sign, HERE / "out", "returns"])
-        for transport in ("websocket", "webrtc"):
+        failed |= losing_its_door(lambda url: [python, HERE / "drive_page.py", url, path, sign, HERE / "out", "calls"])
+        for transport in ("websocket", "webrtc") if "--call" not in sys.argv else ():
             with hosts_behind_a_door() as url:
                 failed |= drive(url, transport)
         return failed

@@ -62,6 +62,22 @@ def test_the_client_gets_a_session_without_token_and_numbers() -> None:
     }
 
 
+def test_the_words_that_the_next_host_needs_are_not_the_clients() -> None:
+    held = opened()
+    first, second = (
+        numbered(1, delta="a", resume_words="Ym9"),
+        numbered(2, delta=',"resume_words":"', resume_words="eA=="),
+    )
+    assert [held.receive(first), held.receive(second)] == [
+        '{"type":"x","delta":"a"}',
+        json.dumps({"type": "x", "delta": ',"resume_words":"'}, separators=(",", ":")),
+    ]
+    # An event without words does not make those of an earlier event invalid.
+    held.receive(numbered(3, delta=',"resume_words":"b"'))
+    asked = json.loads(held.resume_request())
+    assert (asked["resume_words"], asked["last_received_server_event_seq"]) == ("eA==", 3)
+
+
 @pytest.mark.parametrize("kind", ["session.moving", "session.state_degraded", "session.replaced"])
 def test_what_is_said_of_the_connection_is_not_the_clients(kind: str) -> None:
     held = opened()

@@ -180,7 +180,11 @@ class Caller:
         """Wait until an answer has repeated the words, and nothing else is in progress."""
         try:
             async with asyncio.timeout(TURN_S):
-                while not (self.view.said("assistant")[-1:] == [expected] and "" not in self.view.responses.values()):
+                # An answer that was cancelled with its host comes again, also if its words are complete.
+                while not (
+                    self.view.said("assistant")[-1:] == [expected]
+                    and list(self.view.responses.values())[-1:] == ["completed"]
+                ):
                     self._took.clear()
                     await self._took.wait()
         except TimeoutError:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from antiphon.audio.pcm import to_pcm16
 from antiphon.client import Client, held_session
 from antiphon.contracts import TranscriberProfile
+from antiphon.errors import StoreError
 from antiphon.server.live.moving import stored_copy
 from antiphon.settings.sections import ResumeSettings
 from antiphon.signals import become
@@ -178,6 +180,50 @@ def test_a_host_without_the_model_refuses_by_its_name_and_another_host_goes_on(h
                 assert done["transcript"] == text(1, 6)
                 # What was sent is not sent again.
                 assert wire.joined() + again.joined() == text(1, 6)
+
+    asyncio.run(main())
+
+
+def test_words_that_only_the_client_has_are_neither_sent_again_nor_lost_though_the_store_was_down(
+    hosts: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, three = hosts
+    pcm = speech(1, 30)
+
+    def down(*_: object) -> None:
+        raise StoreError("down")
+
+    async def main() -> None:
+        async with connect(one.ws, "?resume=1&keeps_words=1&intent=transcription") as wire:
+            created = await wire.read()
+            session_id, token = created["session"]["id"], created["resume_token"]
+            await wire.say("session.update", session=OPENAI)
+            sent = 0
+            while not (kept := [f["resume_words"] for f in wire.seen if "resume_words" in f]):
+                assert sent < len(pcm), wire.seen
+                await wire.say("input_audio_buffer.append", audio=b64(pcm[sent : sent + 1600], 24_000))
+                sent += 1600
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await wire.read()
+            (before,) = json.loads(three.row(session_id).snapshot)["continued"]["transcription"]["unread"]
+            assert before["turn"] == 0
+            stored = json.loads(three.row(session_id).snapshot)["continued"]["transcription"]["sent"]
+            assert len(stored) < len(wire.joined().split())
+            dies(one, two)
+            with monkeypatch.context() as patch:
+                for name in ("get", "claim", "tail"):
+                    patch.setattr(two.store, name, down)
+                async with resuming(two, session_id, token, last_seq(wire)) as (_, refused):
+                    assert (refused["error"]["code"], refused["error"]["retryable"]) == ("resource_exhausted", True)
+            about = {"session_id": session_id, "resume_token": token, "last_received_server_event_seq": last_seq(wire)}
+            async with connect(two.ws, f"?resume={session_id}") as again:
+                await again.say("session.resume", **about, resume_words=kept[-1])
+                received = (await again.until("session.resumed"))["received_events"]
+                assert received == 1
+                await again.say("input_audio_buffer.append", audio=b64(np.append(pcm, np.zeros(16_000, "f4")), 24_000))
+                assert (await again.until("transcription.completed"))["transcript"] == text(1, 30)
+                assert wire.joined() + again.joined() == text(1, 30)
 
     asyncio.run(main())
 

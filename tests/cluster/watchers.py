@@ -11,9 +11,9 @@ import io
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import websockets
@@ -38,40 +38,79 @@ def picture(grey: int) -> bytes:
     return file.getvalue()
 
 
-class Watcher:
-    """A client that shows frames, asks about them, and waits for each answer.
+class DoorClient:
+    """A client of a door, which opens a WebSocket at `path` and sends `opening` first. It knows nothing of resuming."""
 
-    `num_asked` counts its questions. `is_answering` and `is_showing` are true while an answer arrives, and while frames
-    are sent.
-    """
+    path: ClassVar[str]
+    opening: ClassVar[Mapping[str, Any]]
 
     def __init__(self, number: int, url: str, seed: int) -> None:
         self.number = number
-        self.num_asked = 0
-        self.is_answering = self.is_showing = False
-        self.answers: list[str] = []
         self._url = url
         self._random = random.Random(seed)
-        self._num_shown = 0
-        self._acknowledged: list[str] = []
-        self._text = ""
         self._took = asyncio.Event()
-
-    @property
-    def phase(self) -> str:
-        return "answering" if self.is_answering else "showing" if self.is_showing else "asking"
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
         """Stay connected while the block runs."""
-        async with websockets.connect(f"{self._url}/v1/video/chat/stream", max_size=None) as self._socket:
-            await self.send("session.config", **CONFIG)
+        async with websockets.connect(f"{self._url}{self.path}", max_size=None) as self._socket:
+            await self.send(**self.opening)
             self._reader = asyncio.create_task(self._read())
             self._reader.add_done_callback(lambda _: self._took.set())
             try:
                 yield
             finally:
                 self._reader.cancel()
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        """Send a message."""
+        await self._socket.send(json.dumps({"type": kind, **fields}))
+
+    async def until(self, is_done: Callable[[], bool], missing: Callable[[], str]) -> None:
+        """Wait until `is_done`. Raises AssertionError with what is `missing` after TURN_S, or for a wrong event."""
+        try:
+            async with asyncio.timeout(TURN_S):
+                while not is_done():
+                    if self._reader.done():
+                        self._reader.result()
+                    self._took.clear()
+                    await self._took.wait()
+        except TimeoutError:
+            raise AssertionError(f"{type(self).__name__} {self.number}: {missing()}") from None
+
+    async def _read(self) -> None:
+        async for frame in self._socket:
+            self._take(json.loads(frame))
+            self._took.set()
+        raise AssertionError(f"the door has closed: {self._socket.close_code} {self._socket.close_reason}")
+
+    def _take(self, event: dict[str, Any]) -> None:
+        """Check the next event, and apply it."""
+        raise NotImplementedError
+
+
+class Watcher(DoorClient):
+    """A client that shows frames, asks about them, and waits for each answer.
+
+    `num_asked` counts its questions. `is_answering` and `is_showing` are true while an answer arrives, and while frames
+    are sent.
+    """
+
+    path = "/v1/video/chat/stream"
+    opening: ClassVar[Mapping[str, Any]] = {"kind": "session.config", **CONFIG}
+
+    def __init__(self, number: int, url: str, seed: int) -> None:
+        super().__init__(number, url, seed)
+        self.num_asked = 0
+        self.is_answering = self.is_showing = False
+        self.answers: list[str] = []
+        self._num_shown = 0
+        self._acknowledged: list[str] = []
+        self._text = ""
+
+    @property
+    def phase(self) -> str:
+        return "answering" if self.is_answering else "showing" if self.is_showing else "asking"
 
     async def turn(self) -> None:
         """Show some frames, with audio, and ask about them. Raises AssertionError for a wrong answer."""
@@ -103,31 +142,15 @@ class Watcher:
     async def ask(self, question: str) -> str:
         """Ask, and return the whole answer."""
         await self.send("video.query", text=question)
-        try:
-            async with asyncio.timeout(TURN_S):
-                while len(self.answers) <= self.num_asked:
-                    if self._reader.done():
-                        self._reader.result()
-                    self._took.clear()
-                    await self._took.wait()
-        except TimeoutError:
-            raise AssertionError(f"watcher {self.number}: {question} was not answered: {self._text!r}") from None
+        await self.until(
+            lambda: len(self.answers) > self.num_asked, lambda: f"{question} was not answered: {self._text!r}"
+        )
         return self.answers[self.num_asked]
 
     def check(self) -> None:
         """Raise AssertionError unless each frame was acknowledged once, in order, and each question answered once."""
         assert self._acknowledged == [str(n + 1) for n in range(self._num_shown)], (self.number, self._acknowledged)
         assert len(self.answers) == self.num_asked, (self.number, self.answers[-3:])
-
-    async def send(self, kind: str, **fields: Any) -> None:
-        """Send a message."""
-        await self._socket.send(json.dumps({"type": kind, **fields}))
-
-    async def _read(self) -> None:
-        async for frame in self._socket:
-            self._take(json.loads(frame))
-            self._took.set()
-        raise AssertionError(f"the door has closed: {self._socket.close_code} {self._socket.close_reason}")
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["type"]:
@@ -180,38 +203,29 @@ class OwnWatcher(Watcher):
         return
 
 
-class Asker:
+class Asker(DoorClient):
     """A client of a door that requests several responses out of band at once, and takes a written turn with them.
 
     `completed` counts the completed responses by their metadata.
     """
 
+    path = "/v1/realtime"
+    opening: ClassVar[Mapping[str, Any]] = {
+        "kind": "session.update",
+        "session": {"type": "realtime", "output_modalities": ["text"]},
+    }
+
     def __init__(self, number: int, url: str, seed: int) -> None:
-        self.number = number
+        super().__init__(number, url, seed)
         self.completed: Counter[str] = Counter()
         self.num_cancelled = 0
-        self._url = url
-        self._random = random.Random(seed)
         self._open: dict[str, str] = {}
         self._texts: dict[str, str] = {}
         self._num_asked = 0
-        self._took = asyncio.Event()
 
     @property
     def phase(self) -> str:
         return "out of band" if self._open else "asking out of band"
-
-    @asynccontextmanager
-    async def connected(self) -> AsyncIterator[None]:
-        """Stay connected while the block runs."""
-        async with websockets.connect(f"{self._url}/v1/realtime", max_size=None) as self._socket:
-            await self._send("session.update", session={"type": "realtime", "output_modalities": ["text"]})
-            self._reader = asyncio.create_task(self._read())
-            self._reader.add_done_callback(lambda _: self._took.set())
-            try:
-                yield
-            finally:
-                self._reader.cancel()
 
     async def turn(self) -> None:
         """Request responses out of band, and sometimes one of the conversation, and wait for all of them."""
@@ -222,31 +236,16 @@ class Asker:
             content = [{"type": "input_text", "text": f"beside {self._num_asked} one two three"}]
             given = {"type": "message", "role": "user", "content": content}
             response = {"conversation": "none", "metadata": {"name": names[-1]}, "input": [given]}
-            await self._send("response.create", response=response)
-        try:
-            async with asyncio.timeout(TURN_S):
-                while not all(self.completed[name] for name in names) or self._open:
-                    if self._reader.done():
-                        self._reader.result()
-                    self._took.clear()
-                    await self._took.wait()
-        except TimeoutError:
-            missing = [name for name in names if not self.completed[name]]
-            raise AssertionError(f"asker {self.number}: {missing} did not come; open: {self._open}") from None
+            await self.send("response.create", response=response)
+        await self.until(
+            lambda: all(self.completed[name] for name in names) and not self._open,
+            lambda: f"{[name for name in names if not self.completed[name]]} did not come; open: {self._open}",
+        )
 
     def check(self) -> None:
         """Raise AssertionError unless each response was completed once, and each that began has ended."""
         assert self.completed == {str(n + 1): 1 for n in range(self._num_asked)}, (self.number, self.completed)
         assert not self._open, self._open
-
-    async def _send(self, kind: str, **fields: Any) -> None:
-        await self._socket.send(json.dumps({"type": kind, **fields}))
-
-    async def _read(self) -> None:
-        async for frame in self._socket:
-            self._take(json.loads(frame))
-            self._took.set()
-        raise AssertionError(f"the door has closed: {self._socket.close_code} {self._socket.close_reason}")
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["type"]:

@@ -4,40 +4,11 @@
 // standard output. A step waits for the event that it names.
 
 import { readFileSync } from "node:fs";
+import { microphones, pretend, tracks } from "./browser.mjs";
 
 const [module, url] = process.argv.slice(2),
   steps = JSON.parse(readFileSync(0, "utf8"));
-const microphones = [];
-
-class Track {
-  onended = null;
-  stopped = false;
-  stop() {
-    this.stopped = true;
-  }
-}
-globalThis.location = new URL(url);
-globalThis.AudioContext = class {
-  audioWorklet = { addModule: async () => {} };
-  async resume() {}
-  createMediaStreamSource() {
-    return { context: this, connect() {}, disconnect() {} };
-  }
-};
-globalThis.AnalyserNode = class {
-  fftSize = 2048;
-  getFloatTimeDomainData() {}
-};
-globalThis.AudioWorkletNode = class {
-  constructor() {
-    this.port = { onmessage: null, postMessage() {} };
-    microphones.push(this.port);
-  }
-};
-const track = new Track();
-const stream = { getTracks: () => [track], getAudioTracks: () => [track] };
-Object.defineProperty(globalThis, "navigator", { value: { mediaDevices: { getUserMedia: async () => stream } } });
-
+pretend(url);
 const { Captions } = await import(module);
 const reported = [];
 let heard = () => {};
@@ -74,7 +45,7 @@ const acts = {
   },
   until,
   cut: () => captions.run.transport.socket.close(),
-  unplug: () => void track.onended(),
+  unplug: () => void tracks.at(-1).onended(),
   stop: () => captions.stop(),
   stops: () => Promise.all([captions.stop(), captions.stop()]),
   leave: () => void captions.stop(),
@@ -82,5 +53,5 @@ const acts = {
   at: (server) => (captions.server.root = new URL(server)),
 };
 for (const [act, ...given] of steps) await acts[act](...given);
-print("done", { open: captions.open, stopped: track.stopped });
+print("done", { open: captions.open, stopped: tracks.length > 0 && tracks.every((track) => track.stopped) });
 process.exit(0);

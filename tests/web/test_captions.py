@@ -5,12 +5,9 @@ the right time, whatever ends, breaks or is unplugged.
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +19,11 @@ from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from tests.scripted import OTHERS, ScriptedVoices, speech, text
 from tests.server.scripted import RATE_HZ, serving
+from tests.web import node
+from tests.web.node import Reported
 
-HERE = Path(__file__).parent
-MODULE = HERE.parents[1] / "src" / "antiphon" / "web" / "client" / "captions.js"
-NODE = shutil.which("node")
-# Timeout in case Node hangs, in seconds.
-LIMIT_S = 60
 WORD_MS = 320
-Reported = list[tuple[str, Any]]
-
-pytestmark = pytest.mark.skipif(not NODE, reason="Node is not on this machine")
+pytestmark = node.needs_node
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +40,7 @@ def said(first: int, count: int, silence_frames: int = 0) -> tuple[str, str]:
 
 def reported(url: str, *steps: Sequence[Any]) -> Reported:
     """Run captions with these steps, and return the events that they emit."""
-    assert NODE
-    done = subprocess.run(
-        [NODE, "--experimental-websocket", "--no-warnings", HERE / "captions.mjs", MODULE, url],
-        input=json.dumps(steps),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    return node.reported("captions.mjs", "captions.js", url, steps)
 
 
 def lines(found: Reported) -> list[dict[str, Any]]:
@@ -209,21 +191,15 @@ def test_a_language_that_the_model_lacks_is_refused_and_another_is_chosen_in_mid
 
 
 def test_final_lines_become_subtitles() -> None:
-    assert NODE
     lines = [
         {"text": "Hello there.", "from": 0, "to": 1250},
         {"text": "", "from": 1300, "to": 1400},
         {"text": "Not timed.", "from": None, "to": None},
         {"text": "An hour later.", "from": 3_725_006, "to": 3_726_000, "speaker": "B"},
     ]
-    code = f"import {{ srt }} from {json.dumps(str(MODULE))}; console.log(srt({json.dumps(lines)}));"
-    done = subprocess.run(
-        [NODE, "--no-warnings", "--input-type=module", "-e", code],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=True,
-    )
-    assert done.stdout == (
+    module = json.dumps(str(node.CLIENT / "captions.js"))
+    code = f"import {{ srt }} from {module}; console.log(srt({json.dumps(lines)}));"
+    printed = node.run("--input-type=module", "-e", code)
+    assert printed == (
         "1\n00:00:00,000 --> 00:00:01,250\nHello there.\n\n2\n01:02:05,006 --> 01:02:06,000\nB: An hour later.\n\n"
     )

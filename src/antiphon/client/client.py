@@ -160,7 +160,7 @@ class Client:
             consents: True: the speaker has agreed to be recorded.
         """
         config = {"model": model, **_given(language=language, prompt=prompt)}
-        query = {"dialect": "vllm", "resume": "1", **(CONSENT if consents else {})}
+        query = {"dialect": "vllm", "resume": "1", "keeps_words": "1", **(CONSENT if consents else {})}
         return ClientCaptions(partial(self._link, captions.PATH, query), config, rate_hz, self._give_up_s)
 
     def speech(

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from antiphon.protocols.resume import MAX_RESUME_WORDS, RESUME_WORDS
 from antiphon.protocols.wire import JSON_ERRORS, decode_json
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,10 @@ APPEND = '"input_audio_buffer.append"'
 # they are acknowledged, and stores them with each change of the session.
 ACK_EVERY = 32
 OF_RESPONSES = '{"type":"response.'
-# The field of the sequence number. The host writes it as the last field of each event.
+# The field of the sequence number. The host writes it as the last field of each event, and before it, in some events,
+# the words that the client has got and the next host needs.
 SEQ = ',"server_event_seq":'
+WORDS = f',"{RESUME_WORDS}":"'
 # Events about the connection and its host, which are not passed on to the client.
 OF_THE_DOOR = ('{"type":"session.moving"', '{"type":"session.state_degraded"', '{"type":"session.replaced"')
 CREATED = ('{"type":"session.created"', '{"type":"transcription_session.created"')
@@ -119,6 +122,7 @@ class HeldSession:
         self._token = ""
         self._last_seq = 0
         self._acked_seq = 0
+        self._words = ""
         self._is_piece = False
         # The kept frames of the client, oldest first; the number of the first frame, from 1; their size in bytes.
         self._kept: deque[ClientFrame] = deque()
@@ -197,6 +201,10 @@ class HeldSession:
         at = frame.rfind(SEQ, max(0, len(frame) - len(SEQ) - 24))
         if at >= 0 and (number := frame[at + len(SEQ) : -1]).isdigit():
             self._last_seq = int(number)
+            begin = frame.rfind(WORDS, max(0, at - MAX_RESUME_WORDS - len(WORDS) - 1), at)
+            if begin >= 0:
+                self._words = frame[begin + len(WORDS) : at - 1]
+                at = begin
             frame = frame[:at] + "}"
         return None if frame.startswith(OF_THE_DOOR) else frame
 
@@ -233,6 +241,7 @@ class HeldSession:
             session_id=self.session_id,
             resume_token=self._token,
             last_received_server_event_seq=self._last_seq,
+            **({RESUME_WORDS: self._words} if self._words else {}),
         )
 
     def resumed(self, frame: str | bytes) -> None:

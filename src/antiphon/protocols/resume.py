@@ -18,6 +18,9 @@ from antiphon.protocols.wire import ErrorBody, Frame, NewId, message
 
 # Maximum size of a control message, which has only a few short fields. Longer frames, such as audio, are not searched.
 MAX_CONTROL_BYTES = 4096
+# The field of an event, and of a `session.resume`, with the words that a client keeps. Its maximum number of characters
+# leaves room for the other fields of a control message.
+RESUME_WORDS, MAX_RESUME_WORDS = "resume_words", 3000
 SESSION_ELSEWHERE, MODEL_NOT_LOADED = "session_elsewhere", "model_not_loaded"
 # Codes of refusals after which another attempt, possibly at another host, may succeed.
 RETRYABLE = frozenset({SESSION_ELSEWHERE, MODEL_NOT_LOADED})
@@ -30,6 +33,7 @@ class SessionResume(msgspec.Struct, tag_field="type", tag="session.resume"):
     session_id: object = UNSET
     resume_token: object = UNSET
     last_received_server_event_seq: object = 0
+    resume_words: object = ""
     event_id: object = None
 
 
@@ -69,12 +73,14 @@ Notice = Literal["replaced", "moving", "degraded", "stored"] | Draining
 class ResumeRequest:
     """A `session.resume` whose fields have the right types. Its session and token have not been looked up yet.
 
-    `last_received` is the `server_event_seq` of the last event that the client received; 0 if there is none.
+    `last_received` is the `server_event_seq` of the last event that the client received; 0 if there is none. `words` is
+    the newest `resume_words` of an event; "" if there is none.
     """
 
     session_id: str
     token: str
     last_received: int
+    words: str = ""
 
 
 def control(data: str | bytes) -> Control | None:
@@ -101,7 +107,8 @@ def resume_from(asked: SessionResume) -> ResumeRequest:
         raise RemoteProtocolError(
             "bad_event", "Expected the number of an event, 0 or more.", "last_received_server_event_seq"
         )
-    return ResumeRequest(_text(asked.session_id, "session_id"), _text(asked.resume_token, "resume_token"), last)
+    session_id, token = _text(asked.session_id, "session_id"), _text(asked.resume_token, "resume_token")
+    return ResumeRequest(session_id, token, last, _text(asked.resume_words, RESUME_WORDS))
 
 
 def session_elsewhere() -> RemoteProtocolError:

@@ -140,7 +140,7 @@ class Carrier:
         Raises HostRefused, before the client is accepted, if no host accepts the session.
         """
         query = self._client.query
-        host = await self._open(_query(query, resume="1") if self._client.is_held else _query(query))
+        host = await self._open(_query(query, resume="1", keeps_words="1") if self._client.is_held else _query(query))
         await self._client.accept(host.subprotocol)
         code, reason = HOST_LOST
         try:

@@ -53,6 +53,7 @@ _PARAMETERS: Mapping[str, Sequence[str]] = {
     "duplex": (*TRUE_VALUES, *_FALSE_VALUES),
     "events": ("beta", "ga"),
     "intent": ("transcription", "conversation"),
+    "keeps_words": (*TRUE_VALUES, *_FALSE_VALUES),
     "mode": (),
     "model": (),
     "record": (*TRUE_VALUES, *_FALSE_VALUES),
@@ -105,6 +106,11 @@ def kind_of(state: ServerState, dialect: Dialect, opening: Opening) -> Kind:
 def wants_token(websocket: WebSocket) -> bool:
     """Return whether the client asks for a session that it can resume later (`?resume=1`)."""
     return bool(websocket.query_params.get("resume", ""))
+
+
+def keeps_words(websocket: WebSocket) -> bool:
+    """Return whether the client keeps `resume_words` for the next host (`?keeps_words=1`)."""
+    return websocket.query_params.get("keeps_words") in TRUE_VALUES
 
 
 async def serve_resumed(state: ServerState, caller: Caller, websocket: WebSocket) -> None:

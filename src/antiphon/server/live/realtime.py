@@ -62,7 +62,8 @@ class LiveRealtime:
     `wire` is open, and `first_frames` are the frames that opening it returned. `caller` opened the session. A client
     resumes it with `token`; without a token, it ends with its transport. `restored` is the stored state from which a
     restored conversation continues. The route that made `transport` also releases it. `copy` is the session's copy in
-    the session store. A client that resumes attaches its transport to `attachment`.
+    the session store. A client that resumes attaches its transport to `attachment`. `keeps_words`: the client of a new
+    session keeps `resume_words`.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class LiveRealtime:
         first_frames: Sequence[Frame] = (),
         token: ResumeToken | None = None,
         restored: Restored | None = None,
+        keeps_words: bool = False,
     ) -> None:
         self._state = state
         self.caller = caller
@@ -92,7 +94,9 @@ class LiveRealtime:
         self._bounds = CommandBounds(self._live.memory, audio.max_events_per_s)
         self._observers = SessionObservers(state, wire, self._live.measure)
         persistence = Persistence(state, caller, wire, restored.row if restored else None)
-        self.copy = StoredCopy(wire, self._live, self._inbox, persistence, self._send, first_frames, restored)
+        self.copy = StoredCopy(
+            wire, self._live, self._inbox, persistence, self._send, first_frames, restored, keeps_words=keeps_words
+        )
         # Set after a restored session has handled the work that the last host left. Frames of the client wait until
         # then.
         self._goes_on = anyio.Event()

@@ -16,6 +16,7 @@ from antiphon.server.http.auth import identify
 from antiphon.server.live.handshake import (
     accept,
     check_query,
+    keeps_words,
     kind_of,
     names_session,
     refuse,
@@ -81,7 +82,10 @@ async def realtime(websocket: WebSocket) -> None:
                 await refuse(websocket, error)
                 return
         transport = WebSocketTransport(websocket)
-        await LiveRealtime(state, caller, wire, transport, first_frames=first_frames, token=token).run()
+        keeps = token is not None and keeps_words(websocket)
+        await LiveRealtime(
+            state, caller, wire, transport, first_frames=first_frames, token=token, keeps_words=keeps
+        ).run()
 
 
 async def speech_stream(websocket: WebSocket) -> None:

@@ -213,6 +213,15 @@ class Decoding:
             guess.reported = False
             await self._emit(GuessDropped(guess.turn))
 
+    @property
+    def partial_until(self) -> int:
+        """The sample after the audio of the last partial."""
+        return self._partial_at[1]
+
+    def continue_partials(self, window: int, until: int) -> None:
+        """Decode no partial of the window `window` before it has more audio than up to the sample `until`."""
+        self._partial_at = window, until
+
     def end(self) -> None:
         """Let `run` return after all its input is decoded. Returns at once."""
         self._ending = True

@@ -172,6 +172,8 @@ class TranscriptionState:
     sent: tuple[SentWord, ...]
     # The number of labels that voices have.
     num_labels: int = 0
+    # The sample after the audio in which these words were found. Partials are decoded later.
+    sent_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import { DuplexTransport, RtcTransport, SocketTransport } from "./transports.js"
  * @property {"pause" | "complete" | "manual"} [turns] a turn ends after half a second of silence, when the sentence is
  *   complete, or by `endTurn()`
  * @property {"websocket" | "webrtc" | "duplex"} [transport] duplex: both sides may speak at once, and a broken
- *   connection is resumed
+ *   connection is resumed; webrtc: after a broken connection, another call begins with what was said
  * @property {string} [microphone] a device's id
  * @property {string} [loudspeaker] a device's id
  * @property {boolean} [headphones] whether the user wears headphones, so that the microphone does not hear the answer
@@ -32,8 +32,14 @@ import { DuplexTransport, RtcTransport, SocketTransport } from "./transports.js"
  * @property {boolean} cut whether it was cut off: the server forgets the part that was not heard
  * @property {boolean} final
  *
- * @typedef {Line & {total_s: number, heard_s: number, kept: string | null, silenced: boolean}} Item `silenced`: the
- *   client cut it off, and no longer plays it; `kept`: the text that the server keeps of it
+ * @typedef {object} Heard
+ * @property {number} total_s the seconds of its sound so far
+ * @property {number} heard_s the seconds of it that were played
+ * @property {string | null} kept the text that the server keeps of it, if it was cut off
+ * @property {boolean} silenced whether the client cut it off, and no longer plays it
+ * @property {Promise<object[]> | null} called of a tool: the protocol's items of its call and its output
+ *
+ * @typedef {Line & Heard} Item
  *
  * @typedef {"ended" | "transcript" | "words" | "sound" | "heard"} Stage the end of the turn is detected, its transcript
  *   is complete, the answer's first words arrive, its first audio arrives, and that audio is played
@@ -58,6 +64,8 @@ const DETECTION = {
 const PAUSE_MS = { pause: 500, complete: 300, manual: 0 };
 // After this number of rounds of tool calls the model has to answer. Otherwise it may call tools forever.
 const MAX_CALL_ROUNDS = 4;
+// The number of attempts to begin another call after a broken connection.
+const RETRIES = 7;
 // Errors that are not shown, because the answer had already ended when the request arrived.
 const HARMLESS = ["response_cancel_not_active", "playback_ack_too_late"];
 
@@ -72,6 +80,8 @@ export class Conversation extends Teller {
     this.starts = 0;
     /** @type {import("./transports.js").Transport | null} */
     this.transport = null;
+    /** @type {MediaStream | null} the microphone */
+    this.stream = null;
     /** @type {Player | null} */
     this.player = null;
     /** @type {HTMLAudioElement | null} */
@@ -124,14 +134,9 @@ export class Conversation extends Teller {
       if (mine !== this.starts) throw new DOMException("The conversation was stopped.", "AbortError");
     };
     this.items.clear();
-    this.calls.clear();
-    this.waiting.clear();
-    this.unfinished.clear();
-    this.responses.clear();
-    this.turn = this.playing = this.began = null;
-    this.turns = this.rounds = this.acked_s = 0;
-    this.asked = this.spoken = false;
-    const { options, server } = this;
+    this.turns = 0;
+    this.forget();
+    const { options } = this;
     /** @type {MediaStream | null} */
     let stream = null;
     /** @type {Player | null} */
@@ -144,21 +149,12 @@ export class Conversation extends Teller {
       stream.getAudioTracks()[0].onended = () => {
         if (mine === this.starts) this.end("the microphone was disconnected");
       };
-      const common = {
-        server,
-        stream,
-        onEvent: (/** @type {import("./transports.js").Message} */ event) => {
-          if (mine === this.starts) this.take(event);
-        },
-        onClose: (/** @type {string} */ reason) => {
-          if (mine === this.starts) this.end(reason);
-        },
-      };
+      const common = this.common(stream, mine);
       const meter = await Meter.of(stream);
       still();
       this.meters.microphone = meter;
       if (options.transport === "webrtc") {
-        transport = await RtcTransport.open({ ...common, onTrack: (sound) => this.listen(sound) });
+        transport = await this.dial(stream, mine);
       } else {
         player = await Player.open((playing) => this.played(playing));
         still();
@@ -178,9 +174,109 @@ export class Conversation extends Teller {
       throw error;
     }
     this.transport = transport;
+    this.stream = stream;
     this.began = performance.now();
     if (!this.duplex) this.send("session.update", { session: this.session() });
     this.state("listening");
+  }
+
+  /** Forget the state of the last session, except for what was said. */
+  forget() {
+    this.calls.clear();
+    this.waiting.clear();
+    this.unfinished.clear();
+    this.responses.clear();
+    this.turn = this.playing = this.began = null;
+    this.rounds = this.acked_s = 0;
+    this.asked = this.spoken = false;
+  }
+
+  /**
+   * @param {MediaStream} stream
+   * @param {number} mine
+   */
+  common(stream, mine) {
+    return {
+      server: this.server,
+      stream,
+      onEvent: (/** @type {import("./transports.js").Message} */ event) => {
+        if (mine === this.starts) this.take(event);
+      },
+      onClose: (/** @type {string} */ reason, /** @type {boolean} */ lost) => {
+        if (mine !== this.starts) return;
+        if (lost && this.options.transport === "webrtc") this.takeUp(reason);
+        else this.end(reason);
+      },
+    };
+  }
+
+  /**
+   * Begin a call. It ends with its own copy of the microphone's stream, so that another call can follow.
+   * @param {MediaStream} stream
+   * @param {number} mine
+   */
+  dial(stream, mine) {
+    return RtcTransport.open({
+      ...this.common(stream.clone(), mine),
+      onTrack: (sound) => {
+        if (mine === this.starts) this.listen(sound);
+      },
+    });
+  }
+
+  /**
+   * Begin another call with what was said, because the server or the door of this one is gone. An answer that was under
+   * way is asked for again.
+   * @param {string} reason the reason of the end if no call begins
+   */
+  async takeUp(reason) {
+    const mine = this.starts,
+      { stream } = this,
+      now = performance.now(),
+      wasAsked = this.asked || this.responses.size > 0;
+    this.transport?.close();
+    this.span(this.playing ? "assistant" : "thinking", false, now);
+    this.forget();
+    // Whatever is written meanwhile waits.
+    this.asked = true;
+    this.mark("lost", now);
+    const said = await this.said();
+    for (let k = 0; stream && k < RETRIES; k++) {
+      await new Promise((resolve) => setTimeout(resolve, 250 * 2 ** k));
+      if (mine !== this.starts) return;
+      try {
+        const next = await this.dial(stream, mine);
+        if (mine !== this.starts) return next.close();
+        this.transport = next;
+      } catch (error) {
+        // Another door may not have taken over yet. A refusal stays one.
+        if (error instanceof ServerError && error.lasting) break;
+        continue;
+      }
+      this.began = performance.now();
+      this.send("session.update", { session: this.session() });
+      for (const item of said) this.send("conversation.item.create", { item });
+      this.mark("resumed", this.began);
+      this.state("listening");
+      this.asked = false;
+      if (wasAsked || (said.length && said.at(-1).role !== "assistant")) this.respond();
+      else this.wake();
+      return;
+    }
+    if (mine === this.starts) this.end(reason);
+  }
+
+  /** The protocol's items with which another session knows what was said, without an answer that is not complete. */
+  async said() {
+    /** @type {any[]} */
+    const items = [];
+    for (const { id, who, text, kept, final, called } of this.items.values()) {
+      const type = who === "user" ? "input_text" : "output_text",
+        content = [{ type, text: kept ?? text }];
+      if (called) items.push(...(await called));
+      else if (who !== "tool" && final && content[0].text) items.push({ id, type: "message", role: who, content });
+    }
+    return items;
   }
 
   /** End the session, even while it is starting. */
@@ -197,6 +293,8 @@ export class Conversation extends Teller {
     this.starts += 1;
     this.transport = null;
     transport?.close();
+    release(this.stream);
+    this.stream = null;
     for (const meter of Object.values(this.meters)) meter?.close();
     this.meters = {};
     this.player?.close();
@@ -338,7 +436,7 @@ export class Conversation extends Teller {
         if (event.item.type === "message" && event.item.role === "user") {
           const text = written(event.item);
           if (text) this.words(event.item.id, "user", text, { whole: true, final: true });
-        } else if (event.item.type === "function_call")
+        } else if (event.item.type === "function_call" && !this.items.has(event.item.id))
           this.words(event.item.id, "tool", event.item.name, { whole: true });
         break;
       case "conversation.item.input_audio_transcription.delta":
@@ -394,7 +492,13 @@ export class Conversation extends Teller {
       case "response.function_call_arguments.done":
         if (this.options.tools?.[event.name]) {
           this.words(event.item_id, "tool", `${event.name}(${event.arguments})`, { whole: true });
-          this.calls.set(event.call_id, this.call(event.name, event.arguments, event.item_id));
+          const { call_id, name, arguments: given } = event,
+            result = this.call(name, given, event.item_id);
+          this.calls.set(call_id, result);
+          this.item(event.item_id, "tool").called = result.then((output) => [
+            { id: event.item_id, type: "function_call", call_id, name, arguments: given },
+            { type: "function_call_output", call_id, output },
+          ]);
         }
         break;
       case "response.done":
@@ -494,18 +598,18 @@ export class Conversation extends Teller {
 
   /** @param {boolean} goesOn whether the response was completed, not cut off by the user */
   async answerCalls(goesOn) {
-    const mine = this.starts,
+    const { transport } = this,
       calls = [...this.calls];
     this.calls.clear();
     for (const [call_id, result] of calls) {
       const output = await result;
       // Another session may have begun meanwhile.
-      if (mine !== this.starts) return;
+      if (transport !== this.transport) return;
       this.send("conversation.item.create", { item: { type: "function_call_output", call_id, output } });
     }
     // The user may have spoken meanwhile: wait until that answer is done.
     if (goesOn) await this.idle();
-    if (!goesOn || mine !== this.starts) return;
+    if (!goesOn || transport !== this.transport) return;
     this.rounds += 1;
     this.respond(this.rounds >= MAX_CALL_ROUNDS ? { response: { tool_choice: "none" } } : {});
   }
@@ -647,7 +751,7 @@ export class Conversation extends Teller {
     let item = this.items.get(id);
     if (!item) {
       const line = { id, who, text: "", heard: 0, cut: false, final: false };
-      item = { ...line, total_s: 0, heard_s: 0, kept: null, silenced: false };
+      item = { ...line, total_s: 0, heard_s: 0, kept: null, silenced: false, called: null };
       this.items.set(id, item);
       this.show(item);
     }

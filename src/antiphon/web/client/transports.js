@@ -9,7 +9,8 @@ import { failed } from "./errors.js";
  * @typedef {object} Listening
  * @property {MediaStream | null} stream the microphone; it is stopped with the transport
  * @property {(event: Message) => void} onEvent
- * @property {(reason: string) => void} onClose called once, unless `close` was called
+ * @property {(reason: string, lost: boolean) => void} onClose called once, unless `close` was called; `lost`: the
+ *   connection broke, and the server has not ended it
  */
 /**
  * @typedef {object} Transport
@@ -18,6 +19,8 @@ import { failed } from "./errors.js";
  */
 
 const LOST = "the connection was lost";
+// A browser gives a call up half a minute after its server is gone. It is in doubt after a few seconds.
+const DOUBT_MS = 1000;
 
 /** @param {Transport} transport */
 const sendsSound = (transport) => (/** @type {ArrayBuffer} */ pcm) =>
@@ -25,7 +28,7 @@ const sendsSound = (transport) => (/** @type {ArrayBuffer} */ pcm) =>
 
 /** The end of a transport. It is reported once: as the error of opening, if the transport is not open yet. */
 class Ending {
-  /** @param {(reason: string) => void} onClose */
+  /** @param {Listening["onClose"]} onClose */
   constructor(onClose) {
     this.onClose = onClose;
     this.isOpen = this.isOver = false;
@@ -36,10 +39,10 @@ class Ending {
     this.early.catch(() => {});
   }
   /** @param {string} reason */
-  tell(reason) {
+  tell(reason, lost = false) {
     if (this.isOver) return;
     this.isOver = true;
-    if (this.isOpen) this.onClose(reason);
+    if (this.isOpen) this.onClose(reason, lost);
     else this.reject(new Error(`The connection ended before it began${reason && `: ${reason}`}.`));
   }
   /**
@@ -228,7 +231,7 @@ export class DuplexTransport {
   over(reason) {
     this.closing = true;
     this.stop();
-    this.onClose(reason);
+    this.onClose(reason, false);
   }
   /** @param {Message} event */
   send(event) {
@@ -258,6 +261,8 @@ export class RtcTransport {
     this.peer = peer;
     this.stream = stream;
     this.channel = peer.createDataChannel("oai-events");
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.doubt = undefined;
   }
   /** @param {Listening & {server: import("./server.js").Server, onTrack: (sound: MediaStream) => void}} options */
   static async open({ server, stream, onEvent, onClose, onTrack }) {
@@ -268,11 +273,15 @@ export class RtcTransport {
     peer.ontrack = ({ streams }) => onTrack(streams[0]);
     channel.onmessage = ({ data }) => onEvent(JSON.parse(data));
     channel.onclose = () => ending.tell("the server has hung up");
+    const lost = () =>
+      ending.tell(
+        ending.isOpen ? LOST : "no way to the server was found. WebRTC needs UDP: choose a WebSocket instead",
+        true,
+      );
     peer.onconnectionstatechange = () => {
-      if (peer.connectionState === "failed")
-        ending.tell(
-          ending.isOpen ? LOST : "no way to the server was found. WebRTC needs UDP: choose a WebSocket instead",
-        );
+      clearTimeout(me.doubt);
+      if (peer.connectionState === "failed") lost();
+      else if (peer.connectionState === "disconnected") me.doubt = setTimeout(lost, DOUBT_MS);
     };
     const connect = async () => {
       await peer.setLocalDescription(await peer.createOffer());
@@ -295,8 +304,9 @@ export class RtcTransport {
     if (this.channel.readyState === "open") this.channel.send(JSON.stringify(event));
   }
   close() {
+    clearTimeout(this.doubt);
     release(this.stream);
-    this.channel.onclose = null;
+    this.channel.onclose = this.peer.onconnectionstatechange = null;
     this.peer.close();
   }
 }

@@ -110,6 +110,12 @@ def test_a_response_that_is_open_is_told_of_until_it_is_done() -> None:
     items = [Item("a", role="user"), Item("b", role="assistant", status="in_progress")]
     progress.follow(ResponseCreated(response))
     assert progress.now(conversation(items=items)).open_response == OpenResponse("resp_1", True, ["b"])
+    # The item is complete, and its response is not: it begins again, with another item.
+    items[1].status = "completed"
+    point = progress.now(conversation(items=items, closing_responses=[response.request]))
+    assert [item.id for item in recovered(items, point)[0]] == ["a"]
+    items[1].status = "incomplete"
+    assert progress.now(conversation(items=items)).open_response == OpenResponse("resp_1", True, [])
     progress.follow(ResponseDone(response))
     assert progress.now(conversation(items=items)).open_response is None
 

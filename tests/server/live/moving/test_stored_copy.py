@@ -119,7 +119,9 @@ def kinds(frames: list[Frame]) -> list[str]:
 class Stage:
     """A copy, its live session, and a conversation in which nobody speaks."""
 
-    def __init__(self, restored: Restored | None = None, *, first: tuple[Frame, ...] = ()) -> None:
+    def __init__(
+        self, restored: Restored | None = None, *, first: tuple[Frame, ...] = (), keeps_words: bool = False
+    ) -> None:
         self.store = Store()
         self.state = ServerState(Settings(resume=ResumeSettings(store_speech=True)), Metrics())
         self.state.sessions.store = cast(Any, self.store)
@@ -135,7 +137,9 @@ class Stage:
         wire.replaced = lambda: message(type="session.replaced")
         wire.send = lambda event: [message(type=type(event).__name__)]
         self.persistence = Persistence(self.state, Caller(), wire, restored.row if restored else None)
-        self.copy = StoredCopy(wire, self.live, self.inbox, self.persistence, self._send, first, restored)
+        self.copy = StoredCopy(
+            wire, self.live, self.inbox, self.persistence, self._send, first, restored, keeps_words=keeps_words
+        )
         self.history = SimpleNamespace(items=[], restore=lambda items: self.history.items.extend(items))
         self.left_open_turn = False
         self.conversation = cast(
@@ -397,6 +401,37 @@ def test_an_event_of_a_transcription_is_not_sent_until_it_is_stored() -> None:
             group.cancel_scope.cancel()
 
     play(scene)
+
+
+@pytest.mark.parametrize("keeps_words", [False, True])
+def test_words_that_the_client_keeps_are_not_stored_and_all_others_are(keeps_words: bool) -> None:
+    async def scene(stage: Stage) -> None:
+        session = transcription(stage)
+        stage.copy.begin(session)
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            pcm = speech(1, 9)
+            for at in range(0, len(pcm), 1600):
+                await stage.inbox.put(AppendAudio(pcm[at : at + 1600]))
+                while not stage.inbox.is_worked_off:
+                    await anyio.lowlevel.checkpoint()
+                await turns()
+            given = [frame.payload.get("resume_words") for frame in stage.sent if not isinstance(frame.payload, bytes)]
+            assert set(kinds(stage.sent)) == {"TranscriptDelta"}
+            assert len(stage.store.rows) == 1 + given.count(None)
+            assert given[0] is None
+            assert any(given) is keeps_words
+            # If the store has failed, the row may be older than it seems, so each word is stored again.
+            stage.store.failure = StoreError("down")
+            await stage.copy.store()
+            num_sent, num_rows = len(stage.sent), len(stage.store.rows)
+            await stage.inbox.put(AppendAudio(speech(10, 6)))
+            while "TranscriptDelta" not in kinds(stage.sent[num_sent:]):
+                await anyio.lowlevel.checkpoint()
+            assert len(stage.store.rows) > num_rows
+            group.cancel_scope.cancel()
+
+    play(scene, keeps_words=keeps_words)
 
 
 def test_when_the_settings_say_so_then_nothing_of_a_transcription_is_stored() -> None:

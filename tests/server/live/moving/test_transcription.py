@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import msgspec
@@ -28,13 +31,15 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
+from antiphon.server.live.moving import client_words
+from antiphon.server.live.moving.client_words import ClientWords, new_key, with_client_words
 from antiphon.server.live.moving.resume_point import Progress, ResumePoint, check_counts
 from antiphon.server.live.moving.tail import chunk_of, parts_of
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.sessions.transcription.state import ContinuedTranscription
 from antiphon.store.sessions import TailChunk
-from tests.scripted import OTHERS, ScriptedDetector, ScriptedTranscriber, ScriptedVoices, speech
+from tests.scripted import OTHERS, ScriptedDetector, ScriptedTranscriber, ScriptedVoices, heard, speech
 
 VAD = ServerVad(silence_duration_ms=300)
 PIECE = SAMPLE_RATE_HZ // 10
@@ -44,16 +49,21 @@ Message = Sequence[TranscriptionCommand]
 
 @dataclass
 class Stored:
-    """What a store has after an event: the resume point as JSON, the tail, and the number of events until then."""
+    """What a store has after an event: the resume point as JSON, the tail, and the number of events until then. `words`
+    is what the client has kept.
+    """
 
     point: bytes
     tail: tuple[TailChunk, ...]
     num_events: int
+    words: str = ""
 
 
 @dataclass
 class SessionHost:
-    """One host of a session, which stores the session's state before it reports an event."""
+    """One host of a session, which stores the session's state before it reports an event, unless the client keeps the
+    event's words.
+    """
 
     config: TranscriptionConfig
     stored: Stored | None = None
@@ -62,13 +72,19 @@ class SessionHost:
     speaker_model: ScriptedVoices | None = None
     # Seconds between two messages.
     pace_s: float = 0.0
+    keeps_words: bool = False
     events: list[TranscriptionEvent] = field(default_factory=list)
     states: list[Stored] = field(default_factory=list)
+    # Whether the session was silent, at each decode.
+    silences: list[bool] = field(default_factory=list)
 
     async def run(self, messages: Sequence[Message]) -> None:
         """Handle all messages, as far as the stored state does not cover them, then let the session finish."""
         point = POINTS.decode(self.stored.point) if self.stored else ResumePoint()
         check_counts(point)
+        words = ClientWords(point.words_key or new_key())
+        kept = self.stored.words if self.stored else ""
+        point = with_client_words(point, kept)
         tail = list(self.stored.tail) if self.stored else []
         inbox = Inbox(120.0)
         progress = Progress(inbox, point)
@@ -78,14 +94,28 @@ class SessionHost:
             continued = ContinuedTranscription(point.transcription, parts_of(tail), from_sample)
         session: TranscriptionSession
 
+        stored = self.stored
+
         async def emit(event: TranscriptionEvent) -> None:
+            nonlocal kept, stored
             self.events.append(event)
-            if parts := session.continuing.take_parts():
-                tail.append(chunk_of(parts))
-            now = msgspec.json.encode(progress.now_in(session))
-            self.states.append(Stored(now, tuple(tail), len(self.events)))
+            given = words.for_client(event.turn, session.continuing) if isinstance(event, TranscriptDelta) else None
+            if self.keeps_words and given and stored:
+                kept = given
+                stored = replace(stored, num_events=len(self.events), words=kept)
+            else:
+                if parts := session.continuing.take_parts():
+                    tail.append(chunk_of(parts))
+                now = progress.now_in(session)
+                assert now.transcription
+                words.wrote(now.transcription)
+                now.words_key = words.key
+                stored = Stored(msgspec.json.encode(now), tuple(tail), len(self.events), kept)
+            self.states.append(stored)
             await anyio.lowlevel.checkpoint()
 
+        if isinstance(self.transcriber, ScriptedTranscriber):
+            self.transcriber.gate = lambda _: self.silences.append(session.is_silent)
         session = TranscriptionSession(
             *(self.config, self.transcriber, self.detector, inbox, emit),
             speaker_model=self.speaker_model,
@@ -160,32 +190,36 @@ def in_short(events: Sequence[TranscriptionEvent]) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("word_times", [False, True])
+@pytest.mark.parametrize(("word_times", "keeps_words"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(
     ("messages", "vad", "every"),
     [(two_turns_and_a_noise(), VAD, 1), (committed_turns(), None, 1), (a_long_turn(), None, 12)],
     ids=["server VAD", "commits", "a long turn"],
 )
 def test_from_whatever_state_a_session_is_continued_the_client_gets_each_event_once(
-    messages: list[Message], vad: ServerVad | None, every: int, word_times: bool
+    messages: list[Message], vad: ServerVad | None, every: int, word_times: bool, keeps_words: bool
 ) -> None:
     config = TranscriptionConfig(vad=vad, word_times=word_times)
 
     async def main() -> None:
-        whole = SessionHost(config)
+        whole = SessionHost(config, keeps_words=keeps_words)
         await whole.run(messages)
         expected = in_short(whole.events)
         assert len(whole.states) > 20
+        assert any(stored.words for stored in whole.states) is keeps_words
         for stored in whole.states[::every]:
-            again = SessionHost(config, stored)
+            transcriber = ScriptedTranscriber()
+            again = SessionHost(config, stored, transcriber, keeps_words=keeps_words)
             await again.run(messages)
+            # Words that were sent are the prefix of a partial only if it has their audio.
+            assert all(set(w.prefix) <= {n for n, *_ in heard(w.pcm)} for w in transcriber.windows if not w.final)
             seen = [*whole.events[: stored.num_events], *again.events]
             order = [*expected]
             assert sorted(map(str, in_short(seen))) == sorted(map(str, order)), stored.num_events
             # A third host continues from the state in the middle of what the second host has done.
             if again.states:
                 middle = again.states[len(again.states) // 2]
-                third = SessionHost(config, middle)
+                third = SessionHost(config, middle, keeps_words=keeps_words)
                 await third.run(messages)
                 seen = [*seen[: stored.num_events + middle.num_events], *third.events]
                 assert sorted(map(str, in_short(seen))) == sorted(map(str, order)), stored.num_events
@@ -213,6 +247,26 @@ def test_a_label_stands_for_one_voice_also_at_the_next_host() -> None:
     anyio.run(main)
 
 
+def test_a_session_is_not_silent_until_the_turns_of_the_last_host_have_their_transcripts() -> None:
+    """A drain would release it before."""
+    config = TranscriptionConfig(vad=VAD)
+    messages = pieces(speech(1, 3, 60))
+
+    async def main() -> None:
+        whole = SessionHost(config)
+        await whole.run(messages)
+        stored = next(
+            s for s in whole.states if any(isinstance(e, TurnCommitted) for e in whole.events[: s.num_events])
+        )
+        again = SessionHost(config, stored)
+        await again.run(messages)
+        # Only the final of the turn is decoded here.
+        assert again.silences == [False]
+        assert isinstance(again.events[-1], TranscriptDone)
+
+    anyio.run(main)
+
+
 @pytest.mark.parametrize("moved_ms", [-3_700_000.0, 3_700_000.0])
 def test_a_state_that_lies_far_from_the_audio_that_is_sent_again_is_refused(moved_ms: float) -> None:
     """A damaged row would make the next host wait for hours of audio, or for none."""
@@ -227,3 +281,57 @@ def test_a_state_that_lies_far_from_the_audio_that_is_sent_again_is_refused(move
         point.transcription = replace(point.transcription, segmenter=far)
     with pytest.raises(RemoteProtocolError, match="damaged"):
         check_counts(point)
+
+
+def kept_words() -> tuple[SessionHost, list[Stored]]:
+    """Return a host of a turn, and its states in which the client has more words than the store."""
+    host = SessionHost(TranscriptionConfig(vad=VAD), keeps_words=True)
+    anyio.run(host.run, pieces(speech(1, 12, 60)))
+    points = [POINTS.decode(stored.point) for stored in host.states]
+    found = [s for s, p in zip(host.states, points, strict=True) if with_client_words(p, s.words) is not p]
+    assert len(found) > 2
+    return host, found
+
+
+def test_words_that_the_client_keeps_are_taken_if_a_host_of_the_session_has_signed_them() -> None:
+    (_, states), (_, of_others) = kept_words(), kept_words()
+    point = POINTS.decode(states[-1].point)
+    taken = with_client_words(point, states[-1].words)
+    assert point.transcription
+    assert taken.transcription
+    stored, more = point.transcription.sent, taken.transcription.sent
+    assert more[: len(stored)] == stored
+    assert len(more) > len(stored)
+    forged = states[-1].words[:-4] + "AAAA"
+    for wrong in ("", "x", "====", forged, of_others[-1].words, b64encode(b"short").decode()):
+        assert with_client_words(point, wrong) is point
+    # A row whose client keeps no words takes none, and neither does one that has more words or another window.
+    assert with_client_words(msgspec.structs.replace(point, words_key=""), states[-1].words).transcription == (
+        point.transcription
+    )
+    assert with_client_words(taken, states[0].words) is taken
+    other = msgspec.structs.replace(point, transcription=replace(point.transcription, window=99))
+    assert with_client_words(other, states[-1].words) is other
+
+
+def test_words_are_stored_if_they_are_too_many_for_the_client_or_of_another_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, states = kept_words()
+    num_rows = len({stored.point for stored in states})
+    with monkeypatch.context() as patch:
+        patch.setattr(client_words, "MAX_RESUME_WORDS", 60)
+        host = SessionHost(TranscriptionConfig(vad=VAD), keeps_words=True)
+        anyio.run(host.run, pieces(speech(1, 12, 60)))
+    assert len({stored.point for stored in host.states}) > num_rows
+    assert all(len(stored.words) <= 60 for stored in host.states)
+    words = ClientWords(new_key())
+    state = POINTS.decode(states[0].point).transcription
+    assert state
+    words.wrote(state)
+    later = SimpleNamespace(sent=(state.window, (*state.sent, state.sent[-1]._replace(text=" more")), 0))
+    turn = state.sent[-1].turn
+    assert words.for_client(turn, cast(Any, later))
+    assert words.for_client(turn + 1, cast(Any, later)) is None
+    later.sent = (state.window + 1, *later.sent[1:])
+    assert words.for_client(turn, cast(Any, later)) is None

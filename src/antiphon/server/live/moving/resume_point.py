@@ -130,6 +130,8 @@ class ResumePoint(msgspec.Struct):
     native_model: str = ""
     # What the conversation model had got on earlier hosts besides text: the next one does not have it.
     unstored: list[Unstored] = []
+    # The key of the words that a transcription's client keeps (`ClientWords`); "" if it keeps none.
+    words_key: str = ""
 
     @property
     def starts_at_ms(self) -> float:
@@ -352,8 +354,6 @@ class Progress:
         if self._speech:
             self._speech.settled(received.last, empties=empties_tail)
         history = conversation.history.items
-        if self._open:
-            self._open.items = [i.id for i in history if i.role == "assistant" and i.status == "in_progress"]
         finished = self._finished
         if finished and not (history and history[-1].id in finished.response.items):
             finished = None
@@ -362,6 +362,13 @@ class Progress:
         unread = conversation.progress.unread_items
         # An open response is generated again, also if only its last events are missing.
         closing = conversation.progress.closing_responses if self._open else []
+        if self._open:
+            # Messages that are complete begin again with their response. What was heard of a cancelled one stays.
+            begun = {i.id for i in history if i.kind == "message" and (closing or i.status != "incomplete")}
+            begun &= {*self._open.items}
+            self._open.items = [
+                i.id for i in history if i.role == "assistant" and (i.status == "in_progress" or i.id in begun)
+            ]
         out_of_band = conversation.progress.out_of_band
         self._ended_beside &= out_of_band.keys()
         under_way = [request for id, request in out_of_band.items() if id not in self._ended_beside]

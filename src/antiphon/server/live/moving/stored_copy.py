@@ -10,17 +10,18 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.events.conversation import ConversationEvent, Item, ResponseDone
 from antiphon.events.duplex import EpochRaised
-from antiphon.events.transcription import SessionEnding, TranscriptDone
+from antiphon.events.transcription import SessionEnding, TranscriptDelta, TranscriptDone
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume import session_elsewhere
+from antiphon.protocols.resume import RESUME_WORDS, session_elsewhere
 from antiphon.protocols.wire import Frame
+from antiphon.server.live.moving.client_words import ClientWords, new_key
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.resume_point import (
     MOVED,
@@ -93,7 +94,7 @@ class StoredCopy:
     Stores nothing if the session has no token, or if the server has no store. The frames of such a session do not wait.
 
     `persistence` writes the rows of `live`, whose commands are in `inbox`. `send` passes a frame to the outbox without
-    waiting. `first_frames` are sent first.
+    waiting. `first_frames` are sent first. `keeps_words`: the client of a new session keeps `resume_words`.
     """
 
     def __init__(
@@ -105,6 +106,8 @@ class StoredCopy:
         send: Callable[[Frame], None],
         first_frames: Iterable[Frame] = (),
         restored: Restored | None = None,
+        *,
+        keeps_words: bool = False,
     ) -> None:
         self._wire = wire
         self._live = live
@@ -118,8 +121,8 @@ class StoredCopy:
         self._written_s = anyio.current_time()
         # True while frames of a transcription session wait for its next event, which is stored together with theirs.
         self._awaits_event = False
-        # Whether an event that waits has ended a turn.
-        self._has_ended_turn = False
+        # Whether an event that waits has to be stored, and whether one has ended a turn.
+        self._has_to_store = self._has_ended_turn = False
         self._is_closed = False
         self._restored = restored
         self._progress = Progress(inbox, restored.continued if restored else None, persistence.speech)
@@ -128,6 +131,9 @@ class StoredCopy:
         self._is_on = persistence.is_on
         # True while the session is moving to another host.
         self._is_moving = False
+        # The words that the client of a transcription session keeps; None if it keeps none.
+        key = restored.continued.words_key if restored and restored.continued else new_key() if keeps_words else ""
+        self._client_words = ClientWords(key) if key else None
         # Turns of a transcription session that have parts in the tail.
         self._has_parts = {part.turn for part in restored.parts} if restored else set[int]()
 
@@ -209,15 +215,30 @@ class StoredCopy:
         if self._transcription:
             self._has_ended_turn |= isinstance(event, TranscriptDone)
             if self._is_on and self._frames:
+                self._has_to_store |= not self._is_kept_by_client(event)
                 self._awaits_event = self._transcription.continuing.emits_more
-                if not self._awaits_event:
-                    turn_kept, self._has_ended_turn = self._has_ended_turn, False
+                if not self._awaits_event and self._has_to_store:
+                    turn_kept, self._has_ended_turn, self._has_to_store = self._has_ended_turn, False, False
                     await self.store(turn_kept=turn_kept)
         elif isinstance(event, STORED_AFTER):
             await self.store(turn_kept=keeps_turn(event))
             self._live.count_memory()
         elif isinstance(event, EpochRaised):
             self._live.outbox.raise_epoch(event.epoch)
+
+    def _is_kept_by_client(self, event: Event) -> bool:
+        """Add the words of a transcription's event to its frame if the client keeps them. Returns whether it does, so
+        that the event need not be stored.
+        """
+        words = self._client_words
+        if not (words and self._transcription and isinstance(event, TranscriptDelta)):
+            return False
+        frame = self._frames[-1]
+        given = words.for_client(event.turn, self._transcription.continuing)
+        if given is None or isinstance(frame.payload, bytes) or self._persistence.kept is not Kept.STORED:
+            return False
+        self._frames[-1] = replace(frame, payload={**frame.payload, RESUME_WORDS: given})
+        return True
 
     async def store_token(self) -> int | None:
         """Store the session's new token, and return `Persistence.stored_events`; None if the session is not stored.
@@ -264,6 +285,9 @@ class StoredCopy:
         if session := self._transcription:
             audio_s += session.audio_s
             continued = self._progress.now_in(session)
+            if (words := self._client_words) and continued.transcription:
+                continued.words_key = words.key
+                words.wrote(continued.transcription)
             clears_tail = self._append_parts(session.continuing.take_parts(), continued)
         elif conversation:
             items, audio_s = conversation.history.items, audio_s + conversation.progress.audio_s

@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -39,6 +40,7 @@ from antiphon.protocols.resume import (
 )
 from antiphon.protocols.wire import random_id
 from antiphon.server.credentials import Caller
+from antiphon.server.live.moving.client_words import with_client_words
 from antiphon.server.live.moving.persistence import caller_hash, restored
 from antiphon.server.live.moving.resume_point import OpenResponse, ResumePoint, recovered, with_missed
 from antiphon.server.live.moving.stored_copy import Restored
@@ -259,6 +261,26 @@ def _damaged() -> RemoteProtocolError:
     return RemoteProtocolError("unknown_session", text, "session_id")
 
 
+@contextmanager
+def _released_on_failure(store: SessionStore, row: StoredSession, token: ResumeToken, asked: str) -> Iterator[None]:
+    """Release a claimed row if the block fails. A damaged row becomes RemoteProtocolError.
+
+    Raises RemoteProtocolError (`session_elsewhere`) if the client, which asked with the token `asked`, has resumed
+    elsewhere since its row was read: the claimed row has a newer token then.
+    """
+    try:
+        if not token.matches(asked):
+            raise session_elsewhere()
+        yield
+    except StoreError as error:
+        store.release(row.hold)
+        log.error("%s", error)
+        raise _damaged() from None
+    except BaseException:
+        store.release(row.hold)
+        raise
+
+
 async def _serve_restored(
     state: ServerState,
     store: SessionStore,
@@ -270,45 +292,32 @@ async def _serve_restored(
     how: HowResumed,
 ) -> None:
     """Serve the session of a `row` that this host has just claimed; release it again if that fails."""
-    # If the client resumed elsewhere meanwhile, it has a newer token, which the claimed row contains.
     token = ResumeToken.stored(row.token)
-    try:
-        if not token.matches(request.token):
-            raise session_elsewhere()
+    with _released_on_failure(store, row, token, request.token):
         await prepare_voices(state, caller, row.snapshot)
         wire, items, continued = restored(state, caller, row)
-    except StoreError as error:
-        store.release(row.hold)
-        log.error("%s", error)
-        raise _damaged() from None
-    except (RemoteProtocolError, Refused):
-        store.release(row.hold)
-        raise
-    continued = with_missed(continued, request.last_received) if continued else None
-    left = _left(state, row, items, continued, tail)
-    session = LiveRealtime(state, caller, wire, transport, token=token, restored=left)
-    counts, lost, received = {}, {}, 0
-    if continued:
-        received = left.tail[-1][0] if left.tail else continued.received
-        counts = {"received_events": received, "stored_events": row.received.events}
-        lost = {"lost": continued.unstored} if continued.unstored else {}
-    first_frame = wire.resumed(
-        token.renew(),
-        restored=True,
-        num_items=len(left.items),
-        **counts,
-        **lost,
-        received_audio_ms=row.received.audio_ms,
-        how=how,
-    )
-    journal = continued.journal if continued else ()
-    session.attachment.continue_from(received, request.last_received, first_frame, journal)
-    try:
+        if continued:
+            continued = with_missed(with_client_words(continued, request.words), request.last_received)
+        left = _left(state, row, items, continued, tail)
+        session = LiveRealtime(state, caller, wire, transport, token=token, restored=left)
+        counts, lost, received = {}, {}, 0
+        if continued:
+            received = left.tail[-1][0] if left.tail else continued.received
+            counts = {"received_events": received, "stored_events": row.received.events}
+            lost = {"lost": continued.unstored} if continued.unstored else {}
+        first_frame = wire.resumed(
+            token.renew(),
+            restored=True,
+            num_items=len(left.items),
+            **counts,
+            **lost,
+            received_audio_ms=row.received.audio_ms,
+            how=how,
+        )
+        journal = continued.journal if continued else ()
+        session.attachment.continue_from(received, request.last_received, first_frame, journal)
         # The new token is stored before the client gets it.
         await session.copy.store()
-    except BaseException:
-        store.release(row.hold)
-        raise
     _is_restored(state, request)
     await session.run()
 
@@ -325,9 +334,7 @@ async def _serve_video(
 ) -> None:
     """Serve the video stream of a `row` that this host has just claimed; release it again if that fails."""
     token = ResumeToken.stored(row.token)
-    try:
-        if not token.matches(request.token):
-            raise session_elsewhere()
+    with _released_on_failure(store, row, token, request.token):
         left = restored_video(row, tail, request.last_received, state.settings.resume.store_frames)
         model = state.loaded().for_video
         assert model
@@ -340,13 +347,6 @@ async def _serve_video(
         video.attachment.continue_from(received, request.last_received, frame)
         # The new token is stored before the client gets it.
         await video.copy.store()
-    except StoreError as error:
-        store.release(row.hold)
-        log.error("%s", error)
-        raise _damaged() from None
-    except BaseException:
-        store.release(row.hold)
-        raise
     _is_restored(state, request)
     await video.run()
 
