@@ -19,6 +19,7 @@ from antiphon.protocols.realtime.input_fields import named_speakers, named_voice
 from antiphon.protocols.realtime.items import take_tools
 from antiphon.protocols.wire import Frame
 from antiphon.server.credentials import Caller
+from antiphon.server.mcp import check_server
 from antiphon.server.state import ServerState
 from antiphon.shares.threads import GRAMMAR_THREADS, THREADS, in_thread
 
@@ -119,6 +120,7 @@ def context_of(
         tuning_caps=TuningCaps(audio.max_audio_s, audio.max_prefix_tokens, audio.realtime_max_tokens),
         log_alias=state.log_alias,
         check_tools=check_tools if model and model.profile.keeps_to_schemas else take_tools,
+        check_server=partial(check_server, state.tool_servers),
         resume_token=resume_token,
         autostart=autostart,
     )
