@@ -98,7 +98,7 @@ OWN_THREADS = (
     "server/memory.py",
     "server/run.py",
     "server/http/tls.py",
-    "server/fetch.py",
+    "remote/allowed_hosts.py",
     "shares/threads.py",
 )
 # Code that may import torch.

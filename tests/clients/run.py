@@ -31,6 +31,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.adapters import tiny_minicpmo
 from tests.cluster.processes import Cluster, cluster
+from tests.remote.mcp.hand_made import site
 
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
@@ -241,11 +242,14 @@ def main() -> int:
     secure = [name for name in names if name in TLS]
     others = [name for name in names if name not in (*native, *behind, *secure)]
     failed = 0
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as made, site("delete") as tools:
         folder = Path(made)
+        # Drivers of clients that name a tool server read its URL here.
+        os.environ["MCP_URL"] = tools.url
         if others:
             port = free_port()
-            with server("--wyoming", f"127.0.0.1:{port}") as url:
+            allowed = ("--mcp-from-clients", f"127.0.0.1:{tools.port}")
+            with server("--wyoming", f"127.0.0.1:{port}", *allowed) as url:
                 failed += drive(others, url, folder, port)
         if secure:
             cert, key = certificate(folder)

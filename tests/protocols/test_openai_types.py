@@ -37,9 +37,12 @@ NEEDED: dict[str, dict[str, Any]] = {
     "<conversation.item.create>": {"item": {"type": "message", "role": "user"}},
     f"{ITEM}<function_call>": {"name": "f", "arguments": "{}", "call_id": "call-1", "id": "item-1"},
     f"{ITEM}<function_call_output>": {"call_id": "call-1", "output": "x", "id": "item-1"},
+    f"{ITEM}<mcp_approval_response>": {"approval_request_id": "item-3", "approve": True, "id": "item-1"},
     "<conversation.item.truncate>": {"item_id": "item-1", "content_index": 0, "audio_end_ms": 5},
     f"{TALK}.tools[]<function>": {"name": "f"},
     f"{ANSWER}.tools[]<function>": {"name": "f"},
+    f"{TALK}.tools[]<mcp>": {"server_label": "x"},
+    f"{ANSWER}.tools[]<mcp>": {"server_label": "x"},
     f"{TALK}.tool_choice<function>": {"name": "f"},
     f"{ANSWER}.tool_choice<function>": {"name": "f"},
 }
@@ -116,6 +119,28 @@ DONE: dict[str, Any] = {
     f"{ITEM}<function_call>.call_id": "call-2",
     f"{ITEM}<function_call_output>.call_id": "call-2",
     f"{ITEM}<function_call_output>.output": "y",
+    f"{ITEM}<mcp_approval_response>.approval_request_id": "item-4",
+    f"{ITEM}<mcp_approval_response>.approve": False,
+    f"{ITEM}<mcp_approval_response>.reason": "not now",
+    f"{ITEM}<mcp_approval_response>.id": "item-2",
+    f"{TALK}.tools[]<mcp>.server_url": "https://tools.example/mcp",
+    **{
+        f"{where}.tools[]<mcp>.{name}": value
+        for where in (TALK, ANSWER)
+        for name, value in (
+            ("server_label", "y"),
+            ("allowed_tools", ["a"]),
+            ("allowed_tools.read_only", True),
+            ("allowed_tools.tool_names", ["a"]),
+            ("require_approval", "always"),
+            ("require_approval.always", {"read_only": True}),
+            ("require_approval.always.read_only", True),
+            ("require_approval.always.tool_names", ["a"]),
+            ("require_approval.never", {"read_only": True}),
+            ("require_approval.never.read_only", True),
+            ("require_approval.never.tool_names", ["a"]),
+        )
+    },
     **{f"{ITEM}{role}.id": "item-2" for role in (*CONTENT, "<function_call>", "<function_call_output>")},
     "<conversation.item.create>.previous_item_id": "root",
     "<conversation.item.truncate>.audio_end_ms": 9,
@@ -129,7 +154,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
     f"{TALK}.prompt": (PROMPT, "session.prompt"),
     f"{TALK}.reasoning": ({"effort": "low"}, "session.reasoning"),
     f"{TALK}.tracing": ({"workflow_name": "x"}, "session.tracing"),
-    f"{TALK}.tools[]<mcp>": (MCP_TOOL, "session.tools[0].type"),
+    **{
+        f"{where}.tools[]<mcp>.{name}": (value, f"{param}.tools[0].{name}")
+        for where, param in ((TALK, "session"), (ANSWER, "response"))
+        for name, value in (("connector_id", "connector_gmail"), ("tunnel_id", "t"), ("defer_loading", True))
+    },
+    **{
+        f"{ANSWER}.tools[]<mcp>.{name}": (value, f"response.tools[0].{name}")
+        for name, value in (("server_url", "https://a.example"), ("authorization", "x"), ("headers", {"X-Key": "x"}))
+    },
+    **{
+        f"{where}.tools[]<mcp>.allowed_callers": (["programmatic"], f"{param}.tools[0].allowed_callers")
+        for where, param in ((TALK, "session"), (ANSWER, "response"))
+    },
     f"{TALK}.tool_choice<mcp>": (MCP_TOOL, "session.tool_choice.type"),
     f"{TALK}.truncation<retention_ratio>.token_limits": ({"post_instructions": 9}, "session.truncation.token_limits"),
     f"{TALK}.audio.input.transcription.delay": ("low", "session.audio.input.transcription.delay"),
@@ -143,7 +180,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     },
     f"{ANSWER}.prompt": (PROMPT, "response.prompt"),
     f"{ANSWER}.reasoning": ({"effort": "low"}, "response.reasoning"),
-    f"{ANSWER}.tools[]<mcp>": (MCP_TOOL, "response.tools[0].type"),
     f"{ANSWER}.tool_choice<mcp>": (MCP_TOOL, "response.tool_choice.type"),
     f"{ANSWER}.audio.output.format": ({"type": "audio/pcmu"}, "response.audio.output.format"),
     **{
@@ -156,11 +192,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     **{
         f"{where}<{kind}>": ({"type": kind}, f"{param}.type")
         for where, param in ((ITEM, "item"), (INPUT, "response.input[0]"))
-        for kind in ("mcp_approval_response", "mcp_list_tools", "mcp_call", "mcp_approval_request")
+        for kind in ("mcp_list_tools", "mcp_call", "mcp_approval_request")
     },
 }
 # Fields that are accepted but have no effect, with the reason for each.
 WITHOUT_EFFECT: dict[str, str] = {
+    r".*<realtime>\.tools\[\]<mcp>\.(authorization|headers)": "secrets, which no command shows: test_tool_servers",
+    r".*<mcp>\.server_description": "the tools have descriptions of their own",
     r".*\.(type|role|event_id|object)": "says what the object is",
     r".*\.status": "of an item that a client creates; the API itself says that it has no effect",
     r".*\.noise_reduction(\.type|\.strength)?": "the one exception, docs/design/hearing.md: it makes hearing worse",
@@ -225,7 +263,7 @@ def _object(segments: list[str], i: int, value: Any) -> Any:
 
 
 def wire_for(path: str) -> Wire:
-    loaded = replace(context(), voices=("heart", "nova"))
+    loaded = replace(context(), voices=("heart", "nova"), check_server=lambda server, param: None)
     if path.startswith(HEAR):
         return OpenAITranscription(loaded, "sess-1", 1, "whisper-base", beta=False)
     return OpenAIConversation(loaded, "sess-1", 1, "qwen", beta=False, server_plays=True)

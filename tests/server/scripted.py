@@ -34,6 +34,7 @@ from antiphon.server.app import build
 from antiphon.server.drain import drain
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
+from antiphon.server.wyoming.listening import open_wyoming
 from antiphon.settings import Settings
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 
@@ -115,6 +116,7 @@ def serving(
     echo = partner or Echo()
     models = models or replace(scripted_models(echo, transcriber), lanes=lanes, speaker_model=speaker_model)
     state = ServerState(settings or Settings(), Metrics(), models)
+    open_wyoming(state)
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build(state), log_config=None, access_log=False, ws="websockets-sansio", lifespan="off",
                             ws_max_size=64 << 20, ws_per_message_deflate=False)  # fmt: skip
@@ -128,6 +130,7 @@ def serving(
         async with anyio.create_task_group() as state.group:
             if state.tool_servers:
                 state.group.start_soon(state.tool_servers.run)
+            await state.group.start(state.listeners.serve)
             await server.serve(sockets=[sock])
             state.group.cancel_scope.cancel()
 
@@ -140,6 +143,7 @@ def serving(
         server.should_exit = True
         thread.join(20)
         sock.close()
+        state.listeners.close()
 
 
 def with_resume(**values: Any) -> Settings:

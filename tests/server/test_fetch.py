@@ -11,8 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from antiphon.errors import RemoteProtocolError, SettingsError
+from antiphon.remote.allowed_hosts import is_public
 from antiphon.server import fetch
-from antiphon.server.fetch import Fetcher, is_public
+from antiphon.server.fetch import Fetcher
 from antiphon.shares.places import current_owner
 from antiphon.signals import become
 

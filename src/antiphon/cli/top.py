@@ -88,6 +88,8 @@ def board(url: str, before: Reading, now: Reading) -> Group:
     parts = [_stages(before, now), _kinds(now), _lanes(before, now), _room(before, now)]
     if now.by("antiphon_remote_requests_total", "server"):
         parts.append(_servers(before, now))
+    if now.by("antiphon_tool_calls_total", "server"):
+        parts.append(_tool_servers(before, now))
     return Group(_head(url, before, now), *(part for table in parts for part in ("", table)))
 
 
@@ -180,6 +182,21 @@ def _servers(before: Reading, now: Reading) -> Table:
             running = f"{now.value('antiphon_remote_running', **one):.0f}"
             away = "away" if now.value("antiphon_remote_away", **one) else ""
             table.add_row(server, role, *counts, running, _ms(mean_s), away)
+    return table
+
+
+def _tool_servers(before: Reading, now: Reading) -> Table:
+    """List the servers whose tools are functions of conversations."""
+    table = Table("tool server", "tools", "calls", "failed", "running", "mean, ms", "", box=None, pad_edge=False)
+    for server in now.by("antiphon_tool_calls_total", "server"):
+        calls, failures = (
+            _since(before, now, f"antiphon_tool_{what}_total", server=server) for what in ("calls", "failures")
+        )
+        mean_s = _since(before, now, "antiphon_tool_seconds_sum", server=server) / calls if calls else None
+        tools, running = (now.value(f"antiphon_tool{what}", server=server) for what in ("s", "_calls_running"))
+        away = "away" if now.value("antiphon_tool_server_away", server=server) else ""
+        numbers = (f"{number:.0f}" for number in (tools, calls, failures, running))
+        table.add_row(server, *numbers, _ms(mean_s), away)
     return table
 
 

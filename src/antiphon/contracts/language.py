@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, Self
 
 from antiphon.audio import Pcm
-from antiphon.events.tools import JsonSchema, Tool, ToolCall, ToolResult
+from antiphon.events.tools import JsonSchema, NamedServer, Tool, ToolCall, ToolResult
 from antiphon.vision.images import EncodedImage
 
 MessageRole = Literal["system", "user", "assistant", "tool"]
@@ -326,7 +326,7 @@ class ToolServers(Protocol):
     @property
     def tools(self) -> tuple[Tool, ...]:
         """The tools that the servers offer now, each with the label of its server. It changes when a server changes
-        its list, is lost, or is reached again.
+        its list, is lost, or is reached again. If two servers have a tool of the same name, both have it.
         """
         ...
 
@@ -334,6 +334,34 @@ class ToolServers(Protocol):
         """Call a tool and wait for its result, for a limited time. If the caller is cancelled, so is the call, where
         the server can cancel calls. Raises nothing: a failed call has a result that says so.
 
-        `server` is the label of the tool's server. `arguments` is JSON text, as a model wrote it.
+        `server` is the label of the tool's server. `name` is the tool's name, with or without that label. `arguments`
+        is JSON text, as a model wrote it.
         """
+        ...
+
+    def connection(self, server: NamedServer) -> ToolConnection:
+        """Return the connection to a server that a session names. One to a URL belongs to the caller, who has to `run`
+        it. One of the operator's is shared, and already runs.
+        """
+        ...
+
+
+class ToolConnection(Protocol):
+    """The connection to one tool server."""
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that the server offers now, with their own names; () while it is not connected."""
+        ...
+
+    async def run(self) -> None:
+        """Keep the server connected, until cancelled."""
+        ...
+
+    async def listed(self) -> bool:
+        """Wait until the server's tools are known, or until it could not be reached. Return whether they are known."""
+        ...
+
+    async def call(self, name: str, arguments: str) -> ToolResult:
+        """Call a tool and wait for its result, as `ToolServers.call` does. `name` is the tool's own name."""
         ...

@@ -9,13 +9,13 @@ from typing import Any, Literal
 from antiphon.audio import Pcm
 from antiphon.events.duplex import DuplexCommand, DuplexConfig, DuplexEvent
 from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged, PlaybackStarted, PlaybackStopped
-from antiphon.events.tools import Tool, ToolEvent, ToolFailure
+from antiphon.events.tools import NamedServer, Tool, ToolEvent, ToolFailure
 from antiphon.events.transcription import TranscriptionConfig
 from antiphon.events.words import Word
 
 # Data that a client attaches to a response and gets back with it. No code here reads it.
 Metadata = Mapping[str, Any]
-ItemKind = Literal["message", "function_call", "function_call_output"]
+ItemKind = Literal["message", "function_call", "function_call_output", "tool_list", "approval"]
 ItemRole = Literal["system", "user", "assistant"]
 ContentPartKind = Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -72,7 +72,8 @@ class Item:
     """
 
     id: str  # The item's id on the wire.
-    kind: ItemKind = "message"  # A message, a function call, or the result of a function call.
+    # A message, a function call, its result, the tools of a server, or the answer to a request for an approval.
+    kind: ItemKind = "message"
     role: ItemRole = "user"  # For a message: the speaker or writer.
     status: ItemStatus = "completed"  # Whether the item is complete.
     parts: list[ContentPart] = field(default_factory=list)  # For a message: its content parts, in order.
@@ -82,6 +83,13 @@ class Item:
     output: str = ""  # For the result of a function call, and a call that a tool server carried out: the return value.
     server: str = ""  # For a function call that a tool server carries out: its label. In progress until the result.
     failure: ToolFailure = ""  # For such a call: why it failed.
+    # For such a call: it is only a request, in progress until the client answers it. If the client approves, the
+    # request is `incomplete`, and another item is the call. If not, the request is `completed`, and `output` says so.
+    needs_approval: bool = False
+    # For the answer to such a request, and for the call that was approved: the id of the request.
+    approval_id: str = ""
+    approves: bool = False  # For such an answer: whether the call is approved. `output` may have the reason.
+    tools: tuple[Tool, ...] = ()  # For a `tool_list`: the tools of `server`.
     result_after: str = ""  # For such a call, if the conversation had gone on: the item after which its result came.
     # For a user's turn: "other" if the voice is not the user's. The model neither sees such a turn nor responds to it.
     speaker: str = ""
@@ -119,8 +127,11 @@ class ConversationConfig:
     voice: str | None = None
     # Speaking rate; 1.0 is the voice's normal speed.
     speed: float = 1.0
-    # The functions that the model may call.
+    # The client's functions that the model may call.
     tools: tuple[Tool, ...] = ()
+    # The tool servers that the client names, whose calls it can approve. If it names any of the operator's, the others
+    # of these are not used.
+    servers: tuple[NamedServer, ...] = ()
     # "auto", "none", "required" or the name of a function.
     tool_choice: str = "auto"
     # Whether a response may contain several function calls. If not, it ends with its first call.
@@ -206,6 +217,7 @@ class CreateResponse:
     audio_output: bool | None = None  # Whether the response is spoken. If not, it is text.
     voice: str | None = None  # The voice of the response.
     tools: tuple[Tool, ...] | None = None  # The functions that the model may call.
+    servers: tuple[NamedServer, ...] = ()  # With `tools`: servers of the session whose tools it may call too.
     tool_choice: str | None = None  # "auto", "none", "required" or the name of a function.
     parallel_tool_calls: bool | None = None  # Whether the response may go on after its first function call.
     max_tokens: int | None = None  # Maximum number of tokens in the response.

@@ -31,6 +31,7 @@ from antiphon.contracts import (
     VoiceOptions,
     Window,
 )
+from antiphon.contracts.language import ToolServers
 from antiphon.engine.grammar_trial import TRIALS
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
@@ -170,20 +171,27 @@ class LoadedModels:
 
     @property
     def for_video(self) -> VideoModel | None:
-        """The model that answers questions about frames; None if no loaded model can.
+        """The model that answers questions about frames, without tool servers; None if no loaded model can."""
+        return self.video_with(None)
 
-        It is the video model, a conversation or language model that accepts media, or an observer that passes the text
-        on the frames to the language model. A new one is created on each access, except for the video model.
+    def video_with(self, tool_servers: ToolServers | None) -> VideoModel | None:
+        """Return the model that answers questions about frames; None if no loaded model can.
+
+        `tool_servers` carry out the functions that it may call, unless it is the video model. It is that, a
+        conversation or language model that accepts media, or an observer that passes the text on the frames to the
+        language model. A new one is created by each call, except for the video model.
         """
         if self.video_model:
             return self.video_model
         if self.conversation_model and self.conversation_model.profile.accepts_media:
-            return ConversationVideoModel(self.conversation_model, eager=self.eager_frames)
+            return ConversationVideoModel(self.conversation_model, eager=self.eager_frames, tool_servers=tool_servers)
         if self.language_model and self.language_model.profile.accepts_media:
-            return ConversationVideoModel(self._cascade(self.language_model), eager=False)
+            cascade = self._cascade(self.language_model)
+            return ConversationVideoModel(cascade, eager=False, tool_servers=tool_servers)
         if self.language_model is None or self.image_reader is None:
             return None
-        return Observer(self._cascade(self.language_model), self.image_reader, self.transcriber, self.synthesizer)
+        cascade = self._cascade(self.language_model)
+        return Observer(cascade, self.image_reader, self.transcriber, self.synthesizer, tool_servers)
 
     async def warm(self) -> None:
         """Run one small step of each model, all at the same time.

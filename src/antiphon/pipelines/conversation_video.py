@@ -34,7 +34,9 @@ from antiphon.contracts import (
     VideoQuestion,
     VoiceOptions,
 )
+from antiphon.contracts.language import ToolServers
 from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
+from antiphon.pipelines.tool_calls import reply_with_tools, server_tools
 from antiphon.pipelines.video_sound import VideoSound
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.signals import Signal
@@ -64,10 +66,13 @@ class ConversationVideoModel:
     """A VideoModel that uses a conversation model with support for media.
 
     The caller owns `conversation_model` and closes it. With `eager`, frames are prefilled before a question is asked.
+    `tool_servers` carry out functions that the model may call.
     """
 
-    def __init__(self, conversation_model: ConversationModel, *, eager: bool) -> None:
-        self._conversation_model, self._eager = conversation_model, eager
+    def __init__(
+        self, conversation_model: ConversationModel, *, eager: bool, tool_servers: ToolServers | None = None
+    ) -> None:
+        self._conversation_model, self._eager, self._tool_servers = conversation_model, eager, tool_servers
         facts = conversation_model.profile
         self.profile = VideoProfile(facts.id, "pictures", facts.sample_rate_hz, facts.voices)
 
@@ -77,7 +82,10 @@ class ConversationVideoModel:
         """
         conversation = await self._conversation_model.open(owner)
         window_s = self._conversation_model.profile.video_window_s
-        return ConversationVideoStream(conversation, instructions, eager=self._eager, window_s=window_s)
+        servers = self._tool_servers
+        return ConversationVideoStream(
+            conversation, instructions, eager=self._eager, window_s=window_s, tool_servers=servers
+        )
 
     def close(self) -> None:
         """Do nothing: the caller closes the conversation model."""
@@ -91,8 +99,15 @@ class ConversationVideoStream:
     """
 
     def __init__(
-        self, conversation: ConversationStream, instructions: str, *, eager: bool, window_s: float = 0.0
+        self,
+        conversation: ConversationStream,
+        instructions: str,
+        *,
+        eager: bool,
+        window_s: float = 0.0,
+        tool_servers: ToolServers | None = None,
     ) -> None:
+        self._tool_servers = tool_servers
         self._conversation, self._eager = conversation, eager
         self._sound = VideoSound(window_s) if window_s else None
         self._system = Message("system", f"{SYSTEM} {instructions}".strip())
@@ -161,7 +176,8 @@ class ConversationVideoStream:
         while prefilled is not self._prefilled and not self._answering:
             prefilled = self._prefilled
             try:
-                await self._conversation.prefill((*self._messages(), self._turn(self._held(prefilled), goes_on=True)))
+                messages = (*self._messages(), self._turn(self._held(prefilled), goes_on=True))
+                await self._conversation.prefill(messages, server_tools(self._tool_servers))
             except (ModelError, EngineError, Refused, MediaError, RemoteProtocolError) as error:
                 log.warning("a frame was not prefilled: %s", error)
                 return
@@ -232,8 +248,13 @@ class ConversationVideoStream:
                 self._sound.append(later, end_s)
         options = replace(options, max_tokens=options.max_tokens or MAX_TOKENS, truncation=TRUNCATION)
         self._answering = True
+
+        def respond(asked: tuple[Message, ...], how: ReplyOptions) -> AsyncGenerator[ResponseChunk, None]:
+            return self._conversation.respond(asked, how, voice)
+
         try:
-            async with aclosing(self._conversation.respond((*self._messages(), turn), options, voice)) as chunks:
+            made = reply_with_tools(respond, (*self._messages(), turn), options, self._tool_servers)
+            async with aclosing(made) as chunks:
                 async for chunk in chunks:
                     if isinstance(chunk, TextDelta):
                         text += chunk.text

@@ -50,6 +50,10 @@ class Grounding:
         self._decide(self._held_back.removesuffix(_last_word(self._held_back)))
         return self._released()
 
+    def know(self, text: str) -> None:
+        """Add a text whose words the answer may use."""
+        self._known_words |= frozenset(words(text)) - FUNCTION_WORDS
+
     def finish(self) -> str:
         """End the answer, and return its rest if it is grounded. An undecided answer counts as not grounded."""
         self._decide(self._held_back)

@@ -37,6 +37,7 @@ from antiphon.contracts import (
     VoiceOptions,
     one_slab,
 )
+from antiphon.contracts.language import ToolServers
 from antiphon.errors import EngineError, ModelError, Refused
 from antiphon.pipelines.frame_notes import (
     MAX_NOTES,
@@ -49,6 +50,7 @@ from antiphon.pipelines.frame_notes import (
     unseen_answer,
 )
 from antiphon.pipelines.grounding import Grounding
+from antiphon.pipelines.tool_calls import reply_with_tools, server_tools
 from antiphon.pipelines.unread_frames import ReadAhead, UnreadFrames
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.signals import Signal
@@ -78,6 +80,7 @@ class Observer:
     - `transcriber`: transcribes spoken questions. If None, they are ignored.
     - `synthesizer`: if the notes do not support an answer, speaks the answer that replaces it. If None, the replacement
       is text only.
+    - `tool_servers`: carry out functions that the language model may call. Their results support an answer.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class Observer:
         reader: ImageReader,
         transcriber: Transcriber | None,
         synthesizer: Synthesizer | None = None,
+        tool_servers: ToolServers | None = None,
     ) -> None:
+        self._tool_servers = tool_servers
         self._conversation_model, self._read_ahead, self._transcriber = (
             conversation_model,
             ReadAhead(reader),
@@ -101,7 +106,9 @@ class Observer:
         Raises Refused if the model has no room for another conversation.
         """
         conversation = await self._conversation_model.open(owner)
-        return ObserverStream(conversation, self._read_ahead, self._transcriber, self._synthesizer, instructions)
+        return ObserverStream(
+            conversation, self._read_ahead, self._transcriber, self._synthesizer, instructions, self._tool_servers
+        )
 
     def close(self) -> None:
         """Do nothing: the caller that loaded the models closes them."""
@@ -120,7 +127,9 @@ class ObserverStream:
         transcriber: Transcriber | None,
         synthesizer: Synthesizer | None,
         instructions: str,
+        tool_servers: ToolServers | None = None,
     ) -> None:
+        self._tool_servers = tool_servers
         self._conversation, self._transcriber = conversation, transcriber
         self._synthesizer = synthesizer
         # The conversation so far: the system turn, then each question with its notes, and its answer.
@@ -157,7 +166,7 @@ class ObserverStream:
             return
         message = Message("user", "Notes:\n" + "\n".join(notes) + "\n")
         try:
-            await self._conversation.prefill((*self._messages, message))
+            await self._conversation.prefill((*self._messages, message), server_tools(self._tool_servers))
         except (ModelError, EngineError, Refused) as error:
             # If the error persists, the next question raises it.
             log.warning("notes were not prefilled: %s", error)
@@ -240,7 +249,12 @@ class ObserverStream:
         text = question.text.strip() or heard
         check, held_back = Grounding(text, [*self._known_texts(text), heard]), list[ResponseChunk]()
         done = ReplyDone("stop", 0, 0, 0)
-        async with aclosing(self._conversation.respond(tuple(messages), options, voice)) as chunks:
+
+        def respond(asked: tuple[Message, ...], how: ReplyOptions) -> AsyncGenerator[ResponseChunk, None]:
+            return self._conversation.respond(asked, how, voice)
+
+        made = reply_with_tools(respond, messages, options, self._tool_servers, check.know)
+        async with aclosing(made) as chunks:
             async for chunk in chunks:
                 if isinstance(chunk, ReplyDone):
                     done = chunk

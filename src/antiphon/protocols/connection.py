@@ -27,6 +27,7 @@ from antiphon.protocols.fields import Unread
 from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, check_voice, loaded_voice, unknown_language
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.items import CheckTools, take_tools
+from antiphon.protocols.realtime.tool_servers import CheckServer, no_servers
 from antiphon.protocols.resume import Control, Notice, SessionResume, control, refused_frame
 from antiphon.protocols.wire import Frame, NewId, Received, random_id
 
@@ -98,6 +99,8 @@ class Context:
     # Checks a client's tools. The arguments are the tools and the path of their field. Raises RemoteProtocolError with
     # that path if the conversation model's output cannot be constrained to the tools. May take a second.
     check_tools: CheckTools = take_tools
+    # Checks a tool server that a client names. The second argument is the path of its tool. Raises RemoteProtocolError.
+    check_server: CheckServer = no_servers
 
     @property
     def expires_at(self) -> int:

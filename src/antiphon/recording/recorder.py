@@ -204,7 +204,8 @@ def _cleaned(value: object, *, keeps_sound: bool = False) -> object:
     """Return a JSON value with its credentials hashed, and without sound in base64 unless it is kept."""
     match value:
         case dict():
-            return {k: _hashed(v) if k in SECRETS else _cleaned(v, keeps_sound=keeps_sound) for k, v in value.items()}
+            hidden = SECRETS | {"headers"} if value.get("type") == "mcp" else SECRETS
+            return {k: _hashed(v) if k in hidden else _cleaned(v, keeps_sound=keeps_sound) for k, v in value.items()}
         case list():
             return [_cleaned(v, keeps_sound=keeps_sound) for v in value]
         case str() if not keeps_sound and _BASE64.fullmatch(value) and not _is_image(value):

@@ -19,6 +19,7 @@ from antiphon.contracts import LanguageModel, Urgency
 from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import ModelWorker
 from antiphon.recording.tracing.turns import TurnTrace
+from antiphon.remote.mcp.servers import McpServers
 from antiphon.remote.pool import Pool
 from antiphon.roles import shown_role
 from antiphon.server.memory import MemoryLedger
@@ -188,6 +189,10 @@ class Metrics:
         """Report load, capacity, room and overload signals, which each request of /metrics reads. Call it once."""
         self.registry.register(_Headroom(headroom, held))
 
+    def watch_tool_servers(self, servers: McpServers) -> None:
+        """Report the tool servers, which each request of /metrics reads. Call it once."""
+        self.registry.register(_ToolServers(servers))
+
     def watch(
         self,
         lanes: Sequence[Lane[Any, Any]],
@@ -336,6 +341,29 @@ class _Servers(Collector):
                 away.add_metric(found, float(one.is_away))
                 times.add_metric(found, one.times.count, one.times.sum_s)
         yield from (requests, failures, again, running, away, times)
+
+
+class _ToolServers(Collector):
+    def __init__(self, servers: McpServers) -> None:
+        self._servers = servers
+
+    def collect(self) -> Iterable[Metric]:
+        name, labels = "antiphon_tool", ["server"]
+        tools = GaugeMetricFamily(f"{name}s", "Tools that a tool server offers.", labels=labels)
+        away = GaugeMetricFamily(f"{name}_server_away", "1 while a tool server is not connected.", labels=labels)
+        calls = CounterMetricFamily(f"{name}_calls", "Calls of a tool server's tools.", labels=labels)
+        failures = CounterMetricFamily(f"{name}_failures", "Calls that failed.", labels=labels)
+        running = GaugeMetricFamily(f"{name}_calls_running", "Calls under way.", labels=labels)
+        times = SummaryMetricFamily(f"{name}_seconds", "Seconds from a call to its result.", labels=labels)
+        for label, connection in self._servers.connections.items():
+            tools.add_metric([label], len(connection.tools))
+            away.add_metric([label], float(bool(connection.problem)))
+        for label, counts in self._servers.counts.items():
+            calls.add_metric([label], counts.calls)
+            failures.add_metric([label], counts.failures)
+            running.add_metric([label], counts.running)
+            times.add_metric([label], counts.calls, counts.sum_s)
+        yield from (tools, away, calls, failures, running, times)
 
 
 class _Headroom(Collector):

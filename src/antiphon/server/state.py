@@ -76,7 +76,7 @@ class ServerState:
     listeners: Listeners = field(init=False)
     # The API keys and client secrets that the server accepts.
     credentials: Credentials = field(init=False)
-    # Carry out functions of conversations; None without `--mcp`.
+    # Carry out functions of conversations; None without `--mcp` and `--mcp-from-clients`.
     tool_servers: McpServers | None = field(init=False)
     # Fetches audio that clients name by URL.
     fetcher: Fetcher = field(init=False)
@@ -94,6 +94,8 @@ class ServerState:
         self.listeners = Listeners(settings, self.metrics)
         self.credentials = Credentials(settings.server.api_keys, self.memory)
         self.tool_servers = open_mcp(settings)
+        if self.tool_servers:
+            self.metrics.watch_tool_servers(self.tool_servers)
         self.fetcher = Fetcher(settings.speech.fetch_from)
         folder = settings.server.torch_profiler_dir
         self.profiler = Profiler(Path(folder).expanduser()) if folder else None

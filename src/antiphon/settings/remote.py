@@ -82,3 +82,9 @@ class ToolSettings:
         "File that lists MCP servers, in the form that MCP clients share (`mcpServers`). Their tools are functions of "
         "all conversations, and the server carries out their calls. Needs the extra `[mcp]`.",
     )
+    mcp_from_clients: tuple[str, ...] = option(
+        (),
+        "Host of MCP servers that clients may name in their sessions: `mcp.example.com`, `*.example.com`, or `*` for "
+        "all; repeat for several. Private addresses are refused unless one is given explicitly, as in `10.0.0.7:9000`.",
+        flag="mcp-from-clients",
+    )

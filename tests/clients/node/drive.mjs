@@ -1,5 +1,6 @@
 // @openai/agents-realtime: a spoken turn answered in sound, an interruption, a tool that must be called. drive.mjs URL RECORDING.wav
 import { readFileSync } from "node:fs";
+import { hostedMcpTool } from "@openai/agents-core";
 import { RealtimeAgent, RealtimeSession, tool } from "@openai/agents-realtime";
 import { z } from "zod";
 
@@ -64,5 +65,31 @@ const [asked, reported] = await open({ toolChoice: "required", outputModalities:
 asked.sendMessage("What is the weather in Paris?");
 await until("a call", () => called.length > 0);
 asked.close();
+
+/** A tool server that the client names. Its calls have to be approved. */
+async function withServer(approve) {
+  const server = hostedMcpTool({
+    serverLabel: "theirs", serverUrl: process.env.MCP_URL, allowedTools: ["delete"], requireApproval: "always",
+  });
+  const [talk, reports] = await open({ toolChoice: "required", outputModalities: ["text"] }, [server]);
+  const events = [];
+  let completed = 0, listed = 0;
+  talk.on("transport_event", (event) => events.push(event.type));
+  talk.on("mcp_tools_changed", (tools) => { listed = tools.length; });
+  talk.on("mcp_tool_call_completed", () => { completed++; });
+  talk.on("tool_approval_requested", (_context, _agent, request) => {
+    void (approve ? talk.approve(request.approvalItem) : talk.reject(request.approvalItem));
+  });
+  await until("the tools of the server", () => listed === 1);
+  talk.sendMessage("Delete the word hello.");
+  await until("an answer after the approval", () => events.filter((type) => type === "response.done").length > 1);
+  if (completed !== Number(approve)) throw new Error(`${completed} calls, ${events}`);
+  if (reports.errors.length) throw new Error(reports.errors.join());
+  talk.close();
+}
+if (process.env.MCP_URL) {
+  await withServer(true);
+  await withServer(false);
+}
 console.log(`@openai/agents-realtime: ${(seen.sound / 48000).toFixed(1)} s of sound, interrupted, called with ${JSON.stringify(called[0])}`);
 process.exit(reported.errors.length ? 1 : 0);

@@ -14,11 +14,14 @@ from unittest import mock
 
 import pytest
 
+from antiphon.engine.schemas import check_schemas
 from antiphon.errors import GrammarError
-from antiphon.events.tools import Tool, ToolResult
+from antiphon.events.tools import Tool, ToolResult, offered
+from antiphon.remote.allowed_hosts import AllowedHosts
 from antiphon.remote.mcp import servers as servers_module
 from antiphon.remote.mcp.config import McpServer
-from antiphon.remote.mcp.servers import MAX_RESULT_CHARS, CheckTools, McpServers
+from antiphon.remote.mcp.servers import MAX_RESULT_CHARS, MAX_TOOLS, CheckTools, McpServers
+from tests.remote.mcp.hand_made import site
 
 ROOT = Path(__file__).parents[3]
 DEMO = "tests.remote.mcp.demo_server"
@@ -27,6 +30,11 @@ TOOLS = {"add", "wait", "fail", "die", "recite", "paint", "nothing", "rename"}
 
 async def take(_: Sequence[Tool]) -> None:
     """Accept all schemas."""
+
+
+async def check_schemas_of(tools: Sequence[Tool]) -> None:
+    """Accept the schemas that a grammar can be made of, as a server with the extra `talk` does."""
+    check_schemas([tool.parameters for tool in tools], together=True)
 
 
 def local(notes: Path | None = None, **fields: Any) -> McpServer:
@@ -50,7 +58,7 @@ def remote() -> Iterator[McpServer]:
 
 @asynccontextmanager
 async def running(check: CheckTools = take, **given: McpServer) -> AsyncIterator[McpServers]:
-    servers = McpServers(given, check)
+    servers = McpServers(given, check, AllowedHosts((), "--mcp-from-clients"))
     task = asyncio.create_task(servers.run())
     try:
         yield servers
@@ -166,7 +174,7 @@ def test_chosen_tools_only_and_names_of_two_servers_with_their_labels() -> None:
     async def main() -> None:
         async with running(one=local(tools=("add", "wait")), two=local(tools=("add",))) as servers:
             await until(lambda: len(servers.tools) == 3)
-            assert names(servers) == {"one__add", "wait", "two__add"}
+            assert [tool.name for tool in offered((), servers.tools)] == ["one__add", "wait", "two__add"]
             assert await servers.call("two", "two__add", '{"a": 1, "b": 2}') == ToolResult("3")
 
     asyncio.run(main())
@@ -219,3 +227,127 @@ def test_of_many_tools_the_first_are_offered(caplog: pytest.LogCaptureFixture) -
 
     asyncio.run(main())
     assert "the MCP server demo has 8 tools, of which the first 3 are used" in caplog.text
+
+
+# --- servers that break the rules -------------------------------------------------------------------------------------
+
+
+def broken(mode: str, **fields: Any) -> McpServer:
+    """Return a server that breaks the rules in some way, started here."""
+    return McpServer(sys.executable, ("-m", "tests.remote.mcp.hand_made", mode), cwd=str(ROOT), **fields)
+
+
+def test_a_server_with_500_tools_offers_the_first_64(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running(many=broken("many")) as servers:
+            await until(lambda: servers.tools)
+            assert [tool.name for tool in servers.tools] == [f"tool_{number}" for number in range(MAX_TOOLS)]
+
+    asyncio.run(main())
+    assert "the MCP server many has 500 tools, of which the first 64 are used" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["endless", "twice"])
+def test_a_list_without_an_end_and_a_tool_that_is_listed_twice_give_one_tool(mode: str) -> None:
+    async def main() -> None:
+        async with running(odd=broken(mode)) as servers:
+            await until(lambda: servers.tools)
+            assert [(tool.name, tool.description) for tool in servers.tools] == [("echo", "The tool echo.")]
+
+    asyncio.run(main())
+
+
+def test_a_server_that_answers_nothing_does_not_delay_another(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with mock.patch.object(servers_module, "CONNECT_S", 0.3):
+            async with running(silent=broken("silent"), plain=broken("plain")) as servers:
+                assert not await servers.connections["silent"].listed()
+                assert await servers.connections["plain"].listed()
+                lost = await servers.call("silent", "echo", "{}")
+                assert lost.failure == "http_error"
+
+    asyncio.run(main())
+    assert "the MCP server silent is not available" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["hanging", "other_id"])
+def test_a_call_without_an_answer_of_its_own_ends_after_its_time_limit(mode: str) -> None:
+    async def main() -> None:
+        async with running(odd=broken(mode, timeout_s=0.3)) as servers:
+            await until(lambda: servers.tools)
+            late = await servers.call("odd", "echo", "{}")
+            assert late == ToolResult("The tool did not answer within 0.3 s.", "protocol_error")
+            # Other calls go on.
+            assert servers.tools
+            assert servers.counts["odd"].failures == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("mode", "result"),
+    [
+        ("empty", ToolResult("The tool returned nothing.")),
+        ("picture", ToolResult("A picture.\n[The result also has content that is not text: image.]")),
+        ("error", ToolResult("It is broken.", "protocol_error")),
+    ],
+)
+def test_results_without_text_and_errors_become_texts(mode: str, result: ToolResult) -> None:
+    async def main() -> None:
+        async with running(odd=broken(mode)) as servers:
+            await until(lambda: servers.tools)
+            assert await servers.call("odd", "echo", "{}") == result
+
+    asyncio.run(main())
+
+
+def test_a_result_of_another_form_is_a_failure_and_the_server_goes_on() -> None:
+    async def main() -> None:
+        async with running(odd=broken("wrong_form")) as servers:
+            await until(lambda: servers.tools)
+            assert (await servers.call("odd", "echo", "{}")).failure
+            await until(lambda: servers.tools)
+
+    asyncio.run(main())
+
+
+def test_five_megabytes_over_http_are_cut() -> None:
+    async def main(url: str) -> None:
+        async with running(large=McpServer(url=url)) as servers:
+            await until(lambda: servers.tools)
+            text = (await servers.call("large", "echo", "{}")).text
+            assert text.startswith("a" * MAX_RESULT_CHARS + "\n[The rest of the result")
+
+    with site("large") as made:
+        asyncio.run(main(made.url))
+
+
+def test_a_schema_that_no_call_can_be_held_to_leaves_its_tool_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running(check_schemas_of, odd=broken("schemas")) as servers:
+            await until(lambda: servers.tools)
+            assert names(servers) == {"echo"}
+
+    asyncio.run(main())
+    assert "the tool wrong of the MCP server odd is left out" in caplog.text
+
+
+def test_a_tool_without_a_schema_makes_its_server_unavailable_and_no_other() -> None:
+    async def main() -> None:
+        async with running(odd=broken("no_schema"), plain=broken("plain")) as servers:
+            assert not await servers.connections["odd"].listed()
+            await until(lambda: servers.tools)
+            assert [tool.server for tool in servers.tools] == ["plain"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("approval", "asks"), [(True, {"echo", "delete"}), (("delete",), {"delete"}), (False, set())])
+def test_the_operator_says_which_calls_need_an_approval(approval: bool | tuple[str, ...], asks: set[str]) -> None:
+    async def main() -> None:
+        async with running(odd=broken("delete", approval=approval)) as servers:
+            await until(lambda: servers.tools)
+            assert {tool.name for tool in servers.tools if tool.needs_approval} == asks
+            assert {tool.name for tool in servers.tools if tool.read_only} == {"echo"}
+
+    asyncio.run(main())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
+from msgspec import UNSET
 
 from antiphon.audio import Pcm
 from antiphon.events.conversation import (
@@ -15,6 +18,7 @@ from antiphon.events.conversation import (
     ResponseDone,
     ResponseTextDelta,
 )
+from antiphon.events.tools import NamedServer
 from antiphon.events.transcription import ClearAudio, CommitAudio
 from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import Reader
@@ -58,6 +62,7 @@ from antiphon.protocols.realtime.session_fields import (
     uses_ga_names,
 )
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, response_json
+from antiphon.protocols.realtime.tool_servers import headers_of
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
 from antiphon.protocols.realtime.turn_fields import CONVERSATION_VAD
 from antiphon.protocols.realtime.writer import EventWriter, beta_paths
@@ -103,6 +108,8 @@ class OpenAIConversation(FrameReader[ConversationInput]):
         voices = context.voices
         self._audio = AudioInput(turn_detection=CONVERSATION_VAD)
         self._voices = SessionVoices()
+        # The headers for the tool servers that the session names, by their labels. They are neither shown nor stored.
+        self._headers: Mapping[str, Mapping[str, str]] = {}
         self._fields = SessionFields(
             ["audio"] if voices else ["text"], output=SessionOutput(voice=voices[0] if voices else "")
         )
@@ -113,6 +120,7 @@ class OpenAIConversation(FrameReader[ConversationInput]):
             self._loaded_voice,
             lambda: self._fields.output.format,
             context.check_tools,
+            None if beta else self._check_server,
         )
         super().__init__(EventWriter(context.new_id))
         self._writer.beta = beta
@@ -161,10 +169,15 @@ class OpenAIConversation(FrameReader[ConversationInput]):
 
     def _config(self) -> ConversationConfig:
         voice = self._loaded_voice(self._fields.output.voice)
-        return conversation_config(self._fields, self._audio, voice, self._voices)
+        return conversation_config(self._fields, self._audio, voice, self._voices, self._headers)
 
     def _loaded_voice(self, asked: VoiceId | str) -> str | None:
         return self._context.loaded_voice(asked.id if isinstance(asked, VoiceId) else asked)
+
+    def _check_server(self, server: NamedServer, param: str) -> None:
+        """Check a tool server that a response names, which has to be one of the operator's or of the session's."""
+        if server.label not in self._headers:
+            self._context.check_server(server, param)
 
     # --- from the client
 
@@ -203,8 +216,10 @@ class OpenAIConversation(FrameReader[ConversationInput]):
         with beta_paths(beta):
             audio = apply_input(self._audio, given.input, self._context, "session.audio.input.")
             voices = session_voices(self._voices, given.input, audio, self._context)
-            fields = apply_own(self._fields, given.own, self._context)
+            fields = apply_own(self._fields, given.own, self._context, knows_servers=not beta)
             fields.output = apply_output(self._fields.output, given.output, self._context, has_spoken=self._has_spoken)
+        if given.own.tools is not UNSET:
+            self._headers = headers_of(given.own.tools or (), "session.tools")
         self._audio, self._voices, self._fields, self._writer.beta = audio, voices, fields, beta
         self._is_ga = self._is_ga or (not beta and uses_ga_names(session))
         self._transcripts.include = fields.included

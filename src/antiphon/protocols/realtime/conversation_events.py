@@ -32,7 +32,7 @@ from antiphon.events.conversation import (
     UserTurnStarted,
 )
 from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged, PlaybackStarted, PlaybackStopped
-from antiphon.events.tools import ToolCallBegan, ToolCallEnded
+from antiphon.events.tools import ToolCallBegan, ToolCallEnded, ToolListBegan, ToolListEnded
 from antiphon.events.transcription import OverlapDecided, OverlapStarted, TranscriptionEvent, TurnCommitted
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.shown_items import ShownOutput, content_place, item_json, output_place, part_json
@@ -99,6 +99,10 @@ class ConversationEvents:
             case ToolCallEnded(item_id, index, failure):
                 outcome = "failed" if failure else "completed"
                 add(f"response.mcp_call.{outcome}", item_id=item_id, output_index=index)
+            case ToolListBegan(item_id):
+                add("mcp_list_tools.in_progress", item_id=item_id)
+            case ToolListEnded(item_id, failed):
+                add(f"mcp_list_tools.{'failed' if failed else 'completed'}", item_id=item_id)
             case _:
                 # The other events are about the input, or cannot occur in a conversation.
                 self._transcripts.write(event)  # type: ignore[arg-type]
@@ -168,7 +172,7 @@ def _is_of_server_call(event: TranscriptionEvent | ConversationEvent) -> bool:
             return bool(item.server)
         case ArgumentsDelta(server=server) | ArgumentsDone(server=server):
             return bool(server)
-    return isinstance(event, ToolCallBegan | ToolCallEnded)
+    return isinstance(event, ToolCallBegan | ToolCallEnded | ToolListBegan | ToolListEnded)
 
 
 class RunningOutputs:

@@ -18,6 +18,7 @@ from antiphon.events.conversation import ContentPart, CreateResponse, Item, Meta
 from antiphon.events.data_uri import decode_base64, split_data_uri
 from antiphon.events.tools import JsonSchema, Tool
 from antiphon.protocols.fields import Text, any_value, check_length, decode, decode_named, number
+from antiphon.protocols.realtime.tool_servers import CheckServer, ToolType, servers_from
 from antiphon.protocols.wire import NewId
 
 # Raises RemoteProtocolError if a model's output cannot be constrained to the tools. The second argument is the path of
@@ -42,12 +43,6 @@ class NamedTool(msgspec.Struct, kw_only=True):
 
     type: Text | msgspec.UnsetType = msgspec.UNSET
     name: Text | msgspec.UnsetType | None = msgspec.UNSET
-
-
-class ToolKind(msgspec.Struct):
-    """The type of a tool. It decides how the other fields are read."""
-
-    type: Text = "function"
 
 
 class ToolFields(msgspec.Struct):
@@ -83,7 +78,16 @@ class FunctionCallOutputFields(msgspec.Struct, tag_field="type", tag="function_c
     id: Text | None = None
 
 
-ItemFields = MessageFields | FunctionCallFields | FunctionCallOutputFields
+class ApprovalFields(msgspec.Struct, tag_field="type", tag="mcp_approval_response"):
+    """The answer to an `mcp_approval_request`, as a client sends it."""
+
+    approval_request_id: Text
+    approve: bool
+    id: Text | None = None
+    reason: Text | None = None
+
+
+ItemFields = MessageFields | FunctionCallFields | FunctionCallOutputFields | ApprovalFields
 
 
 class ItemReference(msgspec.Struct, tag_field="type", tag="item_reference"):
@@ -187,7 +191,8 @@ class ItemContext:
     `decode`: decodes base64 audio in the session's format to float32 [num_samples] at 16 kHz. Its second argument is
     the path of the field. It raises RemoteProtocolError. `voice_of`: returns the loaded voice with a name; None for the
     default. `output_format`: returns the format of the session's audio, as the client sees it. `check_tools`: see
-    `Context` of the connection.
+    `Context` of the connection. `check_server`: checks a tool server that a response names; None if the dialect has
+    none.
     """
 
     new_id: NewId
@@ -195,10 +200,11 @@ class ItemContext:
     voice_of: Callable[[VoiceId | str], str | None]
     output_format: Callable[[], object]
     check_tools: CheckTools
+    check_server: CheckServer | None = None
 
 
 def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
-    """Read an item: a message, a function call or a function call's result. If it has no id, make one.
+    """Read an item: a message, a function call, its result or its approval. If it has no id, make one.
 
     Audio is decoded. Images stay `data:` URIs, of which only the beginning is checked.
     """
@@ -206,7 +212,9 @@ def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
         fields: ItemFields = decode_named(raw, ItemFields, where)
     except RemoteProtocolError as error:
         if error.code == "invalid_value" and error.param == f"{where}.type":
-            supported = "Supported values are: 'message', 'function_call', 'function_call_output'."
+            supported = (
+                "Supported values are: 'message', 'function_call', 'function_call_output', 'mcp_approval_response'."
+            )
             raise RemoteProtocolError("invalid_value", f"{error.message} {supported}", error.param) from None
         raise
     item_id = fields.id or context.new_id("item_")
@@ -224,6 +232,8 @@ def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
             return Item(item_id, "function_call", "assistant", call_id=call_id, name=name, arguments=arguments)
         case FunctionCallOutputFields(call_id, output):
             return Item(item_id, "function_call_output", call_id=call_id, output=output)
+        case ApprovalFields(request_id, approve, _, reason):
+            return Item(item_id, "approval", "system", approval_id=request_id, approves=approve, output=reason or "")
 
 
 def _part_from(raw: msgspec.Raw, role: str, where: str, context: ItemContext) -> ContentPart:
@@ -282,11 +292,15 @@ def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) 
     if fields.input is not None:
         items = tuple(_input_item(value, f"response.input[{i}]", context) for i, value in enumerate(fields.input))
     voice = (output and output.voice) or fields.voice
+    tools, check_server = fields.tools or (), context.check_server
     return CreateResponse(
         instructions=fields.instructions,
         audio_output="audio" in modalities if modalities else None,
         voice=context.voice_of(voice) if voice else None,
-        tools=tools_from(fields.tools, "response.tools", context.check_tools) if fields.tools is not None else None,
+        tools=None
+        if fields.tools is None
+        else tools_from(tools, "response.tools", context.check_tools, knows_servers=check_server is not None),
+        servers=servers_from(tools, "response.tools", None, check_server),
         tool_choice=tool_choice_from(fields.tool_choice, "response.tool_choice") if fields.tool_choice else None,
         parallel_tool_calls=fields.parallel_tool_calls,
         max_tokens=_max_tokens(fields.max_output_tokens or fields.max_response_output_tokens),
@@ -326,15 +340,25 @@ def _input_item(raw: msgspec.Raw, where: str, context: ItemContext) -> Item | st
 
 
 def tools_from(
-    given: Sequence[msgspec.Raw] | None, param: str = "session.tools", check: CheckTools = take_tools
+    given: Sequence[msgspec.Raw] | None,
+    param: str = "session.tools",
+    check: CheckTools = take_tools,
+    *,
+    knows_servers: bool = True,
 ) -> tuple[Tool, ...]:
-    """Read a list of function tools; None counts as an empty list. Their JSON may have MAX_TEXT characters in total."""
+    """Read the functions in a list of tools; None counts as an empty list. Their JSON may have MAX_TEXT characters in
+    total. With `knows_servers`, tool servers may be among them: `servers_from` reads those.
+    """
     check_length(sum(len(bytes(raw)) for raw in given or ()), param)
     tools = []
     for i, raw in enumerate(given or ()):
         where = f"{param}[{i}]"
-        if decode(raw, ToolKind, where).type != "function":
-            raise RemoteProtocolError("invalid_value", "Only tools of type 'function' are supported.", f"{where}.type")
+        kind = decode(raw, ToolType, where).type
+        if knows_servers and kind == "mcp":
+            continue
+        if kind != "function":
+            types = "types 'function' and 'mcp'" if knows_servers else "type 'function'"
+            raise RemoteProtocolError("invalid_value", f"Only tools of {types} are supported.", f"{where}.type")
         fields = decode_named(raw, ToolFields, where)
         _check_name(fields.name, f"{where}.name")
         tools.append(Tool(fields.name, fields.description or "", fields.parameters or {}))

@@ -30,6 +30,7 @@ from antiphon.protocols.realtime.input_fields import (
     format_of_beta,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
+from antiphon.protocols.realtime.tool_servers import servers_from, shown_tool
 from antiphon.protocols.realtime.transcript_events import check_include
 from antiphon.protocols.realtime.turn_fields import TurnDetection, TurnDetectionFields
 
@@ -171,7 +172,7 @@ class SessionFields(msgspec.Struct):
 
     output_modalities: list[str]  # `["audio"]` or `["text"]`.
     instructions: str = ""  # Instructions for the language model.
-    tools: list[msgspec.Raw] = []  # Functions that the model may call, as the client sent them.
+    tools: list[msgspec.Raw] = []  # Functions that the model may call, and tool servers, without their headers.
     tool_choice: str | NamedTool = "auto"  # Which function the model may or must call.
     max_output_tokens: int | Literal["inf"] = "inf"  # Maximum number of tokens in a response.
     truncation: str | Truncation = "auto"  # How to shorten a history that exceeds the context.
@@ -313,10 +314,13 @@ def modalities_of_beta(given: Sequence[object] | UnsetType | None) -> list[str] 
     return ["audio"] if "audio" in (given or ()) else ["text"]
 
 
-def apply_own(fields: SessionFields, given: OwnFields, context: Context) -> SessionFields:
+def apply_own(
+    fields: SessionFields, given: OwnFields, context: Context, *, knows_servers: bool = False
+) -> SessionFields:
     """Return the session's own fields after applying the changes in `given`. Null selects the default.
 
-    If no voice is loaded, `output_modalities` is always text. Raises RemoteProtocolError for an invalid field.
+    `knows_servers`: the dialect has events for tool servers, so `tools` may name some. Their headers are left out. If
+    no voice is loaded, `output_modalities` is always text. Raises RemoteProtocolError for an invalid field.
     """
     changed = msgspec.structs.replace(fields)
     if given.output_modalities is not UNSET:
@@ -330,8 +334,9 @@ def apply_own(fields: SessionFields, given: OwnFields, context: Context) -> Sess
     if given.instructions is not UNSET:
         changed.instructions = given.instructions or ""
     if given.tools is not UNSET:
-        tools_from(given.tools, "session.tools", context.check_tools)
-        changed.tools = [tool.copy() for tool in given.tools or ()]
+        tools_from(given.tools, "session.tools", context.check_tools, knows_servers=knows_servers)
+        servers_from(given.tools or (), "session.tools", {}, context.check_server)
+        changed.tools = [shown_tool(tool) for tool in given.tools or ()]
     if given.tool_choice is not UNSET:
         choice = given.tool_choice
         choice = merged(choice, fields.tool_choice) if isinstance(choice, NamedTool) else choice
@@ -381,11 +386,16 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
 
 
 def conversation_config(
-    fields: SessionFields, audio: AudioInput, voice: str | None, voices: SessionVoices | None = None
+    fields: SessionFields,
+    audio: AudioInput,
+    voice: str | None,
+    voices: SessionVoices | None = None,
+    headers: Mapping[str, Mapping[str, str]] | None = None,
 ) -> ConversationConfig:
     """Convert the session's fields into the configuration of the conversation.
 
-    `voice`: a loaded voice; None for the default voice. `voices`: the voices that the fields name.
+    `voice`: a loaded voice; None for the default voice. `voices`: the voices that the fields name. `headers`: the
+    headers for the tool servers that the fields name, by their labels.
     """
     voices = voices or SessionVoices()
     vad = audio.turn_detection or TurnDetection()
@@ -407,6 +417,7 @@ def conversation_config(
         voice=voice,
         speed=fields.output.speed,
         tools=tools_from(fields.tools),
+        servers=servers_from(fields.tools, "session.tools", headers or {}),
         tool_choice=tool_choice_from(fields.tool_choice),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         max_tokens=None if most == "inf" else most,

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.events.conversation import ContentPart, ContentPosition, Item, Metadata, Response
+from antiphon.events.tools import JsonSchema
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.items import VoiceId
 
@@ -76,6 +77,65 @@ class ShownServerCall(msgspec.Struct, kw_only=True):
     output: str | None = None
     # Why the call failed; null if it did not.
     error: ShownCallFailure | None = None
+    # The id of the request with which the call was approved.
+    approval_request_id: str | UnsetType = UNSET
+
+
+class ShownTool(msgspec.Struct):
+    """A tool of a tool server, as the client sees it."""
+
+    name: str
+    description: str
+    # JSON schema of the arguments.
+    input_schema: JsonSchema
+    # What the server says of the tool: `readOnlyHint`.
+    annotations: dict[str, bool]
+
+
+class ShownToolList(msgspec.Struct, kw_only=True):
+    """The tools of a tool server that the session names, as the client sees them. Empty until they are known."""
+
+    # The item's id.
+    id: str
+    # Object type in OpenAI's API.
+    type: str = "mcp_list_tools"
+    # The server's label.
+    server_label: str
+    # The tools that the session may use.
+    tools: list[ShownTool]
+
+
+class ShownApprovalRequest(msgspec.Struct, kw_only=True):
+    """A call of a tool server's tool that waits for an approval, as the client sees it."""
+
+    # The item's id.
+    id: str
+    # Object type in OpenAI's API.
+    type: str = "mcp_approval_request"
+    # The label of the tool's server.
+    server_label: str
+    # The tool's name at its server.
+    name: str
+    # The arguments, as JSON text.
+    arguments: str
+
+
+class ShownApproval(msgspec.Struct, kw_only=True):
+    """The client's answer to an approval request, as the client sees it."""
+
+    # The item's id.
+    id: str
+    # Object type in OpenAI's API.
+    type: str = "mcp_approval_response"
+    # The id of the request.
+    approval_request_id: str
+    # Whether the call is approved.
+    approve: bool
+    # The client's reason.
+    reason: str | None = None
+
+
+AnyShownItem = ShownItem | ShownServerCall | ShownToolList | ShownApprovalRequest | ShownApproval
 
 
 class ShownFailure(msgspec.Struct):
@@ -157,7 +217,7 @@ class ShownResponse(msgspec.Struct, kw_only=True):
     # Why the response is not complete; null if it is.
     status_details: StatusDetails | None
     # The items that exist so far.
-    output: list[ShownItem | ShownServerCall]
+    output: list[AnyShownItem]
     # Output modalities with GA names: `["audio"]` or `["text"]`.
     output_modalities: list[str] | UnsetType = UNSET
     # Maximum number of tokens, or "inf".
@@ -231,8 +291,18 @@ def _usage_json(response: Response) -> ShownUsage:
     return ShownUsage(prompt + completion, prompt, completion, inputs, OutputTokens(completion))
 
 
-def item_json(item: Item, *, beta: bool) -> ShownItem | ShownServerCall:
+def item_json(item: Item, *, beta: bool) -> AnyShownItem:
     """Return the current state of an item, without audio. Skips content parts of a response that are still empty."""
+    if item.kind == "tool_list":
+        tools = [ShownTool(t.name, t.description, t.parameters, {"readOnlyHint": t.read_only}) for t in item.tools]
+        return ShownToolList(id=item.id, server_label=item.server, tools=tools)
+    if item.kind == "approval":
+        reason = item.output or None
+        return ShownApproval(id=item.id, approval_request_id=item.approval_id, approve=item.approves, reason=reason)
+    if item.needs_approval:
+        return ShownApprovalRequest(
+            id=item.id, server_label=item.server, name=_own_name(item), arguments=item.arguments
+        )
     if item.server:
         return _server_call(item)
     shown = ShownItem(id=item.id, status=item.status, type=item.kind)
@@ -256,8 +326,9 @@ def _server_call(item: Item) -> ShownServerCall:
     shown = ShownServerCall(
         id=item.id,
         server_label=item.server,
-        name=item.name.removeprefix(f"{item.server}__"),
+        name=_own_name(item),
         arguments=item.arguments,
+        approval_request_id=item.approval_id or UNSET,
     )
     if item.failure:
         code = UNSET if item.failure == "tool_execution_error" else 0
@@ -265,6 +336,10 @@ def _server_call(item: Item) -> ShownServerCall:
     elif item.status == "completed":
         shown.output = item.output
     return shown
+
+
+def _own_name(item: Item) -> str:
+    return item.name.removeprefix(f"{item.server}__")
 
 
 def output_place(position: ContentPosition) -> OutputPlace:

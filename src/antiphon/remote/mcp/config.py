@@ -42,6 +42,8 @@ class McpServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     type: str = ""
     # The names of the tools that may be used; None: all.
     tools: tuple[str, ...] | None = None
+    # The names of the tools whose calls a client has to approve; or whether it has to approve all.
+    approval: bool | tuple[str, ...] = False
     # The longest time in seconds that a call may take.
     timeout_s: float = TIMEOUT_S
 
@@ -72,8 +74,13 @@ def read_mcp_file(file: Path, environment: Mapping[str, str]) -> dict[str, McpSe
     return read.mcpServers
 
 
+def is_label(label: str) -> bool:
+    """Return whether a text may be the label of a server."""
+    return bool(_LABEL.fullmatch(label)) and "__" not in label
+
+
 def _problem(label: str, server: McpServer) -> str:
-    if not _LABEL.fullmatch(label) or "__" in label:
+    if not is_label(label):
         return "a name has up to 32 letters, digits, - and single _"
     if bool(server.command) == bool(server.url):
         return "expected either `command` or `url`"

@@ -1,23 +1,29 @@
-"""The MCP servers of one process: one client for each, shared by all sessions, and connected again when it is lost."""
+"""The MCP servers of one process: one client for each of the operator's, shared by all sessions and connected again
+when it is lost, and one for each server that a session names by its URL.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from antiphon.errors import GrammarError
-from antiphon.events.tools import Tool, ToolResult
+from antiphon.events.tools import NamedServer, Tool, ToolResult
+from antiphon.remote.allowed_hosts import AllowedHosts
 from antiphon.remote.mcp.config import McpServer
 
 if TYPE_CHECKING:
     from mcp.client import Client
     from mcp_types import CallToolResult
+    from mcp_types import Tool as McpTool
 
 log = logging.getLogger(__name__)
 # Raises GrammarError for the first tool, by its index, to whose schema a model's calls cannot be held.
@@ -30,34 +36,55 @@ FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 RELIST_S = 60.0
 # Maximum number of tools of one server. Each is part of every prompt.
 MAX_TOOLS, MAX_PAGES = 64, 20
-# Maximum number of characters of a result.
-MAX_RESULT_CHARS = 20_000
+# Maximum number of characters of a result, and of bytes of the event with it.
+MAX_RESULT_CHARS, MAX_EVENT_BYTES = 20_000, 16 << 20
+# The label of all servers at clients' URLs in the metrics. No server has it.
+OF_CLIENTS = "(clients)"
+
+
+@dataclass(slots=True)
+class CallCounts:
+    """The calls of one server: all that have ended, of them the failed, those under way, and the seconds taken."""
+
+    calls: int = 0
+    failures: int = 0
+    running: int = 0
+    sum_s: float = 0.0
 
 
 class McpConnection:
-    """The client of one MCP server. Run `run` as a task.
+    """The client of one MCP server, a ToolConnection (contracts/language.py). Run `run` as a task.
 
-    - `label`: the server's name in the settings.
+    - `label`: the server's name in the settings, or in the client's session.
     - `check`: called with the server's tools. Those that it refuses are left out.
-    - `on_change`: called when `tools` has changed.
+    - `hosts`: the hosts to which it may connect, if a client has named the server; None for the operator's servers.
+    - `counts`: counts the calls.
 
     `tools` has the tools that the server offers, with their own names. It is empty while the server is not connected.
     """
 
     def __init__(
-        self, label: str, server: McpServer, check: CheckTools, on_change: Callable[[], None] = lambda: None
+        self,
+        label: str,
+        server: McpServer,
+        check: CheckTools,
+        hosts: AllowedHosts | None = None,
+        counts: CallCounts | None = None,
     ) -> None:
         self.label, self.server = label, server
         self.tools: tuple[Tool, ...] = ()
         # Why the server is not connected; "" while it is.
         self.problem = "it is not connected yet"
+        self.counts = counts or CallCounts()
         self._check = check
-        self._on_change = on_change
+        self._hosts = hosts
         self._client: Client | None = None
         # The tools as the server listed them last; None while it is not connected.
         self._listed: tuple[Tool, ...] | None = None
         # Set when the list may have changed, or the server may be lost.
         self._changed = anyio.Event()
+        # Set when the server's tools are known, or it could not be reached.
+        self._is_tried = anyio.Event()
 
     async def run(self) -> None:
         """Connect to the server, and connect again whenever it is lost, until cancelled. Failures are logged once."""
@@ -69,12 +96,30 @@ class McpConnection:
                     retry_s = FIRST_RETRY_S
                     await self._keep_listed(client)
             except Exception as error:  # The library raises the errors of its transports as they are, and in groups.
-                self._lose(_reason(error))
+                self.lose(_reason(error))
             await anyio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
+    async def listed(self) -> bool:
+        """Wait until the server's tools are known, or until it could not be reached. Return whether they are known."""
+        await self._is_tried.wait()
+        return not self.problem
+
     async def call(self, name: str, arguments: str) -> ToolResult:
         """Call a tool and wait for its result. Raises nothing. `arguments`: JSON text."""
+        counts, began_s = self.counts, time.monotonic()
+        counts.running += 1
+        result: ToolResult | None = None
+        try:
+            result = await self._call(name, arguments)
+        finally:
+            counts.running -= 1
+            counts.calls += 1
+            counts.failures += result is None or bool(result.failure)
+            counts.sum_s += time.monotonic() - began_s
+        return result
+
+    async def _call(self, name: str, arguments: str) -> ToolResult:
         from mcp.shared.exceptions import MCPError
 
         if (client := self._client) is None:
@@ -105,6 +150,8 @@ class McpConnection:
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 
+        from antiphon.remote.mcp.guarded import guarded_client
+
         connect = partial(Client, message_handler=self._message, cache=None, read_timeout_seconds=CONNECT_S)
         server = self.server
         if server.command:
@@ -114,10 +161,10 @@ class McpConnection:
             async with connect(program) as client:
                 yield client
         else:
-            async with (
-                create_mcp_http_client(server.headers) as http,
-                connect(streamable_http_client(server.url, http_client=http)) as client,
-            ):
+            headers, hosts = server.headers, self._hosts
+            own = create_mcp_http_client(headers) if hosts is None else guarded_client(headers, hosts)
+            transport = partial(streamable_http_client, server.url, max_sse_event_size=MAX_EVENT_BYTES)
+            async with own as http, connect(transport(http_client=http)) as client:
                 yield client
 
     async def _message(self, message: object) -> None:
@@ -156,10 +203,9 @@ class McpConnection:
             for tool in page.tools:
                 if self.server.tools is None or tool.name in self.server.tools:
                     # Of two tools with the same name, the first one counts.
-                    listed.setdefault(tool.name, Tool(tool.name, tool.description or "", tool.input_schema, self.label))
+                    listed.setdefault(tool.name, self._tool(tool))
             if not (cursor := page.next_cursor):
                 break
-        self._client, self.problem = client, ""
         if (tools := tuple(listed.values())) == self._listed:
             return
         self._listed = tools
@@ -168,9 +214,21 @@ class McpConnection:
                 "the MCP server %s has %d tools, of which the first %d are used: choose with `tools` in its settings"
             )
             log.warning(message, self.label, len(tools), MAX_TOOLS)
-        tools = await self._usable(tools[:MAX_TOOLS])
-        log.info("the MCP server %s offers %d tools", self.label, len(tools))
-        self._offer(tools)
+        self.tools = await self._usable(tools[:MAX_TOOLS])
+        self._client, self.problem = client, ""
+        log.info("the MCP server %s offers %d tools", self.label, len(self.tools))
+        self._is_tried.set()
+
+    def _tool(self, tool: McpTool) -> Tool:
+        asks = self.server.approval
+        return Tool(
+            tool.name,
+            tool.description or "",
+            tool.input_schema,
+            self.label,
+            read_only=bool(tool.annotations and tool.annotations.read_only_hint),
+            needs_approval=asks if isinstance(asks, bool) else tool.name in asks,
+        )
 
     async def _usable(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
         """Return the tools whose schemas a model's calls can be held to. Logs the others."""
@@ -184,34 +242,37 @@ class McpConnection:
                 log.warning("the tool %s of the MCP server %s is left out: %s", tool.name, self.label, error)
         return tuple(left)
 
-    def _lose(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
+        """Withdraw the server's tools, because it cannot be used. A new reason is logged."""
         if reason != self.problem:
             log.warning("the MCP server %s is not available: %s", self.label, reason)
-        self._client, self.problem, self._listed = None, reason, None
-        self._offer(())
-
-    def _offer(self, tools: tuple[Tool, ...]) -> None:
-        if tools != self.tools:
-            self.tools = tools
-            self._on_change()
+        self._client, self.problem, self._listed, self.tools = None, reason, None, ()
+        self._is_tried.set()
 
 
 class McpServers:
     """All MCP servers of one process, as ToolServers (contracts/language.py). Run `run` as a task.
 
-    If two servers have a tool of the same name, both tools get their server's label and `__` before their name.
+    - `servers`: the operator's servers, by their labels.
+    - `check`: see McpConnection.
+    - `hosts`: the hosts of servers that clients may name by URL.
     """
 
-    def __init__(self, servers: Mapping[str, McpServer], check: CheckTools) -> None:
-        self._tools: tuple[Tool, ...] = ()
-        self.connections = {
-            label: McpConnection(label, server, check, self._collect) for label, server in servers.items()
-        }
+    def __init__(self, servers: Mapping[str, McpServer], check: CheckTools, hosts: AllowedHosts) -> None:
+        self._check, self.hosts = check, hosts
+        self.connections = {label: McpConnection(label, server, check) for label, server in servers.items()}
+        self._of_clients = CallCounts()
 
     @property
     def tools(self) -> tuple[Tool, ...]:
         """The tools that the servers offer now, each with the label of its server."""
-        return self._tools
+        return tuple(tool for connection in self.connections.values() for tool in connection.tools)
+
+    @property
+    def counts(self) -> dict[str, CallCounts]:
+        """The calls of each server, by its label, and those of all servers at clients' URLs."""
+        own = {label: connection.counts for label, connection in self.connections.items()}
+        return {**own, OF_CLIENTS: self._of_clients} if self.hosts else own
 
     async def run(self) -> None:
         """Keep all servers connected, until cancelled."""
@@ -227,10 +288,15 @@ class McpServers:
         own = {tool.name for tool in connection.tools}
         return await connection.call(name if name in own else name.removeprefix(f"{server}__"), arguments)
 
-    def _collect(self) -> None:
-        offered = [tool for connection in self.connections.values() for tool in connection.tools]
-        names = [tool.name for tool in offered]
-        self._tools = tuple(tool if names.count(tool.name) == 1 else tool.labelled() for tool in offered)
+    def connection(self, server: NamedServer) -> McpConnection:
+        """Return the connection to a server that a session names, see ToolServers."""
+        if not server.url and (own := self.connections.get(server.label)):
+            return own
+        address = McpServer(url=server.url, headers=dict(server.headers))
+        made = McpConnection(server.label, address, self._check, self.hosts, self._of_clients)
+        if not server.url:
+            made.lose("it is not among the servers of this host")
+        return made
 
 
 def _result(made: CallToolResult) -> ToolResult:

@@ -19,6 +19,7 @@ from antiphon.protocols.realtime.input_fields import named_speakers, named_voice
 from antiphon.protocols.realtime.items import take_tools
 from antiphon.protocols.wire import Frame
 from antiphon.server.credentials import Caller
+from antiphon.server.mcp import check_server
 from antiphon.server.state import ServerState
 from antiphon.shares.threads import GRAMMAR_THREADS, THREADS, in_thread
 
@@ -120,6 +121,7 @@ def context_of(
         log_alias=state.log_alias,
         log_ignored=state.log_ignored,
         check_tools=check_tools if model and model.profile.keeps_to_schemas else take_tools,
+        check_server=partial(check_server, state.tool_servers),
         resume_token=resume_token,
         autostart=autostart,
     )

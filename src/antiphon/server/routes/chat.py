@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from antiphon.contracts import LanguageModel, LanguageStream, Reply, ReplyOptions
 from antiphon.errors import AntiphonError, RemoteProtocolError
+from antiphon.pipelines.tool_calls import reply_with_tools
 from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
 from antiphon.server.credentials import Caller
@@ -86,7 +87,8 @@ async def _replies(
         stream: LanguageStream = await model.open(caller.key)
         try:
             begun = False
-            async with aclosing(stream.reply(asked.messages, asked.options)) as replies:
+            made = reply_with_tools(stream.reply, asked.messages, asked.options, state.tool_servers)
+            async with aclosing(made) as replies:
                 async for reply in replies:
                     if not begun:
                         begun = True

@@ -110,7 +110,7 @@ async def video_stream(websocket: WebSocket) -> None:
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket)
     state.admission.refuse_if_draining()
-    model = state.loaded().for_video
+    model = state.loaded().video_with(state.tool_servers)
     if model is None:
         raise RemoteProtocolError("model_not_found", "No language model is loaded.")
     check_query(websocket.query_params)

@@ -14,6 +14,7 @@ import anyio
 from antiphon.admission.certificate import Kind
 from antiphon.contracts import Message, MessageRole, ReplyOptions, TextDelta
 from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.pipelines.tool_calls import reply_with_tools
 from antiphon.protocols.wyoming.messages import Asked, Handled, HandledStart, Text
 from antiphon.text.markup import plain
 from antiphon.wyoming import WyomingEvent
@@ -118,7 +119,8 @@ class HandleJob:
         stream = await model.open(self._connection.caller.key)
         try:
             options = ReplyOptions(max_tokens=MAX_ANSWER_TOKENS)
-            async with aclosing(stream.reply(messages, options)) as replies:
+            made = reply_with_tools(stream.reply, messages, options, self._state.tool_servers)
+            async with aclosing(made) as replies:
                 async for reply in replies:
                     if isinstance(reply, TextDelta):
                         if not text:

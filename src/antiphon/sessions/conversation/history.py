@@ -17,13 +17,14 @@ from antiphon.contracts import Message, MessagePart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import Item
 from antiphon.events.size import num_bytes
-from antiphon.events.tools import ToolCall
+from antiphon.events.tools import DATA_MARK, ToolCall
 
 ROOT = "root"
 # Number of the newest items whose size is measured again for each `num_bytes`. Older items no longer grow.
 NUM_GROWING = 8
 # What a model reads in place of a result that is not known yet.
 RESULT_TO_COME = "The result is not known yet. It will follow."
+APPROVAL_TO_COME = "The user has not approved this call yet. The result will follow."
 # The text that replaces an image that a model has seen, after the session has dropped the image.
 IMAGE_GONE = "[An image that was shown earlier.]"
 
@@ -147,8 +148,9 @@ class ConversationHistory:
         part of that item's message. Calls that follow an assistant's message become part of that message. A
         result that precedes its call is moved after the call.
 
-        A call that a tool server carries out has its result in the same item. If the conversation went on before the
-        result came, the call has RESULT_TO_COME as its result, and is repeated with its result where that came.
+        A call that a tool server carries out has its result in the same item. It gets DATA_MARK. If the conversation
+        went on before the result came, the call has RESULT_TO_COME as its result, and is repeated with its result where
+        that came. A request for an approval is such a call, with APPROVAL_TO_COME until it is answered.
         """
         out = [Message("system", instructions)] if instructions else []
         # The calls of each message in `out`, and the name of each call. They are in maps because a client may send
@@ -232,15 +234,17 @@ def _with_server_results(items: Iterable[Item]) -> Iterator[Item]:
     results: list[Item] = []
     late = defaultdict[str, list[Item]](list)
     for item in items:
-        if item.kind != "function_call":
+        is_shown = item.kind not in ("tool_list", "approval")
+        if is_shown and item.kind != "function_call":
             yield from results
             results = []
-        if not item.server:
+        if is_shown and not item.server:
             yield item
-        elif item.status != "incomplete":
+        elif is_shown and item.status != "incomplete":
             yield item
             is_known = item.status == "completed" and not item.result_after
-            results.append(_result(item, item.call_id, item.output if is_known else RESULT_TO_COME))
+            to_come = APPROVAL_TO_COME if item.needs_approval else RESULT_TO_COME
+            results.append(_result(item, item.call_id, DATA_MARK + item.output if is_known else to_come))
             if item.result_after:
                 late[item.result_after].append(item)
         for call in late.pop(item.id, ()):
@@ -257,7 +261,7 @@ def _again(call: Item) -> Iterator[Item]:
     """Yield a call once more, and its result."""
     call_id = f"{call.call_id}_2"
     yield replace(call, call_id=call_id)
-    yield _result(call, call_id, call.output)
+    yield _result(call, call_id, DATA_MARK + call.output)
 
 
 def _result(call: Item, call_id: str, output: str) -> Item:

@@ -105,6 +105,6 @@ class ConversationProgress:
 
     @property
     def is_silent(self) -> bool:
-        """True if neither side speaks, and nothing waits to be transcribed or answered."""
-        is_owed = self.user_speaks or self.unread_items or self.owed_responses
+        """True if neither side speaks, and nothing waits to be transcribed, answered or approved."""
+        is_owed = self.user_speaks or self.unread_items or self.owed_responses or self._queue.calls.awaits_approval
         return self._listener.is_silent and not (is_owed or self.is_responding or self.is_heard)

@@ -249,14 +249,19 @@ class ConversationSession:
                     await self._emit(ConversationPaused())
             case ConfigureConversation(config):
                 self.config = self._responder.config = config
+                self._queue.tools.choose(config.servers)
                 await self._listener.configure(config.transcription)
             case CreateItem(new, after):
+                if new.kind == "approval":
+                    self._queue.calls.check_answer(new)
                 self._queue.item_media.check_size(new)
                 if self._native and self._queue.takes_turns:
                     self._native.append_item(new)
                 await self._queue.item_media.add(new, after)
                 self._queue.resolve(new, command)
                 drop_old_media(self.history, new)
+                if new.kind == "approval":
+                    self._queue.approve(new)
             case RetrieveItem(item_id):
                 await self._emit(ItemRetrieved(self.history.get(item_id).snapshot()))
             case DeleteItem(item_id):

@@ -336,7 +336,7 @@ async def _serve_video(
     token = ResumeToken.stored(row.token)
     with _released_on_failure(store, row, token, request.token):
         left = restored_video(row, tail, request.last_received, state.settings.resume.store_frames)
-        model = state.loaded().for_video
+        model = state.loaded().video_with(state.tool_servers)
         assert model
         video = LiveVideo(transport, state, caller, model, token, ga=left.point.ga, restored=left)
         received = left.point.received

@@ -34,6 +34,7 @@ from antiphon.sessions.conversation.responses.kept import KeptResponse
 from antiphon.sessions.conversation.responses.responder import Responder
 from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.sessions.conversation.responses.server_calls import ServerCalls
+from antiphon.sessions.conversation.responses.session_tools import SessionTools
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.text.said import MODEL, SYSTEM, USER, said_so_far
 from antiphon.turns.floor import (
@@ -106,10 +107,10 @@ class WaitingRequests:
 class ResponseQueue:
     """Begins each response of one conversation when nothing delays it any more, and runs it in a task.
 
-    It owns four parts. `responder` has the responses under way. `native` has the turns of a native model, which also
+    It owns five parts. `responder` has the responses under way. `native` has the turns of a native model, which also
     speaks the requested responses; it is None for any other model. `item_media` reads the images and audio of items.
-    `calls` has the calls that tool servers carry out. Call `open` first, `end` when no more audio arrives, and `close`
-    last.
+    `tools` and `calls` have the functions that tool servers carry out, and their calls. Call `open` first, `end` when
+    no more audio arrives, and `close` last.
 
     - `floor`: decides when a response to the user's turns is due.
     - `heard`: reports how much audio is still to be played.
@@ -128,7 +129,8 @@ class ResponseQueue:
         emit: EmitConversation,
     ) -> None:
         model = context.model
-        self.responder = Responder(config, context, history, emit, heard, floor)
+        self.tools = SessionTools(context.tool_servers, history, emit, context.new_id)
+        self.responder = Responder(config, context, history, emit, heard, floor, self.tools)
         self.native: NativeTurns | None = None
         if model.native:
             self.native = NativeTurns(
@@ -144,7 +146,7 @@ class ResponseQueue:
         self.item_media = ItemMediaResolver(
             history, context.image_reader, context.transcriber, emit, accepts_media=model.profile.accepts_media
         )
-        self.calls = ServerCalls(context.tool_servers, history, emit)
+        self.calls = ServerCalls(self.tools, history, emit, context.new_id)
         self._new_id = context.new_id
         self._history = history
         self._floor = floor
@@ -170,6 +172,7 @@ class ResponseQueue:
         await self.responder.open(group)
         self._group = group
         await self.calls.open()
+        self.tools.open(group, self.responder.config.servers)
         if self.native:
             await self.native.open(self.responder.config, self._recall, is_continued=self._history.is_restored)
             group.start_soon(self.native.run)
@@ -181,6 +184,7 @@ class ResponseQueue:
             self.native.close()
         self.stop_idle()
         self.calls.cancel()
+        self.tools.close()
         self.responder.cancel_all(SESSION_ENDED)
 
     async def close(self) -> None:
@@ -268,6 +272,18 @@ class ResponseQueue:
         else:
             self._begin(command)
 
+    def approve(self, answer: Item) -> None:
+        """Carry out the call that the client has approved, or drop it, and then begin the response that is due. Returns
+        at once. Raises RemoteProtocolError if no call waits for this answer.
+        """
+        assert self._group
+        self._group.start_soon(self._approve, self.calls.answer(answer))
+
+    async def _approve(self, call: Item | None) -> None:
+        if call:
+            await self.calls.make(call)
+        await self.go_on()
+
     def cancel(self, response_id: str | None) -> None:
         """Cancel the response with this id. None means the conversation's own response and its waiting requests. Does
         not wait for the end of the response. Raises RemoteProtocolError if no such response exists.
@@ -317,7 +333,10 @@ class ResponseQueue:
                 self.responder.cancel(None)
         if self.calls.is_due and self._floor.phase is Phase.SILENT and not self._has_to_wait(AFTER_CALLS):
             # A model that calls functions again and again would never speak.
-            self._begin(replace(AFTER_CALLS, tool_choice=None if self.calls.may_call else "none"), unasked=True)
+            # So would one that has to.
+            has_choice = self.responder.config.tool_choice in ("auto", "none")
+            choice = None if has_choice else "auto"
+            self._begin(replace(AFTER_CALLS, tool_choice=choice if self.calls.may_call else "none"), unasked=True)
 
     async def respond_if_due(self, *, interrupts: bool = True) -> None:
         """Begin the response that is due to the user's turns, if the floor allows it now."""
@@ -449,7 +468,8 @@ class ResponseQueue:
             self._begin_idle()
 
     def _is_busy(self) -> bool:
-        return bool(self.responder.active) or self._floor.user_speaks or self.has_unresolved()
+        calls = self.calls.is_running or self.calls.awaits_approval
+        return bool(self.responder.active) or self._floor.user_speaks or self.has_unresolved() or calls
 
     async def _wait_for_silence(self, timeout_s: float, scope: anyio.CancelScope) -> None:
         """Request a response after a silence of `timeout_s`, counted from the end of playback."""

@@ -41,7 +41,7 @@ from antiphon.sessions.conversation.responses.generation import (
 from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.kept import KeptResponse
 from antiphon.sessions.conversation.responses.response import ResponseTask
-from antiphon.sessions.conversation.responses.server_calls import offered
+from antiphon.sessions.conversation.responses.session_tools import SessionTools
 from antiphon.turns.floor import Floor, Phase
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class Responder:
     - `context`: the model and the other dependencies of a conversation.
     - `heard`: gets the audio of the responses, and truncates their items.
     - `floor`: notified when a response of the conversation begins, and after its last event.
+    - `tools`: the functions that tool servers carry out. Responses out of band do not have them.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class Responder:
         emit: EmitConversation,
         heard: HeardResponses,
         floor: Floor,
+        tools: SessionTools,
     ) -> None:
         self.config = config
+        self._tools = tools
         self._context = context
         self._history = history
         self._emit = emit
@@ -383,7 +386,7 @@ class Responder:
         """
         profile, voice, most = self._context.model.profile, response.voice, response.max_tokens
         if response.stored:
-            config = self._with_server_tools(config)
+            config, command = self._with_server_tools(config, command)
         request = request_for(config, self._history, profile, command, voice, most, items)
         assert self._group
         if not response.stored:
@@ -404,13 +407,16 @@ class Responder:
     def _request_for(
         self, command: CreateResponse, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
     ) -> ResponseRequest:
-        config, profile = self._with_server_tools(self.config), self._context.model.profile
+        profile = self._context.model.profile
+        config, command = self._with_server_tools(self.config, command)
         return request_for(config, self._history, profile, command, voice, max_tokens, items)
 
-    def _with_server_tools(self, config: ConversationConfig) -> ConversationConfig:
-        """Return the configuration with the functions of the tool servers, which responses out of band do not have."""
-        servers = self._context.tool_servers
-        return replace(config, tools=offered(config.tools, servers)) if servers else config
+    def _with_server_tools(
+        self, config: ConversationConfig, command: CreateResponse
+    ) -> tuple[ConversationConfig, CreateResponse]:
+        """Return the configuration and the request with the functions of the tool servers."""
+        tools = self._tools.of_request(command, config)
+        return replace(config, tools=self._tools.of_config(config)), replace(command, tools=tools)
 
     # --- before a request ---------------------------------------------------------------------------------------------
 
@@ -480,7 +486,7 @@ class Responder:
     async def _prefill(self, more: list[Item]) -> None:
         messages = self._history.messages(self.config.instructions, [*self._history.items, *more])
         try:
-            await (await self.stream()).prefill(messages, self._with_server_tools(self.config).tools)
+            await (await self.stream()).prefill(messages, self._tools.of_config(self.config))
         except FAILURES as error:
             # If the failure persists, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)

@@ -44,6 +44,7 @@ from antiphon.events.conversation import (
     ResponseTextDelta,
     Usage,
 )
+from antiphon.events.tools import Tool
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory, cut_to
 from antiphon.sessions.conversation.responses.generation import (
@@ -132,8 +133,8 @@ class ResponseTask:
         self._previous: str | None = None
         # The events that close the open item, as far as they are not emitted yet.
         self._closing_events: list[ConversationEvent] = []
-        # The label of the server that carries out a function, by the function's name; "" for the client.
-        self._servers: Mapping[str, str] = {}
+        # The functions that the model may call, by their names.
+        self._tools: Mapping[str, Tool] = {}
         self._has_audio = False
         self._asked_s = 0.0
         self.continues = self.unsaid = ""
@@ -227,7 +228,7 @@ class ResponseTask:
         assert self._make
         source: ResponseSource = self._guess or await self._make(self.response)
         if isinstance(source, ResponseGeneration):
-            self._servers = {tool.name: tool.server for tool in source.request[1].tools}
+            self._tools = {tool.name: tool for tool in source.request[1].tools}
         try:
             async for chunk in source.stream():
                 await self._apply(chunk)
@@ -261,12 +262,15 @@ class ResponseTask:
             case ToolCallStarted(call_id, name):
                 await self._close()
                 call = Item(self._context.new_id("item_"), "function_call", "assistant", "in_progress", call_id=call_id)
-                call.name, call.server = name, self._servers.get(name, "")
+                call.name = name
+                if tool := self._tools.get(name):
+                    call.server, call.needs_approval = tool.server, tool.needs_approval
                 await self._open(call)
             case ToolCallDelta(arguments):
                 assert self._item
                 self._item.arguments += arguments
-                await emit(ArgumentsDelta(self._place(), self._item.call_id, arguments, self._item.server))
+                if not self._item.needs_approval:
+                    await emit(ArgumentsDelta(self._place(), self._item.call_id, arguments, self._item.server))
             case ReplyDone(reason):
                 response.usage = Usage(chunk.prompt_tokens, chunk.cached_tokens, chunk.completion_tokens)
                 if reason == "length":
@@ -313,14 +317,17 @@ class ResponseTask:
             # The call of a tool server is in progress until its result is known.
             item.status = "incomplete" if not is_whole else "in_progress" if item.server else "completed"
             shown = item.snapshot(produced=True)
-            part_done = ContentPartDone(place, shown.parts[0]) if item.kind == "message" else None
-            done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments, item.server)
+            done: list[ConversationEvent] = []
+            if item.kind == "message":
+                done.append(ContentPartDone(place, shown.parts[0]))
+            elif not item.needs_approval:
+                done.append(ArgumentsDone(place, item.call_id, item.name, item.arguments, item.server))
             # The history's item reflects a truncation, if there was one.
-            is_done = self.response.stored and item.status != "in_progress"
-            kept = [ItemDone(item.snapshot(), self._previous)] if is_done else []
+            # A request for an approval is done when it is whole, though it is not answered.
+            if self.response.stored and (item.status == "in_progress") == item.needs_approval:
+                done.append(ItemDone(item.snapshot(), self._previous))
             self._closing_events = [
-                done,
-                *kept,
+                *done,
                 OutputItemDone(self.response.id, place.output_index, shown, self._previous),
             ]
         while self._closing_events:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import anyio
 
-from antiphon.contracts.language import ToolServers
-from antiphon.events.conversation import Item, ItemDone, Response
-from antiphon.events.tools import Tool, ToolCallBegan, ToolCallEnded, ToolResult
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import Item, ItemAdded, ItemDone, Response
+from antiphon.events.tools import ToolCallBegan, ToolCallEnded, ToolResult
 from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.responses.session_tools import SessionTools
 
 # Maximum number of responses in a row that call tools, without a turn of the user. The next one may not call any.
 MAX_ROUNDS = 8
+NOT_APPROVED = "The user did not approve this call, so it was not made."
 HOST_LOST = ToolResult("The server that made this call has ended, so its result is not known.", "protocol_error")
-
-
-def offered(own: tuple[Tool, ...], servers: ToolServers | None) -> tuple[Tool, ...]:
-    """Return the functions that a model may call: the client's `own`, and those of the tool servers.
-
-    A server's function whose name is taken by the client gets its server's label and `__` before its name.
-    """
-    if servers is None:
-        return own
-    taken = {tool.name for tool in own}
-    return own + tuple(tool.labelled() if tool.name in taken else tool for tool in servers.tools)
 
 
 class ServerCalls:
@@ -32,15 +25,19 @@ class ServerCalls:
     When all calls of a response have ended, a response that has their results in its messages is due. `is_due` says so
     until `response_began` is called: any response that begins has them.
 
-    - `servers`: carry out the calls. Without them, there are no calls.
+    - `tools`: carries out the calls.
     - `history`: has the items of the calls.
     - `emit`: awaited with the events of the calls.
+    - `new_id`: returns a fresh id that begins with the given prefix.
     """
 
-    def __init__(self, servers: ToolServers | None, history: ConversationHistory, emit: EmitConversation) -> None:
-        self._servers = servers
+    def __init__(
+        self, tools: SessionTools, history: ConversationHistory, emit: EmitConversation, new_id: Callable[[str], str]
+    ) -> None:
+        self._tools = tools
         self._history = history
         self._emit = emit
+        self._new_id = new_id
         self._scopes: set[anyio.CancelScope] = set()
         self._num_running = 0
         # Responses with calls since the user's last turn.
@@ -50,7 +47,7 @@ class ServerCalls:
     async def open(self) -> None:
         """Fail the calls that an earlier host of the session has left without a result."""
         for item in list(self._history.items):
-            if item.server and item.status == "in_progress":
+            if _is_call(item):
                 await self._end(item, 0, HOST_LOST)
 
     def cancel(self) -> None:
@@ -62,6 +59,11 @@ class ServerCalls:
     def is_running(self) -> bool:
         """Whether a call has no result yet."""
         return self._num_running > 0
+
+    @property
+    def awaits_approval(self) -> bool:
+        """Whether a call waits until the client approves or declines it."""
+        return any(item.needs_approval and item.status == "in_progress" for item in self._history.items)
 
     @property
     def may_call(self) -> bool:
@@ -80,14 +82,61 @@ class ServerCalls:
     async def carry_out(self, response: Response) -> None:
         """Carry out the calls of a response that has ended, at the same time, and wait for all results.
 
-        Then a response is due. Calls of a response that was cut off are not carried out.
+        Then a response is due. Calls of a response that was cut off are not carried out, nor can they be approved.
         """
-        calls = [(at, item) for at, item in enumerate(response.output) if item.server and item.status == "in_progress"]
+        calls = [(at, item) for at, item in enumerate(response.output) if _is_call(item)]
         if response.status != "completed":
+            for item in response.output:
+                if item.needs_approval and item.status == "in_progress":
+                    item.status = "incomplete"
             for _, item in calls:
                 item.status = "incomplete"
                 await self._emit(ItemDone(item.snapshot(), self._before(item)))
             return
+        await self._carry_out_all(calls)
+
+    def check_answer(self, answer: Item) -> None:
+        """Raise RemoteProtocolError if the call that an `approval` is for does not wait for one."""
+        self._request(answer.approval_id)
+
+    def answer(self, answer: Item) -> Item | None:
+        """Record the client's answer to a request, which is an `approval` in the history. Return the call to `make`;
+        None if it is not approved, so that a response is due.
+        """
+        request = self._request(answer.approval_id)
+        if not answer.approves:
+            text = f"{NOT_APPROVED} {answer.output}".strip()
+            self._set_result(request, ToolResult(text))
+            self.is_due = True
+            return None
+        request.status = "incomplete"
+        return Item(
+            self._new_id("item_"),
+            "function_call",
+            "assistant",
+            "in_progress",
+            call_id=request.call_id,
+            name=request.name,
+            arguments=request.arguments,
+            server=request.server,
+            approval_id=request.id,
+        )
+
+    async def make(self, call: Item) -> None:
+        """Carry out a call that was approved, and wait for its result. Then a response is due."""
+        previous = self._history.add(call)
+        await self._emit(ItemAdded(call.snapshot(), previous))
+        await self._carry_out_all([(0, call)])
+
+    def _request(self, item_id: str) -> Item:
+        for item in self._history.items:
+            if item.id == item_id and item.needs_approval and item.status == "in_progress":
+                return item
+        message = f"No call waits for an approval with the id '{item_id}'."
+        raise RemoteProtocolError("invalid_value", message, "item.approval_request_id")
+
+    async def _carry_out_all(self, calls: Sequence[tuple[int, Item]]) -> None:
+        """Carry out calls at the same time, each with its index in its response's output, and wait for all results."""
         if not calls:
             return
         self._num_rounds += 1
@@ -103,23 +152,31 @@ class ServerCalls:
         self.is_due = not scope.cancelled_caught
 
     async def _carry_out(self, item: Item, output_index: int) -> None:
-        assert self._servers
         try:
             await self._emit(ToolCallBegan(item.id, output_index))
-            result = await self._servers.call(item.server, item.name, item.arguments)
+            result = await self._tools.call(item.server, item.name, item.arguments)
         finally:
             self._num_running -= 1
         if any(other is item for other in self._history.items):
             await self._end(item, output_index, result)
 
     async def _end(self, item: Item, output_index: int, result: ToolResult) -> None:
-        at = next(at for at, other in enumerate(self._history.items) if other is item)
-        later = self._history.items[at + 1 :]
-        if any(not other.server for other in later):
-            item.result_after = later[-1].id
-        item.status, item.output, item.failure = "completed", result.text, result.failure
+        self._set_result(item, result)
         await self._emit(ToolCallEnded(item.id, output_index, result.failure))
         await self._emit(ItemDone(item.snapshot(), self._before(item)))
 
+    def _set_result(self, item: Item, result: ToolResult) -> None:
+        at = next(at for at, other in enumerate(self._history.items) if other is item)
+        later = self._history.items[at + 1 :]
+        if any(not other.server and other.kind != "approval" for other in later):
+            item.result_after = later[-1].id
+        item.status, item.output, item.failure = "completed", result.text, result.failure
+
     def _before(self, item: Item) -> str | None:
         return self._history.before(item.id) if any(other is item for other in self._history.items) else None
+
+
+def _is_call(item: Item) -> bool:
+    """Whether an item is a call that a tool server still has to carry out."""
+    is_open = item.kind == "function_call" and item.status == "in_progress"
+    return is_open and bool(item.server) and not item.needs_approval
