@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from antiphon.settings.option import KEY, option
+from antiphon.settings.option import KEY, Form, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +82,21 @@ class ToolSettings:
         "File that lists MCP servers, in the form that MCP clients share (`mcpServers`). Their tools are functions of "
         "all conversations, and the server carries out their calls. Needs the extra `[mcp]`.",
     )
+    filler: tuple[str, ...] = option(
+        (),
+        "Line that is said while a call of a tool server takes longer than `--filler-after-s`, such as `One moment.`; "
+        "repeat for several, which are said in turn. `generated`: the model words it. By default there is none.",
+        no_blanks=True,
+    )
+    filler_after_s: float = option(0.5, "Seconds of a call after which the filler is said.", low=0)
+    own: tuple[str, ...] = option(
+        (),
+        "Function of antiphon's own that all conversations have: `time`, or `remember`, with which the model keeps "
+        "notes for later conversations of the same API key; repeat for both.",
+        flag="tool",
+        variable="ANTIPHON_TOOLS",
+        form=Form("time|remember", "expected time or remember"),
+        no_blanks=True,
+    )
+    notes_per_key: int = option(200, "Most notes that one API key may have (`--tool remember`).", low=1)
+    note_days: int = option(365, "Days after which a note is deleted; 0: never.", low=0)

@@ -156,7 +156,9 @@ class McpConnection:
             for tool in page.tools:
                 if self.server.tools is None or tool.name in self.server.tools:
                     # Of two tools with the same name, the first one counts.
-                    listed.setdefault(tool.name, Tool(tool.name, tool.description or "", tool.input_schema, self.label))
+                    reads = bool(tool.annotations and tool.annotations.read_only_hint)
+                    own = Tool(tool.name, tool.description or "", tool.input_schema, self.label, reads)
+                    listed.setdefault(tool.name, own)
             if not (cursor := page.next_cursor):
                 break
         self._client, self.problem = client, ""
