@@ -1,9 +1,12 @@
-"""Counts function calls of a language model: `python -m bench.calls [--url URL] [--model NAME] [SERVE FLAGS]`.
+"""Counts function calls of a language model: `python -m bench.calls [--turns N] [--url URL] [SERVE FLAGS]`.
 
 The prompts (`bench/call_prompts`) are spoken sentences: a hundred about a home, or, with `--prompts errands`, fifty
 others that were not used while calls were developed. Each prompt has the same six tools and `tool_choice: auto`. Most
 prompts need one call, the others none. Each is sent once, without randomness, to `/v1/chat/completions`: of a server
 that is started for it, or of the server at `--url`.
+
+With `--turns N`, the prompts that need a call are asked in conversations of N turns. After each turn the model gets the
+right call, with a result, and answers in words, which become part of the conversation. The counts are then by the turn.
 
 - right: one call of the right tool, with the arguments that the prompt gives. wrong: any other call. missed: no call.
 - unwanted: a call for a prompt that needs none.
@@ -16,6 +19,7 @@ import asyncio
 import json
 import re
 import time
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,6 +29,12 @@ from bench.common import HERE, RESULTS, Server, machine, options, save, server, 
 PROMPTS = HERE / "call_prompts"
 
 MAX_TOKENS = 96
+# What the tools of both sets of prompts return in a conversation.
+GIVEN = defaultdict(
+    lambda: "Done.",
+    get_weather="15 degrees and cloudy.",
+    get_stock_price="212 dollars.",
+)
 # Signs in a reply's text that it was meant as a call.
 LEFT = re.compile(r'\{\s*"|tool_call|</?tools?>|function_call')
 
@@ -52,10 +62,10 @@ def fits(call: dict[str, Any], name: str, expected: dict[str, str]) -> bool:
 
 
 async def ask(
-    client: httpx.AsyncClient, model: str, said: str, prompts: dict[str, Any]
+    client: httpx.AsyncClient, model: str, messages: list[dict[str, Any]], prompts: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
-    """Send one prompt. Return the reply's message, and its time in seconds."""
-    messages = [{"role": "system", "content": prompts["instructions"]}, {"role": "user", "content": said}]
+    """Send the messages after the instructions. Return the reply's message, and its time in seconds."""
+    messages = [{"role": "system", "content": prompts["instructions"]}, *messages]
     tools = [{"type": "function", "function": tool} for tool in prompts["tools"]]
     body = {"model": model, "messages": messages, "tools": tools, "temperature": 0, "max_tokens": MAX_TOKENS}
     began = time.perf_counter()
@@ -63,6 +73,50 @@ async def ask(
     response.raise_for_status()
     message: dict[str, Any] = response.json()["choices"][0]["message"]
     return message, time.perf_counter() - began
+
+
+def verdict_of(message: dict[str, Any], name: str, arguments: dict[str, str]) -> str:
+    """Return the verdict on a reply to a prompt that needs a call of `name`."""
+    calls = message.get("tool_calls") or []
+    if not calls:
+        return "missed"
+    return "right" if len(calls) == 1 and fits(calls[0], name, arguments) else "wrong"
+
+
+async def converse(url: str, model: str, prompts: dict[str, Any], turns: int) -> dict[str, Any]:
+    """Ask the prompts that need a call in conversations of `turns` turns. Return the verdicts of each turn."""
+    wanted = prompts["wanted"]
+    # Neighbours in the list need the same tool. A conversation takes distant ones, each beginning at another tool.
+    stride = len(wanted) // turns
+    by_turn: list[Counter[str]] = [Counter() for _ in range(turns)]
+    replies: list[dict[str, Any]] = []
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        for first in range(stride):
+            messages: list[dict[str, Any]] = []
+            for turn in range(turns):
+                one = wanted[first + (turn + first) % turns * stride]
+                name, said, expected = one["tool"], one["said"], one["arguments"]
+                messages.append({"role": "user", "content": said})
+                reply, _ = await ask(client, model, messages, prompts)
+                verdict = verdict_of(reply, name, expected)
+                by_turn[turn][verdict] += 1
+                heard = [c["function"] for c in reply.get("tool_calls") or []]
+                text = reply.get("content") or ""
+                replies.append({"said": said, "wanted": name, "verdict": verdict, "calls": heard, "text": text})
+                # The conversation goes on as if the call had been right.
+                arguments = json.dumps({key: readable(pattern) for key, pattern in expected.items()})
+                call = {"id": f"call_{turn}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": GIVEN[name]})
+                spoken, _ = await ask(client, model, messages, prompts)
+                messages.append({"role": "assistant", "content": spoken.get("content") or "Done."})
+    return {"turns": [dict(counts) for counts in by_turn], "conversations": stride, "replies": replies}
+
+
+def readable(pattern: str) -> str | int:
+    """Return a value that a pattern of an argument matches."""
+    text = re.sub(r"[\\^$?*+()\[\]]", "", pattern.split("|")[0]).strip()
+    return int(text) if text.isdigit() else text
 
 
 async def run(url: str, model: str, prompts: dict[str, Any]) -> dict[str, Any]:
@@ -74,15 +128,11 @@ async def run(url: str, model: str, prompts: dict[str, Any]) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         for one in asked:
             name, said = one["tool"], one["said"]
-            message, seconds = await ask(client, model, said, prompts)
+            message, seconds = await ask(client, model, [{"role": "user", "content": said}], prompts)
             calls, text = message.get("tool_calls") or [], message.get("content") or ""
             took.append(seconds)
-            if not name:
-                verdict = "unwanted" if calls else ""
-            elif not calls:
-                verdict = "missed"
-            else:
-                verdict = "right" if len(calls) == 1 and fits(calls[0], name, one["arguments"]) else "wrong"
+            unwanted = "unwanted" if calls else ""
+            verdict = verdict_of(message, name, one["arguments"]) if name else unwanted
             counts["reported"] += bool(LEFT.search(text))
             if verdict:
                 counts[verdict] += 1
@@ -98,6 +148,7 @@ def main() -> None:
     parser.add_argument(
         "--prompts", default="home", choices=("home", "errands"), help="which set of bench/call_prompts"
     )
+    parser.add_argument("--turns", type=int, default=0, help="ask in conversations of this many turns")
     parser.add_argument("--instructions", help="a system message, instead of the set's")
     parser.add_argument("--name", default="", help="name of the figures in the results; without it, they are not saved")
     parser.add_argument("--show", action="store_true", help="print each reply that is not right")
@@ -105,16 +156,30 @@ def main() -> None:
     prompts = prompts_of(args.prompts)
     prompts["instructions"] = args.instructions or prompts["instructions"]
     with nullcontext(Server(args.url, None)) if args.url else server(*flags) as asked:  # type: ignore[arg-type]
-        found = asyncio.run(run(asked.url, args.model, prompts))
-    counts = found["counts"]
+        found = asyncio.run(
+            converse(asked.url, args.model, prompts, args.turns) if args.turns else run(asked.url, args.model, prompts)
+        )
     if args.show:
         for reply in found["replies"]:
             if reply["verdict"] not in ("", "right") or LEFT.search(reply["text"]):
                 print(reply["verdict"] or "reported", "|", reply["said"], "|", reply["calls"], "|", reply["text"][:200])
-    wanted, unwanted = len(prompts["wanted"]), len(prompts["unwanted"])
-    heads = (f"calls right of {wanted}", "wrong", "missed", f"unwanted of {unwanted}", "left in the text")
-    row = dict(zip(heads, counts.values(), strict=True))
-    show("Function calls", [row | {key: round(found[key], 2) for key in ("p50_s", "p95_s")}])
+    if args.turns:
+        head = f"right of {found['conversations']}"
+        rows = [
+            {
+                "turn": number,
+                head: counts.get("right", 0),
+                "wrong": counts.get("wrong", 0),
+                "missed": counts.get("missed", 0),
+            }
+            for number, counts in enumerate(found["turns"], 1)
+        ]
+        show("Function calls by turn", rows)
+    else:
+        wanted, unwanted = len(prompts["wanted"]), len(prompts["unwanted"])
+        heads = (f"calls right of {wanted}", "wrong", "missed", f"unwanted of {unwanted}", "left in the text")
+        row = dict(zip(heads, found["counts"].values(), strict=True))
+        show("Function calls", [row | {key: round(found[key], 2) for key in ("p50_s", "p95_s")}])
     if args.name:
         path = RESULTS / "calls.json"
         kept = json.loads(path.read_text()) if path.exists() else {"runs": {}}

@@ -31,7 +31,7 @@ from antiphon.contracts import (
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
-from antiphon.pipelines.cascade import Cascade
+from antiphon.pipelines.cascade import Cascade, line
 from antiphon.text.markup import pause_s
 
 RATE_HZ = 1000
@@ -330,3 +330,20 @@ def test_when_a_live_voice_ends_early_then_the_text_goes_on() -> None:
     out = asyncio.run(answers(Writer("One two three."), ShortVoice()))
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == "One two three."
     assert isinstance(out[-1], ReplyDone)
+
+
+def test_a_line_is_spoken_whatever_the_conversation_is() -> None:
+    async def main() -> list[ResponseChunk]:
+        stream = line("One moment.", voice)
+        return [
+            chunk async for chunk in stream.respond((Message("user", "Well?"),), ReplyOptions(), VoiceOptions("one"))
+        ]
+
+    voice = Voice()
+    chunks = asyncio.run(main())
+    assert (chunks[0], voice.sentences) == (TextDelta("One moment."), ["One moment."])
+    assert [word.text for chunk in chunks if isinstance(chunk, ResponseAudio) for word in chunk.words] == [
+        "One",
+        "moment.",
+    ]
+    assert isinstance(chunks[-1], ReplyDone)

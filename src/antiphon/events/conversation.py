@@ -9,7 +9,7 @@ from typing import Any, Literal
 from antiphon.audio import Pcm
 from antiphon.events.duplex import DuplexCommand, DuplexConfig, DuplexEvent
 from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged, PlaybackStarted, PlaybackStopped
-from antiphon.events.tools import NamedServer, Tool, ToolEvent, ToolFailure
+from antiphon.events.tools import CallOptions, NamedServer, Tool, ToolEvent, ToolFailure
 from antiphon.events.transcription import TranscriptionConfig
 from antiphon.events.words import Word
 
@@ -136,6 +136,8 @@ class ConversationConfig:
     tool_choice: str = "auto"
     # Whether a response may contain several function calls. If not, it ends with its first call.
     parallel_tool_calls: bool = True
+    # What happens until the results of calls are known. None: the operator's fillers for calls of tool servers.
+    calls: CallOptions | None = None
     # Maximum number of tokens in a response; None for the limit of the context.
     max_tokens: int | None = None
     # Whether the end of a turn creates a response.

@@ -35,8 +35,8 @@ class Tool:
     """A function that the model may call. `parameters` is the JSON schema of its arguments; empty if it has none.
 
     `server` is the label of the tool server that carries it out. If it is empty, the client carries it out. Of such a
-    server's tool, `read_only` says that it changes nothing, according to its server, and `needs_approval` that each
-    call has to be approved before it is carried out.
+    server's tool, `read_only` says that a call changes nothing, so that it may be cancelled at any time, and
+    `needs_approval` that each call has to be approved before it is carried out.
     """
 
     name: str
@@ -123,6 +123,31 @@ class ToolResult:
     def for_model(self) -> str:
         """The text as the model reads it: marked as data, since somebody else may have written it."""
         return f"{DATA_MARK}{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What happens in a conversation while the results of function calls are not known yet.
+
+    The defaults are the behaviour of OpenAI's API. All times count from the end of the response that calls.
+    """
+
+    # The fillers, of which each response with calls takes the next one; empty for none.
+    fillers: tuple[str, ...] = ()
+    # Whether the model words the fillers itself. `fillers` is then empty.
+    generates_fillers: bool = False
+    # The time without a result after which a filler is said, in milliseconds.
+    filler_after_ms: float = 500.0
+    # Whether the results of the client's functions are answered without a request, as those of tool servers are.
+    answers_results: bool = False
+    # The time after which a call has failed, in milliseconds; None: tool servers have limits of their own, and clients
+    # have none.
+    deadline_ms: float | None = None
+
+    @property
+    def has_fillers(self) -> bool:
+        """Whether fillers are said."""
+        return bool(self.fillers) or self.generates_fillers
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import (
     AudioPart,
     ConversationModel,
+    ConversationStream,
     ImageReader,
     LanguageModel,
     Message,
@@ -35,7 +36,7 @@ from antiphon.contracts.language import ToolServers
 from antiphon.engine.grammar_trial import TRIALS
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
-from antiphon.pipelines.cascade import Cascade
+from antiphon.pipelines.cascade import Cascade, line
 from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
@@ -165,6 +166,10 @@ class LoadedModels:
         if self.conversation_model:
             return self.conversation_model
         return self._cascade(self.language_model) if self.language_model else None
+
+    def line(self, text: str) -> ConversationStream:
+        """Return a conversation whose responses all say `text`. Raises LookupError without a synthesizer."""
+        return line(text, self.required_synthesizer)
 
     def _cascade(self, language: LanguageModel) -> Cascade:
         return Cascade(language, self.synthesizer, self.failure_line)

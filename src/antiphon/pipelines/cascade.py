@@ -24,6 +24,8 @@ from antiphon.contracts import (
     LanguageStream,
     LiveSynthesizer,
     Message,
+    Reply,
+    ReplyDone,
     ReplyOptions,
     ResponseAudio,
     ResponseChunk,
@@ -107,6 +109,28 @@ def spoken(
     For a stream that already knows its question. The stream stays open. Closing the generator ends the response.
     """
     return _CascadeStream(language, synthesizer, clock).respond((), options, voice)
+
+
+def line(text: str, synthesizer: Synthesizer) -> ConversationStream:
+    """Return a conversation whose responses all say `text`."""
+    return _CascadeStream(_Line(text), synthesizer, time.monotonic)
+
+
+class _Line:
+    """A LanguageStream that replies with a given text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        return
+
+    async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
+        yield TextDelta(self._text)
+        yield ReplyDone("stop", 0, 0, 0)
+
+    def close(self, *, keep: bool = False) -> None:
+        return
 
 
 class _CascadeStream:

@@ -219,9 +219,21 @@ class RealtimeConnection:
 
     def resumed(self, token: str, **facts: Any) -> Frame:
         """Return the `session.resumed` frame with a new token. `facts` are additional fields."""
+        return resumed_frame(self.context.new_id, self.id, self._shown(), resume_token=token, **facts)
+
+    def beside(self, id: str, token: str) -> Frame:
+        """Return the first frame to a program beside the client: `session.created`, with the session as it is now.
+
+        `id`: the id of the program's connection, with which it resumes it. `token`: see `Context.resume_token`; "" for
+        none.
+        """
+        fields = {"type": "session.created", "event_id": self.context.new_id("event_"), "session": self._shown()}
+        return Frame(fields | {"id": id} | ({"resume_token": token} if token else {}), numbered=False)
+
+    def _shown(self) -> GaSession | BetaSession | msgspec.Struct:
         shown = self._dialect if isinstance(self._dialect, OpenAIDialect) else self._default
         assert shown
-        return resumed_frame(self.context.new_id, self.id, shown.session(), resume_token=token, **facts)
+        return shown.session()
 
     def notice(self, notice: Notice) -> list[Frame]:
         """Return the frames that report `notice` about the connection, such as `session.replaced`."""

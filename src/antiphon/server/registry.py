@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -16,6 +16,9 @@ from antiphon.shares.fair_cache import FairCache
 from antiphon.store.sessions import SessionStore
 from antiphon.transports.attachment import AttachedSession
 from antiphon.transports.telephone import CallerLeg
+
+if TYPE_CHECKING:
+    from antiphon.server.live.sideband import SharedSession
 
 # Maximum number of ids of overflowed sessions that are kept.
 MAX_OVERFLOWED = 10_000
@@ -50,6 +53,8 @@ class SessionRegistry:
     live: set[AttachedSession] = field(default_factory=set)
     # The live sessions that can be resumed, by id.
     resumable: dict[str, AttachedSession] = field(default_factory=dict)
+    # The live sessions, and the answered calls, that a second connection may join, by id.
+    shared: dict[str, SharedSession] = field(default_factory=dict)
     # Connected calls, by id.
     calls: dict[str, LiveCall] = field(default_factory=dict)
     # The legs of those that are telephone calls, by the same id.

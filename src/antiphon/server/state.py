@@ -25,13 +25,14 @@ from antiphon.server.fetch import Fetcher
 from antiphon.server.listeners import Listeners
 from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.live.known_speakers import KnownSpeakers
+from antiphon.server.live.own_tools import OwnTools
 from antiphon.server.mcp import open_mcp
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics, TurnReports
 from antiphon.server.registry import SessionRegistry, host_name
 from antiphon.server.telephone import ExpectedCalls
 from antiphon.settings import Settings
-from antiphon.store.voices import SpeakerStore, VoiceStore
+from antiphon.store.voices import NoteStore, SpeakerStore, VoiceStore
 
 log = logging.getLogger(__name__)
 # Maximum number of default model names that are logged (once each), and the maximum length of a logged name.
@@ -118,6 +119,12 @@ class ServerState:
         speech = self.settings.speech
         home, max_age_s = store_of(self.settings.models).home, speech.speaker_days * 86400.0
         return SpeakerStore(home, caller.key, speech.speakers_per_key, max_age_s)
+
+    def own_tools(self, caller: Caller) -> OwnTools | None:
+        """Return antiphon's own functions for a conversation of the caller; None without `--tool`."""
+        tools, home = self.settings.tools, store_of(self.settings.models).home
+        notes = NoteStore(home, caller.key, tools.notes_per_key, tools.note_days * 86400.0)
+        return OwnTools(tools.own, notes) if tools.own else None
 
     @property
     def transcriber_names(self) -> ModelNames:

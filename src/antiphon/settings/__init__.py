@@ -6,7 +6,7 @@ name or an invalid value stops the start with an error that names the key.
 """
 
 from antiphon.settings.protocols import TelephoneSettings, TlsSettings, WyomingSettings
-from antiphon.settings.remote import RemoteSettings
+from antiphon.settings.remote import RemoteSettings, ToolSettings
 from antiphon.settings.sections import (
     WEIGHTS,
     AudioSettings,
@@ -35,6 +35,7 @@ __all__ = [
     "SpeechSettings",
     "TelephoneSettings",
     "TlsSettings",
+    "ToolSettings",
     "VideoSettings",
     "WyomingSettings",
     "environment_of",

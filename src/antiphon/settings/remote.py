@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from antiphon.settings.option import KEY, option
+from antiphon.settings.option import KEY, Form, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +88,21 @@ class ToolSettings:
         "all; repeat for several. Private addresses are refused unless one is given explicitly, as in `10.0.0.7:9000`.",
         flag="mcp-from-clients",
     )
+    filler: tuple[str, ...] = option(
+        (),
+        "Line that is said while a call of a tool server takes longer than `--filler-after-s`, such as `One moment.`; "
+        "repeat for several, which are said in turn. `generated`: the model words it. By default there is none.",
+        no_blanks=True,
+    )
+    filler_after_s: float = option(0.5, "Seconds of a call after which the filler is said.", low=0)
+    own: tuple[str, ...] = option(
+        (),
+        "Function of antiphon's own that all conversations have: `time`, or `remember`, with which the model keeps "
+        "notes for later conversations of the same API key; repeat for both.",
+        flag="tool",
+        variable="ANTIPHON_TOOLS",
+        form=Form("time|remember", "expected time or remember"),
+        no_blanks=True,
+    )
+    notes_per_key: int = option(200, "Most notes that one API key may have (`--tool remember`).", low=1)
+    note_days: int = option(365, "Days after which a note is deleted; 0: never.", low=0)

@@ -1,8 +1,9 @@
-"""Stores uploaded voices and remembered speakers, each in a folder. They belong to the API key that sent them.
+"""Stores uploaded voices, remembered speakers and notes, each in a folder. They belong to the API key that sent them.
 
     <home>/voices/<id>/               voice.json: the fields of StoredVoice; sample: the uploaded file
     <home>/voices/key-<id>/<id>/      the same, for one API key; the voices above are those of clients without a key
     <home>/speakers/[key-<id>/]<id>/  speaker.json: the fields of StoredSpeaker
+    <home>/notes/[key-<id>/]<id>/     note.json: the fields of StoredNote
 
 Folder names are digests of the name and of the key, so no name can escape its folder, and no key is written to disk.
 Names are case-insensitive. Only the server's user can read the folders (mode 0700).
@@ -69,7 +70,20 @@ class StoredSpeaker:
     speech_s: float
 
 
-Kept = TypeVar("Kept", StoredVoice, StoredSpeaker)
+@dataclass(frozen=True, slots=True)
+class StoredNote:
+    """What a model has remembered for its users. The field names are those of note.json."""
+
+    # What the note is about, as the model wrote it.
+    name: str
+    # The note.
+    text: str
+    # The time at which it was written, in seconds since 1970.
+    created_at: int
+
+
+Kept = TypeVar("Kept", StoredVoice, StoredSpeaker, StoredNote)
+Aging = TypeVar("Aging", StoredSpeaker, StoredNote)
 
 
 class _KeyStore(Generic[Kept]):
@@ -153,36 +167,35 @@ class VoiceStore(_KeyStore[StoredVoice]):
         self._add(voice, sample)
 
 
-class SpeakerStore(_KeyStore[StoredSpeaker]):
-    """The speakers that one API key has remembered. `max_speakers`: maximum number of the key's speakers.
+class _AgingStore(_KeyStore[Aging]):
+    """Entries that do not exist any more when they are older than `max_age_s`. 0: they have no age limit.
 
-    A speaker older than `max_age_s` does not exist any more, and is deleted when any key's speakers are listed or added
-    to. 0: speakers have no age limit.
+    They are deleted when any key's entries are listed or added to.
     """
 
-    def __init__(self, home: Path, key: str, max_speakers: int, max_age_s: float) -> None:
-        super().__init__(home / "speakers", key, max_speakers, StoredSpeaker, "speaker")
+    def __init__(self, root: Path, key: str, max_entries: int, kind: type[Aging], what: str, max_age_s: float) -> None:
+        super().__init__(root, key, max_entries, kind, what)
         self._max_age_s = max_age_s
 
-    def list(self) -> list[StoredSpeaker]:
-        """Return all speakers, sorted by name, ignoring case, after deleting those that are too old."""
+    def list(self) -> list[Aging]:
+        """Return all entries, sorted by name, ignoring case, after deleting those that are too old."""
         self.delete_old()
         return super().list()
 
-    def get(self, name: str) -> StoredSpeaker | None:
-        """Return the speaker with that name, ignoring case; None if there is none, or if the speaker was too old."""
+    def get(self, name: str) -> Aging | None:
+        """Return the entry with that name, ignoring case; None if there is none, or if it was too old."""
         found = super().get(name)
         return None if found and self._is_old(found.created_at) else found
 
-    def add(self, speaker: StoredSpeaker) -> None:
-        """Remember a speaker; replace a speaker with the same name. Raises StoreError if the key already has
-        `max_speakers`, or if the speaker cannot be written.
+    def add(self, entry: Aging) -> None:
+        """Store an entry; replace one with the same name. Raises StoreError if the key already has its maximum, or if
+        the entry cannot be written.
         """
         self.delete_old()
-        self._add(speaker, None)
+        self._add(entry, None)
 
     def delete_old(self) -> None:
-        """Delete the speakers of all keys that are older than `max_age_s`."""
+        """Delete the entries of all keys that are older than `max_age_s`."""
         keys = self._root.glob(f"{_OF_KEY}*")
         for folder in [entry for root in (self._root, *keys) for entry in _entries(root)]:
             found = self._read(folder)
@@ -191,6 +204,20 @@ class SpeakerStore(_KeyStore[StoredSpeaker]):
 
     def _is_old(self, created_at: int) -> bool:
         return bool(self._max_age_s) and created_at < time.time() - self._max_age_s
+
+
+class SpeakerStore(_AgingStore[StoredSpeaker]):
+    """The speakers that one API key has remembered. `max_speakers`: maximum number of the key's speakers."""
+
+    def __init__(self, home: Path, key: str, max_speakers: int, max_age_s: float) -> None:
+        super().__init__(home / "speakers", key, max_speakers, StoredSpeaker, "speaker", max_age_s)
+
+
+class NoteStore(_AgingStore[StoredNote]):
+    """The notes of one API key. `max_notes`: maximum number of the key's notes."""
+
+    def __init__(self, home: Path, key: str, max_notes: int, max_age_s: float) -> None:
+        super().__init__(home / "notes", key, max_notes, StoredNote, "note", max_age_s)
 
 
 def _entries(folder: Path) -> Iterator[Path]:

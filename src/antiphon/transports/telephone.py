@@ -11,7 +11,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Protocol
 
 import anyio
@@ -59,12 +58,10 @@ KEYS_PAUSE_S = 1.5
 # Most keys of one input, most items that wait for the session, and the largest message of a carrier. Audio of 30 s has
 # 1.9 MB at the highest rate.
 MAX_KEYS, MAX_ARRIVED_ITEMS, MAX_MESSAGE_BYTES = 64, 1000, 2 << 20
-# Most frames that may wait for an application that does not read. It is then left behind.
-MAX_UNREAD_FRAMES = 10_000
 
 
 class LegSocket(Protocol):
-    """The WebSocket of a carrier or of an application, as the leg uses it: `transports/websocket.py`."""
+    """The WebSocket of a carrier, as the leg uses it: `transports/websocket.py`."""
 
     async def receive(self) -> str | bytes | None: ...
     async def send(self, data: str | bytes) -> None: ...
@@ -148,9 +145,10 @@ class CallerLeg:
     - `max_s`: the longest call, in seconds; 0 for no limit.
     - `clock`: returns monotonic seconds.
 
-    `ended_by` says why the call has ended: `caller_hung_up`, `hang_up` (the model's function), `time_limit`, the code
-    of a violation of the protocol, or the reason with which the session was closed; "" until then. `is_refused`: the
-    carrier's messages violated the protocol.
+    `beside` is called with each event of the call for the programs beside it, such as a pressed key. `ended_by` says
+    why the call has ended: `caller_hung_up`, `hang_up` (the model's function), `time_limit`, the code of a violation of
+    the protocol, or the reason with which the session was closed; "" until then. `is_refused`: the carrier's messages
+    violated the protocol.
     """
 
     def __init__(
@@ -164,6 +162,7 @@ class CallerLeg:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.call = started.call
+        self.beside: Callable[[str], None] = lambda _: None
         self.ended_by = ""
         self.is_refused = False
         self._socket, self._stream, self._clock = socket, stream, clock
@@ -172,8 +171,6 @@ class CallerLeg:
         self._resampler = Resampler(self._rate_hz, SAMPLE_RATE_HZ)
         self._jitter = JitterBuffer()
         self._arrived: deque[str | bytes | AppendAudio] = deque()
-        # The frames of the session that wait for the application; None without one.
-        self._unread: deque[str | bytes] | None = None
         # Notified when something has arrived or was received by the session, and at the end.
         self._changed = Signal()
         self.playback = CallPlayer(self._rate_hz, self._to_session)
@@ -188,10 +185,7 @@ class CallerLeg:
     # --- the session's transport
 
     async def receive(self) -> str | bytes | AppendAudio | None:
-        """Wait for the caller's next audio, or the next frame of the leg or of the application.
-
-        Returns None after the call has ended.
-        """
+        """Wait for the caller's next audio, or the next frame of the leg. Returns None after the call has ended."""
         while not self.ended_by:
             if self._arrived:
                 arrived = self._arrived.popleft()
@@ -201,8 +195,7 @@ class CallerLeg:
         return None
 
     async def send(self, data: str | bytes) -> None:
-        """Pass a frame of the session to the application. Without one, it is dropped: a telephone shows none."""
-        self._tell(data)
+        """Drop a frame of the session: a telephone shows none."""
 
     async def close(self, code: int, reason: str) -> None:
         """End the call with a WebSocket close code. Raises TransportClosed if the carrier closed it first."""
@@ -251,41 +244,9 @@ class CallerLeg:
         while len(self._arrived) >= MAX_ARRIVED_ITEMS:
             await self._changed.wait()
 
-    # --- the application
-
-    async def control(self, application: LegSocket) -> None:
-        """Let an application follow the call and take part in it: it gets the frames of the session from now on, and
-        its own frames go to the session. Returns when the application leaves, is replaced by another one, does not
-        read, or when the call ends.
-        """
-        unread = self._unread = deque[str | bytes]()
-        self._changed.notify()
-        async with anyio.create_task_group() as group:
-
-            async def read() -> None:
-                while (data := await application.receive()) is not None:
-                    await self._for_room()
-                    self._to_session(data)
-                group.cancel_scope.cancel()
-
-            group.start_soon(read)
-            with suppress(TransportClosed):
-                while self._unread is unread and not self.ended_by:
-                    if unread:
-                        await application.send(unread.popleft())
-                    else:
-                        await self._changed.wait()
-            group.cancel_scope.cancel()
-        if self._unread is unread:
-            self._unread = None
-
-    def _tell(self, data: str | bytes) -> None:
-        if self._unread is not None:
-            self._unread.append(data)
-            if len(self._unread) > MAX_UNREAD_FRAMES:
-                log.warning("an application of a call does not read, and is left behind")
-                self._unread = None
-            self._changed.notify()
+    def _tell(self, event: str) -> None:
+        """Tell the programs beside the call of an event."""
+        self.beside(event)
 
     # --- from the carrier
 

@@ -36,9 +36,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 async def knock(url: str) -> Any:
-    """Open a WebSocket. Return it, or the response that refused it."""
+    """Ask a server for a conversation. Return its WebSocket, or the response that refused it."""
+    return await knock_at(url + TALK)
+
+
+async def knock_at(url: str) -> Any:
     try:
-        return await websockets.connect(url + TALK)
+        return await websockets.connect(url)
     except InvalidStatus as refused:
         return refused.response
 
@@ -54,6 +58,26 @@ def test_a_door_says_what_its_last_host_says_where_none_has_room(hosts: Cluster)
         assert refused.status_code == 503
         assert int(refused.headers["Retry-After"]) > 0
         assert json.loads(refused.body)["error"]["code"] == "rate_limit_exceeded"
+        for one in inside:
+            await one.close()
+        await freed(hosts)
+
+    asyncio.run(act())
+
+
+def test_a_door_finds_the_host_with_the_session_that_a_sideband_names(hosts: Cluster) -> None:
+    """Whichever host it asks first: each of them has one of the sessions. A sideband needs no place."""
+    door = hosts.add_door("--behind", hosts.hosts[0].url, "--behind", hosts.hosts[1].url)
+    door.wait()
+
+    async def act() -> None:
+        inside = [await knock(host.ws) for host in hosts.hosts]
+        for one in inside:
+            id = json.loads(await one.recv())["session"]["id"]
+            async with websockets.connect(f"{door.ws}/v1/realtime?call_id={id}") as program:
+                assert json.loads(await program.recv())["session"]["id"] == id
+        refused = await knock_at(f"{door.ws}/v1/realtime?call_id=sess-unknown")
+        assert refused.status_code == 404
         for one in inside:
             await one.close()
         await freed(hosts)

@@ -42,13 +42,12 @@ def test_a_parameter_that_is_nearly_known_is_refused(url: str, query: str, code:
 
 @pytest.mark.parametrize("path", ["/v1/realtime", "/v1/duplex"])
 @pytest.mark.parametrize("query", ["call_id=rtc_1", "model=gpt-realtime&call_id="])
-def test_when_a_call_is_to_be_controlled_then_no_other_session_begins(url: str, path: str, query: str) -> None:
+def test_when_an_unknown_session_is_to_be_joined_then_no_other_session_begins(url: str, path: str, query: str) -> None:
     with pytest.raises(InvalidStatus) as refused, connect(f"{url}{path}?{query}"):
         pass
     response = refused.value.response
     error = json.loads(response.body)["error"]
-    assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", "call_id")
-    assert "data channel" in error["message"]
+    assert (response.status_code, error["code"], error["param"]) == (404, "call_not_found", "call_id")
 
 
 @pytest.mark.parametrize("query", ["api-version=2024-10-01-preview&deployment=gpt", "duplex=0", "intent=conversation"])

@@ -15,6 +15,7 @@ import numpy as np
 from antiphon.audio import Pcm
 from antiphon.contracts import (
     ConversationProfile,
+    ConversationStream,
     ImageReader,
     Message,
     ReplyDone,
@@ -36,7 +37,7 @@ from antiphon.events.conversation import (
     ResponseCreated,
     ResponseDone,
 )
-from antiphon.events.tools import Tool
+from antiphon.events.tools import CallOptions, Tool
 from antiphon.events.transcription import (
     AppendAudio,
     EnrolledVoice,
@@ -225,13 +226,16 @@ class Scene(PlayedTurns):
         enrolled: tuple[EnrolledVoice, ...] = (),
         model: ScriptedModel | None = None,
         tool_servers: ToolServers | None = None,
+        say: Callable[[str], ConversationStream] | None = None,
+        operator_calls: CallOptions = CallOptions(),  # noqa: B008 (frozen)
+        first_id: int = 0,
         **config: Any,
     ) -> None:
         model = model or ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
         super().__init__(model, Inbox(60))
         config.setdefault("allows_backchannels", bool(vad and vad.eagerness))
         listens_to: PrimarySpeakerMode = "enrolled" if enrolled else "auto" if speaker_model else "off"
-        count = itertools.count()
+        count = itertools.count(first_id)
         # Counters by name.
         self.counted: Counter[str] = Counter()
         self.session = ConversationSession(
@@ -247,6 +251,8 @@ class Scene(PlayedTurns):
                 image_reader=reader,
                 speaker_model=speaker_model,
                 tool_servers=tool_servers,
+                say=say,
+                calls=operator_calls,
                 clock=clock,
                 count=self._count,
             ),

@@ -99,7 +99,8 @@ class WebSocketClient:
         self.connection = self._websocket = websocket
         self.path, self.query = raw_path(websocket.scope), websocket.query_params
         dialect = dialect_of(opening_of(self.path, self.query, websocket.headers))
-        self.is_held = dialect.resume is Resume.ON_REQUEST and not self.query.get("resume")
+        is_sideband = "call_id" in self.query
+        self.is_held = dialect.resume is Resume.ON_REQUEST and not (self.query.get("resume") or is_sideband)
         self._transport = WebSocketTransport(websocket)
 
     async def accept(self, subprotocol: str | None) -> None:

@@ -42,6 +42,7 @@ MOVED, HOST_LOST = 1012, (1011, "host_lost")
 STOPS = (1001, "server_shutting_down")
 # Timeout of closing the connection to a host, in seconds.
 CLOSE_S = 2.0
+NOT_FOUND = 404
 # Backoff between rounds of attempts to resume, in seconds; the last value repeats.
 RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 # Histogram buckets, in seconds, of the pauses that a client hears. The shortest pauses are those of a local restart,
@@ -269,7 +270,9 @@ class Carrier:
             except InvalidStatus as error:
                 answer = error.response
                 refused = HostRefused(answer.status_code, dict(answer.headers.raw_items()), bytes(answer.body or b""))
-                if answer.status_code < 500:
+                # Another host may have the session that a sideband names.
+                is_elsewhere = answer.status_code == NOT_FOUND and "call_id" in self._client.query
+                if answer.status_code < 500 and not is_elsewhere:
                     break
             except (OSError, TimeoutError, InvalidHandshake) as error:
                 self._warn("the host %s cannot be reached: %s", url, error)

@@ -16,6 +16,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig
 from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, decode, merged, number, unknown_parameter
+from antiphon.protocols.realtime.call_fields import CallFields, CallSettings, call_settings
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
     AudioFormat,
@@ -80,6 +81,7 @@ class OwnFields(msgspec.Struct):
     include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts: values of INCLUDABLE.
     reasoning: Echoed = UNSET  # Only null is accepted.
     parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls; null: yes.
+    tool_calls: CallFields | UnsetType | None = UNSET  # What happens until results of calls are known; an extension.
 
 
 class GaFields(OwnFields, forbid_unknown_fields=True):
@@ -180,6 +182,7 @@ class SessionFields(msgspec.Struct):
     prompt: msgspec.Raw = _NULL  # Always null, because the server stores no prompts.
     include: list[str] | None = None  # Additional facts about transcripts: values of INCLUDABLE.
     parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls.
+    tool_calls: CallSettings | UnsetType = UNSET  # What happens until results of calls are known.
     # Format, voice and speed of the responses' audio.
     output: SessionOutput = msgspec.field(default_factory=SessionOutput)
 
@@ -220,6 +223,7 @@ class GaSession(_Head, kw_only=True):
     prompt: Echoed  # Always null.
     include: list[str] | None  # Additional facts about transcripts.
     parallel_tool_calls: bool | UnsetType | None  # Whether a response may contain several calls.
+    tool_calls: CallSettings | UnsetType  # What happens until results of calls are known.
     audio: _Audio  # Input and output fields.
 
 
@@ -353,6 +357,8 @@ def apply_own(
         changed.include = check_include(given.include)
     if given.parallel_tool_calls is not UNSET:
         changed.parallel_tool_calls = given.parallel_tool_calls is not False
+    if given.tool_calls is not UNSET:
+        changed.tool_calls = call_settings(given.tool_calls)
     # Accept `auto` for traces, because several released clients send it by default. The session still shows null.
     for name, defaults in (("tracing", ("auto",)), ("prompt", ()), ("reasoning", ())):
         if (value := getattr(given, name)) is not UNSET:
@@ -420,6 +426,7 @@ def conversation_config(
         servers=servers_from(fields.tools, "session.tools", headers or {}),
         tool_choice=tool_choice_from(fields.tool_choice),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
+        calls=None if fields.tool_calls is UNSET else fields.tool_calls.options(),
         max_tokens=None if most == "inf" else most,
         create_response=vad.responds,
         interrupt_response=vad.interrupts,

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 # Error codes of statuses that routes and the router raise. The code of any other status is `invalid_value`.
 _CODES: Mapping[int, str | None] = {404: "not_found", 405: None, 408: "request_timeout"}
-NOT_FOUND = frozenset({"model_not_found", "speaker_not_found", "voice_not_found"})
+NOT_FOUND = frozenset({"call_not_found", "model_not_found", "speaker_not_found", "voice_not_found"})
 # Names the input of a model that failed, for the error message. Keys are prefixes of the request's path.
 _FAILED_ON = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this file"}
 

@@ -49,6 +49,7 @@ _FALSE_VALUES = ("0", "false", "no")
 # Query parameters of sessions, each with its allowed values; () allows any.
 _PARAMETERS: Mapping[str, Sequence[str]] = {
     "autostart": (*TRUE_VALUES, *_FALSE_VALUES),
+    "call_id": (),
     "dialect": ("openai", "vllm"),
     "duplex": (*TRUE_VALUES, *_FALSE_VALUES),
     "events": ("beta", "ga"),
@@ -70,13 +71,9 @@ MAX_RESUME_BYTES = 64 << 10
 def check_query(query: QueryParams) -> None:
     """Check the query of a session's URL, before the upgrade. Ignores parameters of other servers.
 
-    Raises RemoteProtocolError with one of three codes: `unknown_parameter` for a name similar to a supported name;
-    `invalid_value`; or `unsupported_parameter` for `call_id`, because a client that sends it means an existing call,
-    not a new session.
+    Raises RemoteProtocolError with one of two codes: `unknown_parameter` for a name similar to a supported name, or
+    `invalid_value`.
     """
-    if "call_id" in query:
-        message = "'call_id' is not supported: a call is controlled on its own data channel."
-        raise RemoteProtocolError("unsupported_parameter", message, "call_id")
     for name in query:
         if name not in _PARAMETERS and (meant := nearest(name, frozenset(_PARAMETERS))):
             raise unknown_parameter(name, meant)

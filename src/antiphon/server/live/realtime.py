@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import anyio
@@ -44,6 +44,7 @@ from antiphon.server.live.session import (
     LiveSession,
     refusal_in,
 )
+from antiphon.server.live.sideband import Answer, Sidebands, is_error
 from antiphon.server.state import ServerState
 from antiphon.sessions.inbox import Inbox
 from antiphon.transports.journal import ResumeToken
@@ -60,9 +61,10 @@ class LiveRealtime:
     """Serves one session over its first transport, and over later transports that resume it. Call `run` once.
 
     `wire` is open, and `first_frames` are the frames that opening it returned. `caller` opened the session. A client
-    resumes it with `token`; without a token, it ends with its transport. `restored` is the stored state from which a
-    restored conversation continues. The route that made `transport` also releases it. `copy` is the session's copy in
-    the session store. A client that resumes attaches its transport to `attachment`. `keeps_words`: the client of a new
+    resumes it with `token`; without a token, it ends with its transport. `why_left` returns why the transport has
+    ended, if that is known. `restored` is the stored state from which a restored conversation continues. The route that
+    made `transport` also releases it. `copy` is the session's copy in the session store. A client that resumes attaches
+    its transport to `attachment`. Programs beside the client have `sidebands`. `keeps_words`: the client of a new
     session keeps `resume_words`.
     """
 
@@ -77,11 +79,14 @@ class LiveRealtime:
         token: ResumeToken | None = None,
         restored: Restored | None = None,
         keeps_words: bool = False,
+        why_left: Callable[[], str] = lambda: "",
     ) -> None:
         self._state = state
         self.caller = caller
         self.wire = wire
         self._transport = transport
+        self._why_left = why_left
+        self.sidebands = Sidebands()
         audio = state.settings.audio
         # None until the configuration arrives. If it is a conversation, `_conversation` is the same object.
         self._session: RealtimeSession | None = None
@@ -100,6 +105,7 @@ class LiveRealtime:
         # Set after a restored session has handled the work that the last host left. Frames of the client wait until
         # then.
         self._goes_on = anyio.Event()
+        self._has_ended = False
         # Not set while a thread decodes a frame.
         self._wire_is_free = anyio.Event()
         self._wire_is_free.set()
@@ -115,16 +121,27 @@ class LiveRealtime:
 
         A failure of the session ends only this session. It is logged, not raised.
         """
+        self._state.sessions.shared[self.id] = self
         try:
             self.copy.send()
             tasks = self._expire, self._go_on, self.copy.store_regularly, self.copy.store_speech
             await self._live.serve(self._transport, *tasks)
         finally:
+            self.leave()
             self.copy.close()
             self._observers.close()
             self._live.log_end(self._session.progress.audio_s if self._session else 0.0, **self._observers.units)
             if self._session:
                 self._state.metrics.audio_s.labels("live").inc(self._session.progress.audio_s)
+
+    def leave(self) -> None:
+        """End the sidebands, since the session has ended, or will never run. Does not wait."""
+        self._state.sessions.shared.pop(self.id, None)
+        self._has_ended = True
+        # Frames of sidebands may wait.
+        self._goes_on.set()
+        code, reason = self._live.closing
+        self.sidebands.close(code, reason or self._why_left())
 
     async def _expire(self) -> None:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)
@@ -214,6 +231,16 @@ class LiveRealtime:
             await self._carry_out(commands)
             self.copy.received(number, commands)
 
+    async def handle_beside(self, data: str | bytes, answer: Answer) -> None:
+        """Handle a frame of a sideband, see SharedSession."""
+        await self._goes_on.wait()
+        if self._live.lifecycle.reads_frames and not self._has_ended:
+            commands = await self._decoded(data, answer)
+            if any(isinstance(command, AppendAudio) for command in commands):
+                error = RemoteProtocolError("unsupported_event", "A sideband has no audio.", "type")
+                answer(self.wire.refuse(error, None))
+            await self._carry_out([command for command in commands if not isinstance(command, AppendAudio)])
+
     async def wind_up(self) -> None:
         """Close the inbox. The session still handles the commands in it, and the connection closes when it ends."""
         await self._flush()
@@ -223,16 +250,20 @@ class LiveRealtime:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def _decoded(self, data: ClientData) -> Sequence[Command]:
-        """Return the commands of a frame, after the observers have seen them. Queues the wire's answers to the frame.
+    async def _decoded(self, data: ClientData, answer: Answer | None = None) -> Sequence[Command]:
+        """Return the commands of a frame, after the observers have seen them. Queues the wire's answers to the frame,
+        of which the errors go to `answer`.
 
         A frame that `is_slow` is decoded in a thread. The session's events wait meanwhile, since the same wire encodes
         them.
         """
         commands: Sequence[Command] = ()
         max_bytes = self._state.settings.audio.max_frame_bytes
+        while not self._wire_is_free.is_set():
+            # A frame of another connection is decoded.
+            await self._wire_is_free.wait()
         if isinstance(data, str | bytes) and len(data) > max_bytes:
-            self.copy.send(self.wire.too_large(data, max_bytes))
+            (answer or self.copy.send)(self.wire.too_large(data, max_bytes))
         else:
             if isinstance(data, str | bytes):
                 await prepare_voices(self._state, self.caller, data)
@@ -244,7 +275,9 @@ class LiveRealtime:
                     self._wire_is_free.set()
             else:
                 received = self.wire.feed(data)
-            self.copy.send(received.answers)
+            if answer:
+                answer([frame for frame in received.answers if is_error(frame)])
+            self.copy.send([frame for frame in received.answers if not (answer and is_error(frame))])
             commands = received.commands
         return self._observers.came(data, commands)
 
@@ -367,6 +400,7 @@ class LiveRealtime:
 
     def _send(self, frame: Frame) -> None:
         self._live.outbox.put(self._observers.sent(frame))
+        self.sidebands.put(frame)
 
     async def _flush(self, frames: Iterable[Frame] = ()) -> None:
         self.copy.send(frames)

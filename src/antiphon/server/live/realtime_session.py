@@ -20,18 +20,22 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput, PauseConversation
 from antiphon.events.size import num_bytes
+from antiphon.events.tools import CallOptions
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription
 from antiphon.protocols.connection import Command, WireConnection
+from antiphon.protocols.realtime.call_fields import GENERATED
 from antiphon.server.credentials import Caller
 from antiphon.server.live.observers import SessionObservers
 from antiphon.server.memory import MemoryAccount
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
+from antiphon.sessions.conversation.responses.session_tools import together
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.sessions.transcription.state import ContinuedTranscription
+from antiphon.settings import ToolSettings
 from antiphon.transports.transport import AudioPlayer
 
 # Sessions that read their commands from an inbox. Any exception from `run` ends only that live session, with
@@ -161,7 +165,9 @@ def new_conversation(
         backchannel_detector=models.backchannel_detector,
         image_reader=models.image_reader,
         speaker_model=models.speaker_model,
-        tool_servers=state.tool_servers,
+        tool_servers=together(state.own_tools(caller), state.tool_servers),
+        calls=call_options(state.settings.tools),
+        say=models.line if models.synthesizer and not models.conversation_model else None,
         measure=observers.measure,
         count=observers.count,
         on_unit=observers.unit,
@@ -172,3 +178,9 @@ def new_conversation(
     if first.config.duplex:
         return DuplexSession(first.config.duplex, make, emit, epoch=wire.epoch)
     return make(emit=emit, playback=playback)
+
+
+def call_options(tools: ToolSettings) -> CallOptions:
+    """Return what happens in all conversations until the tool servers' results are known."""
+    is_generated = tools.filler == (GENERATED,)
+    return CallOptions(() if is_generated else tools.filler, is_generated, 1000 * tools.filler_after_s)

@@ -107,6 +107,11 @@ class LiveSession:
         """The session's state. `end`, `finish`, `close` and the attachment change it."""
         return self._lifecycle.state
 
+    @property
+    def closing(self) -> tuple[int, str]:
+        """The code and the reason with which the transport is closed, or was."""
+        return self._close_code, self._close_reason
+
     async def serve(self, transport: Transport, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Serve `transport`, and later transports that resume the session, until the session is CLOSED.
 

@@ -67,6 +67,8 @@ async def calls(request: Request) -> Response:
         # From here on, the call holds the place instead of the request.
         place = stack.pop_all()
     live = LiveRealtime(state, caller, wire, call, first_frames=first_frames)
+    # A program that gets the Location may join the call before it is connected.
+    state.sessions.shared[live.id] = live
     state.spawn(lambda: _serve(state, live, call, place))
     headers = {"Location": f"/v1/realtime/calls/{wire.id}"}
     return Response(answer, 201, headers, media_type="application/sdp")
@@ -86,6 +88,7 @@ async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place
         log.exception("call %s failed", live.id)
     finally:
         state.sessions.calls.pop(live.id, None)
+        live.leave()
         place.close()
         await call.hang_up()
 

@@ -11,7 +11,9 @@ from starlette.websockets import WebSocket
 from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import DIALECTS, dialect_of
+from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import opening_of
+from antiphon.server.credentials import Caller
 from antiphon.server.http.auth import identify
 from antiphon.server.live.handshake import (
     accept,
@@ -27,9 +29,9 @@ from antiphon.server.live.handshake import (
 )
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
+from antiphon.server.live.sideband import Sideband, may_share
 from antiphon.server.live.speech import LiveSpeech
 from antiphon.server.live.video import LiveVideo
-from antiphon.server.routes.telephone import control
 from antiphon.server.state import ServerState
 from antiphon.transports.journal import ResumeToken
 from antiphon.transports.websocket import WebSocketTransport
@@ -40,16 +42,16 @@ PATHS = tuple(path for dialect in DIALECTS for path in dialect.paths)
 async def realtime(websocket: WebSocket) -> None:
     """Serve one WebSocket of a realtime session, in the dialect that its URL selects, until it is closed.
 
-    With `call_id`, it controls a telephone call of the same key.
+    With `call_id`, it becomes a sideband of that session.
 
     A client secret for another kind of session is refused over HTTP too.
     """
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket, short=True)
-    call_id = websocket.query_params.get("call_id", "")
-    leg = state.sessions.legs.get(call_id)
-    if leg and caller.granted is None and state.sessions.calls[call_id].caller.key == caller.key:
-        await control(websocket, leg)
+    call_id = websocket.query_params.get("call_id")
+    if call_id is not None and not names_session(websocket):
+        check_query(websocket.query_params)
+        await _sideband(state, caller, websocket, call_id)
         return
     state.admission.refuse_if_draining()
     state.loaded()
@@ -86,6 +88,25 @@ async def realtime(websocket: WebSocket) -> None:
         await LiveRealtime(
             state, caller, wire, transport, first_frames=first_frames, token=token, keeps_words=keeps
         ).run()
+
+
+async def _sideband(state: ServerState, caller: Caller, websocket: WebSocket, call_id: str) -> None:
+    """Serve a WebSocket as a sideband of the live session `call_id`.
+
+    Raises RemoteProtocolError (`call_not_found`) before the upgrade if the caller has no such session, and Refused if
+    the session has too many sidebands.
+    """
+    session = state.sessions.shared.get(call_id)
+    if session is None or not isinstance(session.wire, RealtimeConnection) or not may_share(caller, session):
+        raise RemoteProtocolError("call_not_found", "There is no such session of this key.", "call_id")
+    token = ResumeToken() if wants_token(websocket) else None
+    sideband = Sideband(state, caller, session, session.wire, token)
+    session.sidebands.add(sideband)
+    try:
+        await accept(websocket)
+        await sideband.serve(WebSocketTransport(websocket))
+    finally:
+        session.sidebands.remove(sideband)
 
 
 async def speech_stream(websocket: WebSocket) -> None:

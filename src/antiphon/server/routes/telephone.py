@@ -27,7 +27,7 @@ from antiphon.protocols.telephony.stream import MAX_FACT_CHARS, Call, MediaStrea
 from antiphon.server.credentials import Caller
 from antiphon.server.http.auth import act_for, identify
 from antiphon.server.http.body import json_response, limited
-from antiphon.server.live.handshake import accept, kind_of
+from antiphon.server.live.handshake import kind_of
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_NORMAL, CLOSE_POLICY, CLOSE_TRY_LATER
@@ -170,15 +170,6 @@ async def calls(request: Request) -> Response:
     )
 
 
-async def control(websocket: WebSocket, leg: CallerLeg) -> None:
-    """Let an application follow and control a call over the WebSocket `/v1/realtime?call_id=ID`."""
-    await accept(websocket)
-    application = WebSocketTransport(websocket)
-    await leg.control(application)
-    with suppress(TransportClosed):
-        await application.close(CLOSE_NORMAL, leg.ended_by or "replaced")
-
-
 async def _started(state: ServerState, caller: Caller, transport: WebSocketTransport) -> tuple[MediaStream, Started]:
     """Wait until a stream says which call it carries. Raises RemoteProtocolError, and Refused without a place."""
     stream: MediaStream | None = None
@@ -215,7 +206,8 @@ async def _serve(
         first_frames = await open_wire(wire)
         greeting, max_s = settings.telephone_greeting, settings.telephone_call_s
         leg = CallerLeg(transport, stream, started, greeting=greeting, max_s=max_s)
-        live = LiveRealtime(state, caller, wire, leg, first_frames=first_frames)
+        live = LiveRealtime(state, caller, wire, leg, first_frames=first_frames, why_left=lambda: leg.ended_by)
+        leg.beside = live.sidebands.tell
         state.sessions.calls[live.id], state.sessions.legs[live.id] = live, leg
         try:
             async with anyio.create_task_group() as group:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from antiphon.contracts import (
     BackchannelDetector,
     ConversationModel,
+    ConversationStream,
     ImageReader,
     Transcriber,
     TurnDetector,
@@ -23,6 +24,7 @@ from antiphon.events.conversation import (
     ConversationCommand,
     ConversationEvent,
 )
+from antiphon.events.tools import CallOptions
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.conversation.native_units import UnitDone
 
@@ -59,6 +61,10 @@ class ConversationContext:
     speaker_model: SpeakerModel | None = None
     # Carry out functions that the model may call in addition to the client's. If None, there are only the client's.
     tool_servers: ToolServers | None = None
+    # What happens until their results are known, if the client has chosen nothing else.
+    calls: CallOptions = CallOptions()  # noqa: RUF009 (frozen)
+    # Returns a stream whose one response says the given text. If None, the model is asked to say it.
+    say: Callable[[str], ConversationStream] | None = None
     # Called with the name of a measured time and its seconds.
     measure: Callable[[str, float], None] = _unmeasured
     # Called with a counter's name and the increment: `preemptive_begun`, `preemptive_used` and `preemptive_dropped`

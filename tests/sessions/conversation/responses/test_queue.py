@@ -25,7 +25,8 @@ from antiphon.events.transcription import ServerVad, TranscriptionConfig
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.responses.heard import HeardResponses
-from antiphon.sessions.conversation.responses.queue import MAX_WAITING, ResponseQueue, WaitingRequests
+from antiphon.sessions.conversation.responses.queue import ResponseQueue
+from antiphon.sessions.conversation.responses.waiting_requests import MAX_WAITING, WaitingRequests
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.floor import Floor
 from tests.scripted import ScriptedDetector, ScriptedTranscriber

@@ -22,7 +22,7 @@ from antiphon.events.conversation import (
     ResponseDone,
 )
 from antiphon.events.transcription import TurnCommitted
-from antiphon.sessions.conversation.responses.queue import MAX_WAITING
+from antiphon.sessions.conversation.responses.waiting_requests import MAX_WAITING
 from tests.sessions.conversation.scripted import Scene, play, shown
 from tests.sessions.conversation.test_items import Reader
 

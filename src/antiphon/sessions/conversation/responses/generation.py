@@ -6,7 +6,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
@@ -14,6 +14,7 @@ from typing import Protocol
 import anyio
 
 from antiphon.contracts import (
+    AudioPart,
     ConversationProfile,
     ConversationStream,
     Message,
@@ -25,12 +26,15 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
-from antiphon.events.conversation import ConversationConfig, CreateResponse, Item
+from antiphon.events.conversation import ContentPart, ConversationConfig, CreateResponse, Item, Response
 from antiphon.events.words import Word
 from antiphon.sessions.conversation.history import ConversationHistory
 
 # Chunks of a response that may wait for its reader. At the limit, the model waits.
 MAX_WAITING_CHUNKS = 64
+# What a model reads in place of the result of a call, if it is to word a filler or to say a given one.
+FILLER_HINT = "The result is not known yet. Now say in a few words that you are looking, and nothing else."
+FILLER_TEXT = "The result is not known yet. Now say exactly these words, and nothing else: {}"
 
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
 # The arguments of `ConversationStream.respond`. Two equal requests share one response.
@@ -55,9 +59,8 @@ def request_for(
 ) -> ResponseRequest:
     """Return the request to the model for one response. The configuration supplies the fields that `command` omits.
 
-    The messages come from the command's items, else from `items`, else from the history. The case of `voice` does not
-    matter, and an unknown name selects the model's default voice. Raises RemoteProtocolError if the command refers to
-    an item that is not in the history.
+    The messages come from the command's items, else from `items`, else from the history. For `voice` see
+    `voice_options`. Raises RemoteProtocolError if the command refers to an item that is not in the history.
     """
     if command.items is not None:
         items = [history.get(i) if isinstance(i, str) else i for i in command.items]
@@ -71,12 +74,33 @@ def request_for(
         ),
         truncation=config.truncation,
     )
-    voices = profile.voices
-    spoken = None
-    if wants_audio(config, profile, command):
-        named = (v for v in voices if voice and v.lower() == voice.lower())
-        spoken = VoiceOptions(next(named, voices[0]), config.speed)
+    spoken = voice_options(config, profile, voice) if wants_audio(config, profile, command) else None
     return history.messages(instructions, items), options, spoken
+
+
+def voice_options(config: ConversationConfig, profile: ConversationProfile, voice: str | None) -> VoiceOptions:
+    """Return how to speak. The case of `voice` does not matter, and an unknown name selects the default voice."""
+    named = (v for v in profile.voices if voice and v.lower() == voice.lower())
+    return VoiceOptions(next(named, profile.voices[0]), config.speed)
+
+
+def spoken_item(own: Item | None, text: str = "", media: AudioPart | None = None) -> Item:
+    """Return a user's item with what was said so far of a turn. `own`: the turn's item, if there is one."""
+    return Item("", parts=[ContentPart("input_audio", text, media=media)], continues=own.continues if own else "")
+
+
+def with_hint(items: Sequence[Item], calls: Sequence[Item], text: str) -> list[Item]:
+    """Return items with a result for each of the calls that has the model say the filler `text`, or word one."""
+    hint = FILLER_TEXT.format(text) if text else FILLER_HINT
+    hinted: list[Item] = []
+    for item in items:
+        is_awaited = any(item is call for call in calls)
+        if is_awaited and item.server:
+            item = replace(item, status="completed", output=hint)
+        hinted.append(item)
+        if is_awaited and not item.server:
+            hinted.append(Item("", "function_call_output", call_id=item.call_id, output=hint))
+    return hinted
 
 
 class ResponseSource(Protocol):
@@ -96,6 +120,15 @@ class ResponseSource(Protocol):
         sources wait for the end of the response, others do not.
         """
         ...
+
+
+def given(source: ResponseSource) -> Callable[[Response], Awaitable[ResponseSource]]:
+    """Return a function that returns this source for any response."""
+
+    async def give(_: Response) -> ResponseSource:
+        return source
+
+    return give
 
 
 class ResponseGeneration:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -24,6 +24,7 @@ from antiphon.events.conversation import (
     Response,
     UserTurnCommitted,
 )
+from antiphon.events.tools import CallOptions
 from antiphon.events.transcription import OverlapDecided
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation, rejected
 from antiphon.sessions.conversation.history import ConversationHistory
@@ -31,10 +32,12 @@ from antiphon.sessions.conversation.item_media import ItemMediaResolver
 from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, NativeResponse, NativeTurns
 from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.kept import KeptResponse
+from antiphon.sessions.conversation.responses.pending_calls import PendingCalls
 from antiphon.sessions.conversation.responses.responder import Responder
 from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.sessions.conversation.responses.server_calls import ServerCalls
 from antiphon.sessions.conversation.responses.session_tools import SessionTools
+from antiphon.sessions.conversation.responses.waiting_requests import AFTER_CALLS, WaitingRequests
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.text.said import MODEL, SYSTEM, USER, said_so_far
 from antiphon.turns.floor import (
@@ -47,70 +50,22 @@ from antiphon.turns.floor import (
     SilenceOutput,
 )
 
-# Maximum number of waiting requests. It is bounded because each keeps the items that it is to answer.
-MAX_WAITING = 16
 MINUTE = 60 * SAMPLE_RATE_HZ
 # The reason that the client gets for a response that is cancelled because its session ends.
 SESSION_ENDED = "session_ended"
-# The request for the response to the results of calls.
-AFTER_CALLS = CreateResponse(when_busy="wait")
 # The names of those who speak, in the text that a model gets of a conversation.
 SPEAKERS: Mapping[str, str] = {"system": SYSTEM, "user": USER, "assistant": MODEL}
 # What a conversation model may have got besides text.
 Unstored = Literal["audio", "images"]
 
 
-class WaitingRequests:
-    """Requests for responses, in order of arrival. Each waits for a transcript, for media or for another response."""
-
-    def __init__(self) -> None:
-        self._requests: list[CreateResponse] = []
-        # The waiting requests that were cancelled. Their responses still begin, so that their end can be reported.
-        self._withdrawn: list[CreateResponse] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._requests)
-
-    @property
-    def owed(self) -> list[CreateResponse]:
-        """The waiting requests that were not withdrawn, in order."""
-        return [r for r in self._requests if not any(r is other for other in self._withdrawn)]
-
-    def check(self) -> None:
-        """Raise RemoteProtocolError (`too_many_responses`) if MAX_WAITING requests wait."""
-        if len(self._requests) >= MAX_WAITING:
-            raise RemoteProtocolError(
-                "too_many_responses", f"Conversation already has {MAX_WAITING} responses waiting."
-            )
-
-    def add(self, request: CreateResponse) -> None:
-        """Append a request. Any interruption that it caused has already happened. From now on it only waits."""
-        self._requests.append(replace(request, when_busy="wait") if request.when_busy == "cut" else request)
-
-    def withdraw(self) -> bool:
-        """Cancel the waiting requests for the conversation's own responses. Returns whether any were waiting."""
-        self._withdrawn = [request for request in self._requests if request.stored]
-        return bool(self._withdrawn)
-
-    def take(self, has_to_wait: Callable[[CreateResponse], bool]) -> tuple[CreateResponse, bool] | None:
-        """Remove the oldest request, and return it and whether it was withdrawn. Returns None if it still has to wait,
-        or if no request waits.
-        """
-        if not self._requests or has_to_wait(self._requests[0]):
-            return None
-        request = self._requests.pop(0)
-        withdrawn = any(request is other for other in self._withdrawn)
-        self._withdrawn = [other for other in self._withdrawn if other is not request]
-        return request, withdrawn
-
-
 class ResponseQueue:
     """Begins each response of one conversation when nothing delays it any more, and runs it in a task.
 
-    It owns five parts. `responder` has the responses under way. `native` has the turns of a native model, which also
+    It owns six parts. `responder` has the responses under way. `native` has the turns of a native model, which also
     speaks the requested responses; it is None for any other model. `item_media` reads the images and audio of items.
-    `tools` and `calls` have the functions that tool servers carry out, and their calls. Call `open` first, `end` when
-    no more audio arrives, and `close` last.
+    `tools` and `calls` have the functions that tool servers carry out, and their calls. `pending` has all calls whose
+    results are not known yet. Call `open` first, `end` when no more audio arrives, and `close` last.
 
     - `floor`: decides when a response to the user's turns is due.
     - `heard`: reports how much audio is still to be played.
@@ -147,6 +102,8 @@ class ResponseQueue:
             history, context.image_reader, context.transcriber, emit, accepts_media=model.profile.accepts_media
         )
         self.calls = ServerCalls(self.tools, history, emit, context.new_id)
+        self.pending = PendingCalls(self.calls, history, emit, context.new_id, self._say_filler)
+        self._call_options = context.calls
         self._new_id = context.new_id
         self._history = history
         self._floor = floor
@@ -173,6 +130,9 @@ class ResponseQueue:
         self._group = group
         await self.calls.open()
         self.tools.open(group, self.responder.config.servers)
+        options = self.responder.config.calls
+        if self._history.is_restored and options and options.answers_results and (left := self.pending.left_over()):
+            group.start_soon(self._carry_out, left, True)
         if self.native:
             await self.native.open(self.responder.config, self._recall, is_continued=self._history.is_restored)
             group.start_soon(self.native.run)
@@ -183,7 +143,7 @@ class ResponseQueue:
         if self.native:
             self.native.close()
         self.stop_idle()
-        self.calls.cancel()
+        self.pending.cancel()
         self.tools.close()
         self.responder.cancel_all(SESSION_ENDED)
 
@@ -203,10 +163,10 @@ class ResponseQueue:
         """
         active = self.responder.active
         # A response that is being cancelled because it is due again counts once.
-        is_under_way = active and active.response.status == "in_progress"
+        is_under_way = active and active.response.status == "in_progress" and not active.is_filler
         is_again = self._floor.response_due and active and active.cancelled
         under_way = [active.response.request] if active and is_under_way and not is_again else []
-        is_due = self._floor.response_due or self.calls.is_due or self.calls.is_running
+        is_due = self._floor.response_due or self.pending.is_due or self.calls.is_running
         due = [CreateResponse()] if is_due else []
         if self.native and self.takes_turns:
             due += self.native.owed
@@ -217,6 +177,7 @@ class ResponseQueue:
         """The request of the response that has ended by itself, until it is closed."""
         active = self.responder.active
         ended = active is not None and active.response.status in ("completed", "incomplete", "failed")
+        ended = ended and not (active and active.is_filler)
         return [active.response.request] if active and ended else []
 
     @property
@@ -238,6 +199,8 @@ class ResponseQueue:
     def resolve(self, item: Item, command: CreateItem | CreateResponse) -> None:
         """Begin to resolve the media of a command's item. Responses that need the item wait until that is done."""
         assert self._group
+        if item.kind == "function_call_output":
+            self.pending.answered(item.call_id)
         if self.item_media.begin(item):
             language = self.responder.config.transcription.language
             self._group.start_soon(self._resolve, item, command.event_id, language)
@@ -288,9 +251,11 @@ class ResponseQueue:
         """Cancel the response with this id. None means the conversation's own response and its waiting requests. Does
         not wait for the end of the response. Raises RemoteProtocolError if no such response exists.
         """
-        if response_id is None and self._withdraw() and self.responder.active is None:
+        is_cut = self._cut_by_client() if response_id is None else self.pending.cut(response_id)
+        if response_id is None and (self._withdraw() or is_cut) and self.responder.active is None:
             return
-        self.responder.cancel(response_id)
+        if response_id is None or not is_cut:
+            self.responder.cancel(response_id)
 
     def _withdraw(self) -> bool:
         """Cancel the waiting requests for the conversation's own responses. Returns whether any were waiting."""
@@ -303,14 +268,30 @@ class ResponseQueue:
         """
         if reason == "client_cancelled":
             self._waiting.withdraw()
+            self._cut_by_client()
+        elif reason == "turn_detected":
+            self._cut()
         await self.responder.interrupt(reason)
+
+    def _cut_by_client(self) -> bool:
+        """Cut off all turns whose calls run, unless the client interrupts another response. Returns whether there were
+        such turns.
+        """
+        active = self.responder.active
+        return bool(active is None or active.is_filler) and self.pending.cut()
+
+    def _cut(self) -> None:
+        """Cut off the turn of the newest response, if the user interrupts it: no response is due to its calls."""
+        if self.responder.active or self._heard.goes_on:
+            self.pending.cut(self.responder.answer_id)
 
     def _has_to_wait(self, request: CreateResponse) -> bool:
         """Whether a request has to wait for a turn's transcript, for an item's media, or for another response. It waits
         for a response that is being closed after it was cancelled, and for any other response if `when_busy` says so.
         """
         active = self.responder.active
-        is_first = active is None or (request.when_busy == "refuse" and not (request.stored and active.cancelled))
+        makes_way = active is not None and (active.cancelled or active.is_filler)
+        is_first = active is None or (request.when_busy == "refuse" and not (request.stored and makes_way))
         if self.native and self.takes_turns:
             return not is_first or (request.when_busy == "wait" and self.native.has_request)
         return not is_first or self.has_unresolved()
@@ -331,7 +312,7 @@ class ResponseQueue:
                 self.native.withdraw()
             elif withdrawn and self.responder.active:
                 self.responder.cancel(None)
-        if self.calls.is_due and self._floor.phase is Phase.SILENT and not self._has_to_wait(AFTER_CALLS):
+        if self.pending.is_due and self._floor.phase is Phase.SILENT and not self._has_to_wait(AFTER_CALLS):
             # A model that calls functions again and again would never speak.
             # So would one that has to.
             has_choice = self.responder.config.tool_choice in ("auto", "none")
@@ -349,9 +330,11 @@ class ResponseQueue:
         for command in commands:
             match command:
                 case CancelActive(reason):
+                    self._cut()
                     assert self.responder.active
                     self.responder.active.cancel(reason)
                 case SilenceOutput():
+                    self._cut()
                     await self._heard.silence()
                 case BeginResponse():
                     self._begin(CreateResponse(), unasked=True)
@@ -435,12 +418,24 @@ class ResponseQueue:
         if task.response.stored:
             self._begin_idle()
             assert self._group
-            self._group.start_soon(self._carry_out, task.response)
+            self._group.start_soon(self._carry_out, task.response, not task.is_filler)
         await self.go_on()
 
-    async def _carry_out(self, response: Response) -> None:
-        await self.calls.carry_out(response)
+    async def _carry_out(self, response: Response, fills: bool) -> None:
+        """Wait for the results of a response's calls, with fillers if `fills`, and begin the response to them."""
+        if self._floor.is_closed and response.status == "completed":
+            return
+        chosen = self.responder.config.calls
+        options = (chosen or self._call_options) if fills else CallOptions()
+        await self.pending.wait(response, options, of_client=chosen is not None)
         await self.go_on()
+
+    def _say_filler(self, text: str, calls: Sequence[Item]) -> None:
+        """Say a filler, unless somebody speaks or is about to. A conversation in text has none."""
+        is_silent = self._floor.phase is Phase.SILENT and not (self.has_unresolved() or self._heard.left_s > 0)
+        if is_silent and not self._waiting and (task := self.responder.begin_filler(text, calls)):
+            assert self._group
+            self._group.start_soon(self._run, task)
 
     # --- silence of the user ------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ that was heard.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,10 +15,9 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from antiphon.contracts import AudioPart, ConversationStream
+from antiphon.contracts import AudioPart, ConversationStream, ReplyOptions
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
-    ContentPart,
     ConversationConfig,
     ConversationEvent,
     CreateResponse,
@@ -28,15 +27,19 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
-from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.history import ROOT, ConversationHistory
 from antiphon.sessions.conversation.native_turns import NativeResponse
 from antiphon.sessions.conversation.responses.generation import (
     FAILURES,
     ResponseGeneration,
     ResponseRequest,
     ResponseSource,
+    given,
     request_for,
+    spoken_item,
+    voice_options,
     wants_audio,
+    with_hint,
 )
 from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.kept import KeptResponse
@@ -186,19 +189,15 @@ class Responder:
         while MAX_OUT_OF_BAND of them are under way.
         """
         if not command.stored and len(self._out_of_band) >= MAX_OUT_OF_BAND:
-            raise RemoteProtocolError(
-                "too_many_responses",
-                f"Conversation already has {MAX_OUT_OF_BAND} responses out of band in progress.",
-            )
+            message = f"Conversation already has {MAX_OUT_OF_BAND} responses out of band in progress."
+            raise RemoteProtocolError("too_many_responses", message)
         if command.stored and self.active:
             is_plain = replace(command, metadata=None, event_id=None) == CreateResponse()
             if is_plain and self._unasked == (self.active, self.newest_user_item()):
                 self._unasked = None
                 return None
-            raise RemoteProtocolError(
-                "conversation_already_has_active_response",
-                f"Conversation already has an active response in progress: {self.active.response.id}.",
-            )
+            message = f"Conversation already has an active response in progress: {self.active.response.id}."
+            raise RemoteProtocolError("conversation_already_has_active_response", message)
         # Copied now, because changes made before the task runs are for the next response.
         config, items = self.config, list(self._history.items)
         task = self._start(command, lambda response: self._make(response, command, config, items))
@@ -289,16 +288,36 @@ class Responder:
             pcm = self._heard.unheard(item.id, item.parts[0].audio_s)
             is_free = self._floor.phase is Phase.SILENT and not (self._floor.response_due or self.active)
             if pcm is not None and (len(pcm) or kept.task.kept_source) and is_free and not kept.is_cancelled:
-                rest = kept.rest(pcm)
-
-                async def give_rest(_: Response) -> ResponseSource:
-                    return rest
-
-                task = self._start(kept.task.response.request, give_rest)
+                task = self._start(kept.task.response.request, given(kept.rest(pcm)))
                 task.continues = item.id
                 return task
         await kept.drop()
         return None
+
+    @property
+    def answer_id(self) -> str:
+        """The id of the newest response since the user's last turn ended, without fillers; "" if there is none."""
+        return self._answer.response.id if self._answer else ""
+
+    def begin_filler(self, text: str, calls: Sequence[Item]) -> ResponseTask | None:
+        """Begin a response that says the filler `text` ("": the model words it) while these calls have no results, and
+        return it. The caller has to `run` it. Its message comes before the calls in the history, as words do that the
+        model says before a call. Returns None if responses are not spoken, or if the first call was deleted.
+        """
+        config, profile, items = self.config, self._context.model.profile, list(self._history.items)
+        command, say = CreateResponse(tool_choice="none"), self._context.say
+        if not wants_audio(config, profile, command) or not any(item is calls[0] for item in items):
+            return None
+
+        async def make(response: Response) -> ResponseSource:
+            if text and say:
+                voice = voice_options(config, profile, response.voice)
+                return self._generate(ResponseGeneration(say(text), (), ReplyOptions(), voice))
+            return await self._make(response, command, config, with_hint(items, calls, text))
+
+        task = self._start(command, make, is_filler=True)
+        task.is_filler, task.after = True, self._history.before(calls[0].id) or ROOT
+        return task
 
     def newest_user_item(self) -> str | None:
         return next((i.id for i in reversed(self._history.items) if i.role == "user"), None)
@@ -315,17 +334,19 @@ class Responder:
         if source.is_cut and not (source.due and source.due.request):
             await source.drop()
             return None
-
-        async def give_source(_: Response) -> ResponseSource:
-            return source
-
         request = source.due.request if source.due else None
-        task = self._start(request or CreateResponse(), give_source)
+        task = self._start(request or CreateResponse(), given(source))
         if source.is_cut:
             task.cancel(source.cut_reason)
         return task
 
-    def _start(self, command: CreateResponse, make: Callable[[Response], Awaitable[ResponseSource]]) -> ResponseTask:
+    def _start(
+        self,
+        command: CreateResponse,
+        make: Callable[[Response], Awaitable[ResponseSource]],
+        *,
+        is_filler: bool = False,
+    ) -> ResponseTask:
         config = self.config
         response = Response(
             self._context.new_id("resp_"),
@@ -336,10 +357,11 @@ class Responder:
             command.stored,
             request=command,
         )
-        task = self._take_preemptive(command, response) or self._new_task()
+        task = (None if is_filler else self._take_preemptive(command, response)) or self._new_task()
         task.ask(response, make)
         if command.stored:
-            self.active = self._answer = task
+            self.active = task
+            self._answer = self._answer if is_filler else task
             self._floor.response_began()
         else:
             self._out_of_band[task] = None
@@ -388,21 +410,24 @@ class Responder:
         if response.stored:
             config, command = self._with_server_tools(config, command)
         request = request_for(config, self._history, profile, command, voice, most, items)
-        assert self._group
         if not response.stored:
-            generation = ResponseGeneration(await self._context.model.open(self._context.owner), *request)
-            self._group.start_soon(self._generate_out_of_band, generation)
-            return generation
+            return self._generate(ResponseGeneration(await self._context.model.open(self._context.owner), *request))
         await self.drop_preemptive()
-        generation = ResponseGeneration(await self.stream(), *request)
-        self._group.start_soon(generation.run)
-        return generation
+        return self._generate(ResponseGeneration(await self.stream(), *request))
 
-    async def _generate_out_of_band(self, generation: ResponseGeneration) -> None:
-        try:
-            await generation.run()
-        finally:
-            generation.model_stream.close()
+    def _generate(self, generation: ResponseGeneration) -> ResponseGeneration:
+        """Run a generation in a task. The streams of responses out of band, and of fillers, are closed at its end."""
+
+        async def run() -> None:
+            try:
+                await generation.run()
+            finally:
+                if generation.model_stream is not self._stream:
+                    generation.model_stream.close()
+
+        assert self._group
+        self._group.start_soon(run)
+        return generation
 
     def _request_for(
         self, command: CreateResponse, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
@@ -433,7 +458,7 @@ class Responder:
             CreateResponse(),
             self.config.voice,
             self.config.max_tokens,
-            [*others, _spoken(own, text, audio)],
+            [*others, spoken_item(own, text, audio)],
         )
         await self.drop_preemptive()
         stream = await self.stream()
@@ -466,14 +491,14 @@ class Responder:
         """
         self._partial = (turn, self._partial[1] + delta if self._partial[0] == turn else delta)
         if prefills:
-            await self._prefill([_spoken(own, self._partial[1].strip())])
+            await self._prefill([spoken_item(own, self._partial[1].strip())])
 
     async def prefill_audio(self, audio: AudioPart, own: Item | None) -> None:
         """Have the model prefill the audio so far of a turn that continues. `audio` is a part that grows, `own` the
         turn's item, if there is one. Waits for the model's encoder. Failures are logged, not raised.
         """
         self._holds_growing = True
-        await self._prefill([_spoken(own, media=audio)])
+        await self._prefill([spoken_item(own, media=audio)])
 
     async def drop_growing(self) -> None:
         """Remove the audio of a dropped turn from the KV of the model's stream. A no-op if a response is under way,
@@ -490,8 +515,3 @@ class Responder:
         except FAILURES as error:
             # If the failure persists, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)
-
-
-def _spoken(own: Item | None, text: str = "", media: AudioPart | None = None) -> Item:
-    """Return a user's item with what was said so far of a turn. `own`: the turn's item, if there is one."""
-    return Item("", parts=[ContentPart("input_audio", text, media=media)], continues=own.continues if own else "")

@@ -110,6 +110,8 @@ class ResponseTask:
     - `stage`: the progress of the response.
     - `ended`: set when `ResponseDone` was emitted.
     - `continues`: the id of the message whose rest this response says, if any. Set it before `run`.
+    - `is_filler`: whether it is a filler. Its items then come after the item `after` of the history. Set both before
+      `run`.
     - `keeps`: whether a cancel leaves the generation waiting, as `kept_source`, instead of ending it.
     - `unsaid`: text that was generated before a cancel, but never became audio. Read-only.
 
@@ -138,6 +140,7 @@ class ResponseTask:
         self._has_audio = False
         self._asked_s = 0.0
         self.continues = self.unsaid = ""
+        self.is_filler, self.after = False, ""
         self.keeps = False
         self.kept_source: ResponseGeneration | RestOfResponse | None = None
 
@@ -300,7 +303,7 @@ class ResponseTask:
         self._item, self._previous = item, None
         response.output.append(item)
         if response.stored:
-            self._previous = self._history.add(item)
+            self._previous = self._history.add(item, self.after or None)
         index = len(response.output) - 1
         await self._emit(OutputItemAdded(response.id, index, item.snapshot(), self._previous))
         if response.stored:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -17,13 +18,29 @@ from antiphon.sessions.conversation.responses.session_tools import SessionTools
 MAX_ROUNDS = 8
 NOT_APPROVED = "The user did not approve this call, so it was not made."
 HOST_LOST = ToolResult("The server that made this call has ended, so its result is not known.", "protocol_error")
+CUT_OFF = ToolResult("The user has interrupted, so this call was cancelled.", "protocol_error")
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A call under way, the item at `output_index` of a response; `response_id` is "" for a call that was approved.
+    `scope` cancels it. The result is then `instead`.
+    """
+
+    item: Item
+    output_index: int
+    response_id: str
+    instead: ToolResult = CUT_OFF
+    # Whether a response is due when its result is known.
+    is_wanted: bool = True
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
 class ServerCalls:
     """The calls of one conversation that tool servers carry out. Call `open` first.
 
-    When all calls of a response have ended, a response that has their results in its messages is due. `is_due` says so
-    until `response_began` is called: any response that begins has them.
+    When all calls of a response have ended, a response that has their results in its messages is due, unless the turn
+    was cut off. `is_due` says so until `response_began` is called: any response that begins has them.
 
     - `tools`: carries out the calls.
     - `history`: has the items of the calls.
@@ -39,7 +56,7 @@ class ServerCalls:
         self._emit = emit
         self._new_id = new_id
         self._scopes: set[anyio.CancelScope] = set()
-        self._num_running = 0
+        self._running: list[_Running] = []
         # Responses with calls since the user's last turn.
         self._num_rounds = 0
         self.is_due = False
@@ -57,8 +74,8 @@ class ServerCalls:
 
     @property
     def is_running(self) -> bool:
-        """Whether a call has no result yet."""
-        return self._num_running > 0
+        """Whether a call has no result yet after which a response will be due."""
+        return any(call.is_wanted for call in self._running)
 
     @property
     def awaits_approval(self) -> bool:
@@ -79,6 +96,26 @@ class ServerCalls:
         if not after_calls:
             self._num_rounds = 0
 
+    def cut(self, response_id: str | None = None) -> bool:
+        """Record that the turn of this response was cut off, or all turns: no response is due to their calls.
+
+        Calls that change nothing are cancelled. The others run to their end, because they may have been carried out,
+        and the model reads their results later. Returns whether there were such calls.
+        """
+        cut = [c for c in self._running if c.is_wanted and response_id in (None, c.response_id)]
+        for call in cut:
+            call.is_wanted = False
+            if self._tools.is_read_only(call.item.server, call.item.name):
+                call.scope.cancel()
+        return bool(cut)
+
+    def give_up(self, response_id: str, result: ToolResult) -> None:
+        """Cancel the calls of a response that have no result yet, and give them this one."""
+        for call in self._running:
+            if call.response_id == response_id:
+                call.instead = result
+                call.scope.cancel()
+
     async def carry_out(self, response: Response) -> None:
         """Carry out the calls of a response that has ended, at the same time, and wait for all results.
 
@@ -93,7 +130,7 @@ class ServerCalls:
                 item.status = "incomplete"
                 await self._emit(ItemDone(item.snapshot(), self._before(item)))
             return
-        await self._carry_out_all(calls)
+        await self._carry_out_all([_Running(item, at, response.id) for at, item in calls])
 
     def check_answer(self, answer: Item) -> None:
         """Raise RemoteProtocolError if the call that an `approval` is for does not wait for one."""
@@ -126,7 +163,7 @@ class ServerCalls:
         """Carry out a call that was approved, and wait for its result. Then a response is due."""
         previous = self._history.add(call)
         await self._emit(ItemAdded(call.snapshot(), previous))
-        await self._carry_out_all([(0, call)])
+        await self._carry_out_all([_Running(call, 0, "")])
 
     def _request(self, item_id: str) -> Item:
         for item in self._history.items:
@@ -135,30 +172,32 @@ class ServerCalls:
         message = f"No call waits for an approval with the id '{item_id}'."
         raise RemoteProtocolError("invalid_value", message, "item.approval_request_id")
 
-    async def _carry_out_all(self, calls: Sequence[tuple[int, Item]]) -> None:
-        """Carry out calls at the same time, each with its index in its response's output, and wait for all results."""
+    async def _carry_out_all(self, calls: Sequence[_Running]) -> None:
+        """Carry out calls at the same time, and wait for all results."""
         if not calls:
             return
         self._num_rounds += 1
-        self._num_running += len(calls)
+        self._running += calls
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
                 async with anyio.create_task_group() as group:
-                    for at, item in calls:
-                        group.start_soon(self._carry_out, item, at)
+                    for call in calls:
+                        group.start_soon(self._carry_out, call)
             finally:
                 self._scopes.discard(scope)
-        self.is_due = not scope.cancelled_caught
+        self.is_due = self.is_due or (not scope.cancelled_caught and all(call.is_wanted for call in calls))
 
-    async def _carry_out(self, item: Item, output_index: int) -> None:
+    async def _carry_out(self, call: _Running) -> None:
+        item, result = call.item, None
         try:
-            await self._emit(ToolCallBegan(item.id, output_index))
-            result = await self._tools.call(item.server, item.name, item.arguments)
+            await self._emit(ToolCallBegan(item.id, call.output_index))
+            with call.scope:
+                result = await self._tools.call(item.server, item.name, item.arguments)
         finally:
-            self._num_running -= 1
+            self._running.remove(call)
         if any(other is item for other in self._history.items):
-            await self._end(item, output_index, result)
+            await self._end(item, call.output_index, result or call.instead)
 
     async def _end(self, item: Item, output_index: int, result: ToolResult) -> None:
         self._set_result(item, result)

@@ -14,6 +14,29 @@ from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
 
 
+def together(*servers: ToolServers | None) -> ToolServers | None:
+    """Return several tool servers as one; None if there are none. The last of them connects to named servers."""
+    given = [each for each in servers if each]
+    return _Together(given) if len(given) > 1 else next(iter(given), None)
+
+
+class _Together:
+    def __init__(self, servers: Sequence[ToolServers]) -> None:
+        self._servers = servers
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        return tuple(tool for each in self._servers for tool in each.tools)
+
+    async def call(self, server: str, name: str, arguments: str) -> ToolResult:
+        # A server that has lost its tools says so itself.
+        has = (each for each in self._servers if any(tool.server == server for tool in each.tools))
+        return await next(has, self._servers[-1]).call(server, name, arguments)
+
+    def connection(self, server: NamedServer) -> ToolConnection:
+        return self._servers[-1].connection(server)
+
+
 class SessionTools:
     """The tool servers of one conversation. Call `open` first.
 
@@ -109,6 +132,11 @@ class SessionTools:
             return await self._servers.call(server, name, arguments)
         return ToolResult(f"There is no tool server named {server} any more.", "protocol_error")
 
+    def is_read_only(self, server: str, name: str) -> bool:
+        """Whether a call of a tool changes nothing, according to its server."""
+        name = name.removeprefix(f"{server}__")
+        return any(tool.read_only for tool in self._all() if (tool.server, tool.own_name) == (server, name))
+
     def of_config(self, config: ConversationConfig) -> tuple[Tool, ...]:
         """Return the functions that a model may call according to a configuration.
 
@@ -133,6 +161,8 @@ class SessionTools:
         return offered(command.tools, found)
 
     def _of(self, named: Sequence[NamedServer]) -> list[Tool]:
+        return [tool for server in named for tool in server.chosen(self._all())]
+
+    def _all(self) -> list[Tool]:
         tools = [*self._servers.tools] if self._servers else []
-        tools += [tool for connection in self._own.values() for tool in connection.tools]
-        return [tool for server in named for tool in server.chosen(tools)]
+        return tools + [tool for connection in self._own.values() for tool in connection.tools]
