@@ -46,7 +46,7 @@ module_app ctrl_tcp.so
 ctrl_tcp_listen 127.0.0.1:{control}
 """
 ACCOUNT = "<sip:bob@127.0.0.1:{sip}>;regint=0;audio_codecs={codec}{srtp}\n"
-CODECS = {"PCMU/8000/1": ("g711", 8000), "G722/16000/1": ("g722", 16_000), "opus/48000/1": ("opus", 48_000)}
+CODECS = {"PCMU/8000/1": ("g711", 8000), "G722/16000/1": ("g722", 16_000), "opus/48000/2": ("opus", 48_000)}
 
 
 def missing(*programs: str) -> str:
@@ -76,8 +76,9 @@ class Baresip:
         self.codec, self.rate_hz = codec, CODECS[codec][1]
         says = np.concatenate((pcm, np.zeros(int(then_s * self.rate_hz), np.float32)))
         with wave.open(str(self.folder / "says.wav"), "wb") as out:
-            out.setparams((1, 2, self.rate_hz, 0, "NONE", ""))
-            out.writeframes(to_pcm16(says))
+            channels = int(codec[-1])
+            out.setparams((channels, 2, self.rate_hz, 0, "NONE", ""))
+            out.writeframes(to_pcm16(np.repeat(says, channels)))
         self.sip, self._control, rtp = free_ports(3)
         fields: dict[str, Any] = {"sip": self.sip, "control": self._control, "rtp": rtp & ~1, "rtp_end": rtp + 100}
         fields |= {"folder": self.folder, "rate_hz": self.rate_hz, "modules": MODULES, "codec": CODECS[codec][0]}
@@ -105,7 +106,8 @@ class Baresip:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
-        self._process.terminate()
+        # Its own end would wait for the answer to its BYE, which a server in this process cannot give now.
+        self._process.kill()
         self._process.wait(LIMIT_S)
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -147,7 +149,7 @@ class Baresip:
         """Return what it has recorded of its loudspeaker, at the codec's rate. Call it after the call."""
         (path,) = self.folder.glob("dump-*-dec.wav")
         with wave.open(str(path)) as read:
-            return from_pcm16(read.readframes(read.getnframes()))
+            return from_pcm16(read.readframes(read.getnframes()))[:: read.getnchannels()]
 
 
 # A caller who says a recording again and again, and hangs up after a while.
@@ -223,7 +225,7 @@ def sipp(port: int, pcm: Pcm, *, calls: int, for_s: float, a_second: int = 10) -
         (folder / "call.xml").write_text(SCENARIO.replace("{pause_ms}", str(round(for_s * 1000))))
         sip, media = free_ports(2)
         command = ["sipp", f"127.0.0.1:{port}", "-sf", "call.xml", "-i", "127.0.0.1", "-p", str(sip)]
-        command += ["-min_rtp_port", str(20_000 + media % 1000 * 2), "-max_rtp_port", "65000", "-nostdin"]
+        command += ["-mp", str(media), "-mi", "127.0.0.1", "-nostdin"]
         command += ["-m", str(calls), "-l", str(calls), "-r", str(a_second), "-timeout", f"{for_s + 60:.0f}s"]
         process = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -232,4 +234,4 @@ def sipp(port: int, pcm: Pcm, *, calls: int, for_s: float, a_second: int = 10) -
             yield process
         finally:
             process.kill()
-            process.wait()
+            process.communicate()

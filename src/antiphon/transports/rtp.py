@@ -40,7 +40,7 @@ TAIL_S = 0.3
 Address = tuple[str, int]
 
 
-class CallControl(Protocol):
+class Signalling(Protocol):
     """The signalling of a call, as its leg uses it: `server/sip/call.py`."""
 
     async def hang_up(self, reason: str) -> None:
@@ -105,7 +105,7 @@ class RtpLeg(Leg):
         call: Call,
         codec: LineCodec,
         port: RtpPort,
-        control: CallControl,
+        signalling: Signalling,
         *,
         sends_keys: bool,
         comedia: bool = False,
@@ -115,7 +115,7 @@ class RtpLeg(Leg):
     ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(call, codec.heard_hz, greeting=greeting, max_s=max_s, clock=loop.time)
-        self.control = control
+        self._signalling = signalling
         # Packets of other addresses, which were dropped.
         self.num_foreign = 0
         self._loop, self._codec, self._port, self._comedia = loop, codec, port, comedia
@@ -171,7 +171,10 @@ class RtpLeg(Leg):
 
     async def close(self, code: int, reason: str) -> None:
         await super().close(code, reason)
-        await self.control.hang_up(reason)
+        await self._signalling.hang_up(reason)
+
+    async def transfer(self, target: str) -> str:
+        return await self._signalling.transfer(target)
 
     def _work(self) -> Sequence[Callable[[], Awaitable[None]]]:
         return self._pace, self._conclude
@@ -208,7 +211,7 @@ class RtpLeg(Leg):
             await anyio.sleep(TAIL_S)
             self._concluded = anyio.Event()
             if target := self.playback.transfer_to:
-                why_not = await self.control.transfer(target)
+                why_not = await self.transfer(target)
                 if not why_not:
                     self.end("transferred")
                     return

@@ -258,6 +258,13 @@ class Leg:
 
     # --- the call
 
+    async def transfer(self, target: str) -> str:
+        """Have the caller connected to `target`, a URI or a number, instead of us. Returns "" if it is, or why not.
+
+        Only calls over SIP can be transferred. Whoever calls this ends the call then (`end`).
+        """
+        return "not transferred: a call of this carrier cannot be"
+
     def end(self, reason: str) -> None:
         """End the call. Only the first reason counts. Does not wait."""
         if not self.ended_by:

@@ -418,7 +418,7 @@ def test_the_model_transfers_a_call_and_hears_that_it_failed() -> None:
             assert b'"enum":["sales"]' in bytes(live.wire.opening.session)  # type: ignore[attr-defined]
             (leg,) = served.state.sessions.legs.values()
             phone.answers["REFER"] = 202
-            asked = asyncio.create_task(leg.control.transfer("sip:200@192.0.2.1"))  # type: ignore[attr-defined]
+            asked = asyncio.create_task(leg.transfer("sip:200@192.0.2.1"))
             refer = await phone.asked("REFER")
             assert refer.get("refer-to") == "<sip:200@192.0.2.1>"
             for status in ("100 Trying", "486 Busy Here"):
@@ -427,7 +427,7 @@ def test_the_model_transfers_a_call_and_hears_that_it_failed() -> None:
                 assert (await phone.ask(notice)).status == 200
             assert await asked == "not transferred: 486 Busy Here"
             phone.answers["REFER"] = 603
-            assert await leg.control.transfer("200") == "not transferred: 603 Decline"  # type: ignore[attr-defined]
+            assert await leg.transfer("200") == "not transferred: 603 Decline"
             assert (await phone.asked("REFER", 2)).get("refer-to") == "<sip:200@127.0.0.1>"
 
     run(main)

@@ -15,7 +15,7 @@ from antiphon.audio.pcm import Resampler
 from antiphon.signals import become
 from antiphon.transports.telephone import Leg
 from tests.scripted import speech
-from tests.server.scripted import WORD_S, Echo
+from tests.server.scripted import Echo
 from tests.server.sip.harness import SipPort, port
 
 LIMIT_S = 20.0
@@ -82,48 +82,41 @@ async def count(app: Application, type: str, num: int) -> None:
 
 @pytest.mark.skipif(bool(missing("baresip")), reason=missing("baresip"))
 def test_what_baresip_has_recorded_is_what_the_history_says_was_heard() -> None:
-    """It gets a greeting, asks, interrupts the answer, presses keys, and is hung up."""
+    """It speaks over the greeting, presses a key over the answer and then another one, and is hung up."""
 
     async def main() -> None:
-        ten = said(silence(2.6), speech(1, 10), silence(2.0), speech(21, 2))
-        options = {"telephone_greeting": "Hi.", "telephone_instructions": "Be brief."}
-        async with port(Echo(), **options) as served:
-            with Baresip(ten) as phone:
+        pcm = said(silence(1.2), speech(1, 6))
+        async with port(Echo(), telephone_greeting="Hello.") as served:
+            with Baresip(pcm) as phone:
                 leg = await established(served, phone)
                 app = Application(leg)
-                # The answer to ten words takes three seconds. After two of silence, the caller speaks over it.
                 await count(app, "conversation.item.truncated", 1)
-                await count(app, "response.done", 3)
-                await asyncio.sleep(2 * WORD_S + 0.5)
-                phone.command("sndcode", "4")
-                phone.command("sndcode", "#")
-                await count(app, "input_audio_buffer.dtmf_event_received", 2)
-                await count(app, "response.done", 4)
-                (id,) = served.state.sessions.calls
+                await count(app, "output_audio_buffer.started", 2)
                 await asyncio.sleep(0.5)
-                served.state.sessions.calls[id].hang_up()
-                closed = await asyncio.to_thread(phone.until, "CALL_CLOSED")
-                assert closed
+                phone.command("sndcode", "4")
+                await count(app, "conversation.item.truncated", 2)
+                phone.command("sndcode", "#")
+                await count(app, "output_audio_buffer.started", 3)
+                (live,) = served.state.sessions.calls.values()
+                live.hang_up()
+                assert await asyncio.to_thread(phone.until, "CALL_CLOSED")
                 heard = sounds_s(phone.heard(), phone.rate_hz)
         keys = [event["event"] for event in app.of("input_audio_buffer.dtmf_event_received")]
         assert keys == ["4", "#"]
-        (cut,) = app.of("conversation.item.truncated")[:1]
-        # Greeting, the answer that was cut, the answer to two words, and the one to the keys.
-        assert len(heard) >= 3
-        lengths = [end - start for start, end in heard]
-        assert min(abs(length - cut["audio_end_ms"] / 1000) for length in lengths) < WORD_S / 2
-        assert any(length == pytest.approx(2 * WORD_S, abs=0.06) for length in lengths)
+        assert "4#" in served.echo.asked[-1][-1]
+        kept_s = [event["audio_end_ms"] / 1000 for event in app.of("conversation.item.truncated")][:2]
+        assert [end - start for start, end in heard[:2]] == pytest.approx(kept_s, abs=0.1)
+        assert min(kept_s) > 0.2
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("codec", "srtp"), [("PCMU/8000/1", True), ("G722/16000/1", False), pytest.param("opus/48000/1", False)]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize(("codec", "srtp"), [("PCMU/8000/1", True), ("G722/16000/1", False), ("opus/48000/2", False)])
 @pytest.mark.skipif(bool(missing("baresip")), reason=missing("baresip"))
 def test_baresip_hears_the_answer_in_each_codec_and_with_srtp(codec: str, srtp: bool) -> None:
     async def main() -> None:
-        rate_hz = {"PCMU/8000/1": 8000, "G722/16000/1": 16_000, "opus/48000/1": 48_000}[codec]
+        rate_hz = {"PCMU/8000/1": 8000, "G722/16000/1": 16_000, "opus/48000/2": 48_000}[codec]
         pcm = said(silence(0.3), np.clip(speech(1, 3) * 100, -0.9, 0.9), rate_hz=rate_hz)
         async with port(Echo(), telephone_greeting="Hi.", sip_codecs="opus,G722,PCMU") as served:
             with Baresip(pcm, codec=codec, srtp=srtp) as phone:
@@ -142,6 +135,7 @@ def test_baresip_hears_the_answer_in_each_codec_and_with_srtp(codec: str, srtp: 
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(bool(missing("sipp")), reason=missing("sipp"))
 def test_ten_calls_of_sipp_are_answered_at_once_and_end_well() -> None:
     async def main() -> None:
@@ -156,6 +150,8 @@ def test_ten_calls_of_sipp_are_answered_at_once_and_end_well() -> None:
             assert most == 10
             async with asyncio.timeout(LIMIT_S):
                 await become(lambda: not served.state.sessions.calls, 0.01)
-            assert len(served.echo.asked) >= 10
+            # The server got the audio of the callers from the ports that they named, and answered what they said.
+            assert sum("w1" in asked[-1] for asked in served.echo.asked) >= 10
+            assert b'rtp_packets_total{what="foreign"} 0.0' in served.state.metrics.text()
 
     asyncio.run(main())

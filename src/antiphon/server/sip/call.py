@@ -29,7 +29,7 @@ _FRAGMENT = re.compile(r"SIP/2\.0 (\d{3})(?: ([^\r\n]*))?")
 
 
 class SipCall:
-    """One call. It is the control of its leg, which is None until the call is answered.
+    """One call. It is the signalling of its leg, which is None until the call is answered.
 
     `own`: our address and port for audio. `wanted`: the codecs that we may agree to, best first.
     """
@@ -63,7 +63,7 @@ class SipCall:
         self._version += 1
         return sdp.offer(self._own, self._version, codecs)
 
-    # --- CallControl: called by the leg -------------------------------------------------------------------------------
+    # --- Signalling: called by the leg -------------------------------------------------------------------------------
 
     async def hang_up(self, reason: str) -> None:
         if self._is_over:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
@@ -16,7 +18,7 @@ from antiphon.server.listeners import Everyone, Listener, bind_listener, check_l
 from antiphon.server.sip.agent import SipAgent
 from antiphon.server.sip.calls import Calls
 from antiphon.server.sip.peers import StreamPeer, UdpPeer
-from antiphon.server.sip.registration import registered
+from antiphon.server.sip.registration import LEAVE_S, registered
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 
@@ -81,8 +83,21 @@ class SipPort:
         self.port: int = stream.getsockname()[1]
         self.agent = agent = SipAgent(state, allowed, self.port)
         self._calls = state.dialer = Calls(agent)
-        connect, announce = partial(StreamPeer, agent.receive), partial(registered, agent)
-        state.listeners.add(Listener("sip", stream, connect, agent, announce))
+        # Set unless the server is registered at the provider, which needs the UDP socket until it has left.
+        self._has_left = anyio.Event()
+        self._has_left.set()
+        connect = partial(StreamPeer, agent.receive)
+        state.listeners.add(Listener("sip", stream, connect, agent, self._registered))
+
+    @asynccontextmanager
+    async def _registered(self, port: int) -> AsyncIterator[None]:
+        """Be registered at the provider while new calls are taken."""
+        self._has_left = anyio.Event()
+        try:
+            async with registered(self.agent):
+                yield
+        finally:
+            self._has_left.set()
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve UDP until this is cancelled: calls may go on while the server drains. TCP is served by the listener."""
@@ -98,6 +113,8 @@ class SipPort:
             task_status.started()
             await self._calls.serve()
         finally:
+            with anyio.move_on_after(LEAVE_S, shield=True):
+                await self._has_left.wait()
             transport.close()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ _EXPIRES = re.compile(r"\d{1,9}")
 
 
 @asynccontextmanager
-async def registered(agent: SipAgent, port: int) -> AsyncIterator[None]:
+async def registered(agent: SipAgent) -> AsyncIterator[None]:
     """Be registered at the provider while the block runs. Does nothing without `--sip-register`."""
     if not agent.settings.sip_register:
         yield
