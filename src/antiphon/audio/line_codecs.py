@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import av
 import av.error
@@ -56,7 +56,7 @@ class G711:
 class FFmpegCodec:
     """A codec of FFmpeg, which has state: packets are decoded in their order."""
 
-    silence = None
+    silence: bytes | None = None
 
     def __init__(self, decoder: str, encoder: str, heard_hz: int, rate_hz: int) -> None:
         self.heard_hz, self.rate_hz = heard_hz, rate_hz
@@ -84,7 +84,7 @@ class FFmpegCodec:
         return b"".join(bytes(packet) for packet in self._encoder.encode(frame))
 
 
-def _context(name: str, mode: str, rate_hz: int) -> AudioCodecContext:
+def _context(name: str, mode: Literal["r", "w"], rate_hz: int) -> AudioCodecContext:
     context = av.CodecContext.create(name, mode)
     assert isinstance(context, AudioCodecContext)
     context.sample_rate, context.layout, context.format = rate_hz, "mono", "s16"

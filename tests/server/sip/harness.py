@@ -59,4 +59,4 @@ async def port(echo: Echo | None = None, **values: Any) -> AsyncIterator[SipPort
                 await drain(state, 2.0)
             state.listeners.close()
             state.group.cancel_scope.cancel()
-            served.close()
+    served.close()

@@ -260,7 +260,8 @@ class SipAgent:
         """
         registrar = self.settings.sip_register
         if ":" in to:
-            return SipUri.read(to) and to
+            SipUri.read(to)
+            return to
         if not registrar or not _NUMBER.fullmatch(to):
             raise RemoteProtocolError("invalid_value", "It is neither a SIP URI nor a number at a provider.", "to")
         scheme, _, rest = registrar.partition(":")
