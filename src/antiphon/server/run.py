@@ -27,6 +27,7 @@ from antiphon.server.http.origin import is_loopback
 from antiphon.server.http.tls import ServerTls, keep_current, open_tls
 from antiphon.server.memory import reclaim_excess, settle_garbage
 from antiphon.server.metrics import Metrics
+from antiphon.server.sip.listening import check_sip, open_sip
 from antiphon.server.state import ServerState
 from antiphon.server.watches import as_host, keep_registered, watch_headroom, watch_loop, watch_models
 from antiphon.server.wyoming.listening import check_wyoming, open_wyoming
@@ -76,6 +77,7 @@ async def serve(
     """
     check_exposure(settings)
     check_wyoming(settings)
+    check_sip(settings)
     tls = open_tls(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
     with contextlib.closing(sock):
@@ -99,6 +101,7 @@ async def _serve(
     sessions = _open_session_store(state)
     http = http_server(state, tls)
     open_wyoming(state)
+    sip = open_sip(state)
     models: LoadedModels | None = None
     failure: Exception | None = None
     try:
@@ -121,6 +124,8 @@ async def _serve(
                     failure = error
                 if models and not failure and not stop.is_set():
                     _begin(state, models, stop)
+                    if sip:
+                        await group.start(sip.serve)
                     await group.start(state.listeners.serve)
                     on_app(cast(ASGIApp, http.config.app))
                     on_ready(url)
@@ -134,6 +139,8 @@ async def _serve(
     finally:
         sock.close()
         state.listeners.close()
+        if sip:
+            sip.close()
         if sessions:
             sessions.close(state.sessions.host_name)
         with anyio.move_on_after(CLOSE_TRACES_S, shield=True):

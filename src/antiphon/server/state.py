@@ -30,7 +30,7 @@ from antiphon.server.mcp import open_mcp
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics, TurnReports
 from antiphon.server.registry import SessionRegistry, host_name
-from antiphon.server.telephone import ExpectedCalls
+from antiphon.server.telephone import Dialer, ExpectedCalls
 from antiphon.settings import Settings
 from antiphon.store.voices import NoteStore, SpeakerStore, VoiceStore
 
@@ -65,6 +65,8 @@ class ServerState:
     enrolled_voices: EnrolledVoices = field(default_factory=EnrolledVoices)
     # Telephone calls whose media stream is about to open.
     expected_calls: ExpectedCalls = field(default_factory=ExpectedCalls)
+    # Makes calls over SIP; None without `--sip`.
+    dialer: Dialer | None = None
     # The vectors of remembered speakers, with which sessions label their turns.
     known_speakers: KnownSpeakers = field(default_factory=KnownSpeakers)
     # The memory that the server holds for its clients, by key.

@@ -7,8 +7,9 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 from starlette.requests import HTTPConnection
@@ -22,6 +23,18 @@ from antiphon.transports.paths import raw_path
 TICKET_S, MAX_EXPECTED = 60.0, 10_000
 SIGNATURE = "x-twilio-signature"
 _DEFAULT_PORTS = {"https": 443, "wss": 443, "http": 80, "ws": 80}
+
+
+class Dialer(Protocol):
+    """Calls others: `server/sip/calls.py`. The calls are then in the registry of sessions, as all calls are."""
+
+    async def dial(self, caller: Caller, to: str, headers: Mapping[str, str] | None = None) -> str:
+        """Call a SIP URI, or a number at the provider. Returns the id of the call's session when it is answered.
+
+        `headers` are added to the INVITE. Raises Refused without room, and RemoteProtocolError: `invalid_value` for a
+        wrong target, and `call_failed` if the other side does not take the call.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from antiphon.settings.option import HOST, KEY, ORIGIN, option
-from antiphon.settings.protocols import TelephoneSettings, TlsSettings, WyomingSettings
+from antiphon.settings.protocols import SipSettings, TelephoneSettings, TlsSettings, WyomingSettings
 from antiphon.settings.remote import RemoteSettings, ToolSettings
 
 
@@ -498,3 +498,5 @@ class Settings:
     tools: ToolSettings = field(default_factory=ToolSettings)
     # Telephone calls of carriers.
     telephone: TelephoneSettings = field(default_factory=TelephoneSettings)
+    # Telephone calls over SIP.
+    sip: SipSettings = field(default_factory=SipSettings)

@@ -1,7 +1,8 @@
-"""A caller's leg of a telephone call as a transport, over a carrier's media stream. See docs/design/telephone.md.
+"""A caller's leg of a telephone call as a transport. See docs/design/telephone.md.
 
-The session behind it is a conversation of OpenAI's dialect whose responses the server plays, as on WebRTC. The leg is
-its client: it sends the caller's audio, and frames for keys, for the greeting and for the results of functions.
+`CallerLeg` is the leg over a carrier's media stream; that over RTP is in `transports/rtp.py`. The session behind a leg
+is a conversation of OpenAI's dialect whose responses the server plays, as on WebRTC. The leg is its client: it sends
+the caller's audio, and frames for keys, for the greeting and for the results of functions.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
 import msgspec
 import numpy as np
 
-from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.audio.pcm import Resampler
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.pcm import Doubler, Resampler
 from antiphon.audio.telephone import JitterBuffer, tones
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
@@ -29,9 +31,10 @@ from antiphon.events.conversation import (
     ResponseDone,
 )
 from antiphon.events.transcription import AppendAudio, TranscriptionEvent
-from antiphon.protocols.telephony.functions import HANG_UP, SEND_DIGITS, digits_in
+from antiphon.protocols.telephony.functions import HANG_UP, SEND_DIGITS, TRANSFER, digits_in, transfer_in
 from antiphon.protocols.telephony.stream import (
     Arrived,
+    Call,
     CallerAudio,
     MarkReturned,
     MediaStream,
@@ -68,21 +71,39 @@ class LegSocket(Protocol):
     async def close(self, code: int, reason: str) -> None: ...
 
 
-class CallPlayer(ResponsePlayer):
-    """The player of a caller's leg. It also carries out the functions `hang_up` and `send_digits` that the model calls.
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """A call of `hang_up`, or of `transfer` to `target`, which is carried out when the last words were heard."""
 
-    `to_session` gets frames for the session.
+    call_id: str
+    target: str = ""
+
+
+class CallPlayer(ResponsePlayer):
+    """The player of a caller's leg. It also carries out the functions that the model calls, or lets the leg do it.
+
+    - `to_session` gets frames for the session.
+    - `press` sends keys to the other side; None: they are played as tones.
+    - `transfers`: where the function `transfer` may lead to, by name.
     """
 
-    def __init__(self, rate_hz: int, to_session: Callable[[str], None]) -> None:
-        super().__init__(rate_hz, by_marks=True)
-        self._to_session = to_session
+    def __init__(
+        self,
+        rate_hz: int,
+        to_session: Callable[[str], None],
+        *,
+        by_marks: bool = True,
+        press: Callable[[str], None] | None = None,
+        transfers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(rate_hz, by_marks=by_marks)
+        self._to_session, self._press, self._transfers = to_session, press, transfers or {}
         # Whether the carrier's buffer has to be emptied.
         self.must_clear = False
         # The ids of the responses under way.
         self._responding: set[str] = set()
-        # The id of the call of `hang_up` that is to be carried out; None if there is none.
-        self._hangs_up: str | None = None
+        # What ends the call; None if nothing does.
+        self._ending: _Ending | None = None
         # Outputs of functions that wait for the end of their response: the id of the call, and the output.
         self._outputs: list[tuple[str, str]] = []
 
@@ -94,7 +115,23 @@ class CallPlayer(ResponsePlayer):
     @property
     def has_hung_up(self) -> bool:
         """Whether the model has hung up, and its last words were heard."""
-        return self._hangs_up is not None and not self._responding and self.is_idle
+        return self._may_end and self._ending is not None and not self._ending.target
+
+    @property
+    def transfer_to(self) -> str:
+        """Where the model transfers the call to, after its last words were heard; "" if it does not."""
+        return self._ending.target if self._may_end and self._ending else ""
+
+    @property
+    def _may_end(self) -> bool:
+        return self._ending is not None and not self._responding and self.is_idle
+
+    def transfer_failed(self, why: str) -> None:
+        """Tell the model that the call was not transferred, so that it goes on."""
+        if self._ending:
+            self._to_session(function_output(self._ending.call_id, why))
+            self._to_session(frame("response.create"))
+            self._ending = None
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the event's audio, and carry out a function that it calls."""
@@ -103,9 +140,11 @@ class CallPlayer(ResponsePlayer):
             case ResponseCreated(response):
                 self._responding.add(response.id)
             case ArgumentsDone(_, call_id, name, _) if name == HANG_UP:
-                self._hangs_up = call_id
+                self._ending = _Ending(call_id)
             case ArgumentsDone(_, call_id, name, arguments) if name == SEND_DIGITS:
                 self._outputs.append((call_id, self._send_digits(arguments)))
+            case ArgumentsDone(_, call_id, name, arguments) if name == TRANSFER:
+                self._transfer(call_id, arguments)
             case ResponseDone(response):
                 self._responding.discard(response.id)
                 self._report_outputs()
@@ -114,73 +153,82 @@ class CallPlayer(ResponsePlayer):
                 return
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
-        """Drop the audio that was not heard. A caller who interrupts the last words is not hung up."""
+        """Drop the audio that was not heard. A caller who interrupts the last words is not hung up or transferred."""
         self.must_clear = self.must_clear or self.awaits_marks
         cut = super().silence()
-        if cut and self._hangs_up:
-            self._to_session(function_output(self._hangs_up, "not hung up: the caller went on"))
-            self._hangs_up = None
+        if cut and self._ending:
+            undone = "not transferred" if self._ending.target else "not hung up"
+            self._to_session(function_output(self._ending.call_id, f"{undone}: the caller went on"))
+            self._ending = None
         return cut
 
     def _send_digits(self, arguments: str) -> str:
         try:
-            self.play(tones(digits_in(arguments), self.rate_hz))
+            keys = digits_in(arguments)
         except RemoteProtocolError as error:
             return error.message
+        if self._press:
+            self._press(keys)
+        else:
+            self.play(tones(keys, self.rate_hz))
         return "sent"
+
+    def _transfer(self, call_id: str, arguments: str) -> None:
+        try:
+            self._ending = _Ending(call_id, transfer_in(arguments, self._transfers))
+        except RemoteProtocolError as error:
+            self._outputs.append((call_id, error.message))
 
     def _report_outputs(self) -> None:
         outputs, self._outputs = self._outputs, []
         for call_id, output in outputs:
             self._to_session(function_output(call_id, output))
-        if outputs and not self._hangs_up:
+        if outputs and not self._ending:
             self._to_session(frame("response.create"))
 
 
-class CallerLeg:
-    """One leg. Call `run` beside the session that it is the transport of.
+class Leg:
+    """One leg. Call `run` beside the session that it is the transport of. Its classes carry the audio (`_work`).
 
-    - `socket`, `stream`: the carrier's WebSocket, and its messages from `started` on.
+    - `call`: the facts of the call.
+    - `heard_hz`: the rate of the caller's audio.
     - `greeting`: what the model is to say first; "" if the caller speaks first.
     - `max_s`: the longest call, in seconds; 0 for no limit.
     - `clock`: returns monotonic seconds.
 
     `beside` is called with each event of the call for the programs beside it, such as a pressed key. `ended_by` says
-    why the call has ended: `caller_hung_up`, `hang_up` (the model's function), `time_limit`, the code of a violation of
-    the protocol, or the reason with which the session was closed; "" until then. `is_refused`: the carrier's messages
-    violated the protocol.
+    why the call has ended: `caller_hung_up`, `hang_up` (the model's function), `transferred`, `time_limit`, the code of
+    a violation of the protocol, or the reason with which the session was closed; "" until then. `playback` is the
+    player of its responses.
     """
+
+    playback: CallPlayer
 
     def __init__(
         self,
-        socket: LegSocket,
-        stream: MediaStream,
-        started: Started,
+        call: Call,
+        heard_hz: int,
         *,
         greeting: str = "",
         max_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.call = started.call
+        self.call = call
         self.beside: Callable[[str], None] = lambda _: None
         self.ended_by = ""
-        self.is_refused = False
-        self._socket, self._stream, self._clock = socket, stream, clock
+        self._clock = clock
         self._greeting, self._max_s = greeting, max_s
-        self._rate_hz = started.codec.rate_hz
-        self._resampler = Resampler(self._rate_hz, SAMPLE_RATE_HZ)
-        self._jitter = JitterBuffer()
+        is_narrow = 2 * heard_hz == SAMPLE_RATE_HZ
+        self._resampler = Doubler() if is_narrow else Resampler(heard_hz, SAMPLE_RATE_HZ)
         self._arrived: deque[str | bytes | AppendAudio] = deque()
         # Notified when something has arrived or was received by the session, and at the end.
         self._changed = Signal()
-        self.playback = CallPlayer(self._rate_hz, self._to_session)
-        # When the carrier's buffer will be empty, by the clock.
-        self._buffered_until_s = 0.0
-        # The marks that were sent, oldest first, and the times at which each counts as reached.
-        self._marks: deque[tuple[float, str]] = deque()
         self._keys = ""
         self._last_key_s = 0.0
-        self._num_bad = 0
+
+    def _work(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """Return what carries the audio: functions that run at the same time, until the call ends."""
+        raise NotImplementedError
 
     # --- the session's transport
 
@@ -198,11 +246,17 @@ class CallerLeg:
         """Drop a frame of the session: a telephone shows none."""
 
     async def close(self, code: int, reason: str) -> None:
-        """End the call with a WebSocket close code. Raises TransportClosed if the carrier closed it first."""
+        """End the call with a WebSocket close code. Raises TransportClosed if the other side ended it first."""
         self.end(reason)
-        await self._socket.close(code, reason)
 
     # --- the call
+
+    async def transfer(self, target: str) -> str:
+        """Have the caller connected to `target`, a URI or a number, instead of us. Returns "" if it is, or why not.
+
+        Only calls over SIP can be transferred. Whoever calls this ends the call then (`end`).
+        """
+        return "not transferred: a call of this carrier cannot be"
 
     def end(self, reason: str) -> None:
         """End the call. Only the first reason counts. Does not wait."""
@@ -216,7 +270,7 @@ class CallerLeg:
             wanted = f"The call has just begun. Greet the caller with these words: {self._greeting}"
             self._to_session(frame("response.create", response={"instructions": wanted}))
         async with anyio.create_task_group() as group:
-            for work in (self._read, self._play, *([self._limit] if self._max_s else [])):
+            for work in (*self._work(), *([self._limit] if self._max_s else [])):
                 group.start_soon(self._guarded, work)
             while not self.ended_by:
                 await self._changed.wait()
@@ -244,9 +298,75 @@ class CallerLeg:
         while len(self._arrived) >= MAX_ARRIVED_ITEMS:
             await self._changed.wait()
 
-    def _tell(self, event: str) -> None:
-        """Tell the programs beside the call of an event."""
-        self.beside(event)
+    # --- what the caller says and presses
+
+    def _hear(self, pcm: Pcm) -> None:
+        """Pass the caller's audio to the session: float32 at `heard_hz`."""
+        if len(heard := self._resampler.feed(pcm)):
+            self._to_session(AppendAudio(heard))
+
+    def _press(self, key: str) -> None:
+        """Add a key to the caller's input. The first one stops the response, as speech does."""
+        if len(key) != 1 or key not in "0123456789ABCD*#" or len(self._keys) >= MAX_KEYS:
+            return
+        # The event has the form of OpenAI's telephone calls.
+        self.beside(frame("input_audio_buffer.dtmf_event_received", event=key, received_at=int(time.time())))
+        if not self._keys:
+            if self.playback.is_responding:
+                self._to_session(frame("response.cancel"))
+            if not self.playback.is_idle:
+                self._to_session(frame("output_audio_buffer.clear"))
+        self._keys += key
+        self._last_key_s = self._clock()
+
+    def _finish_keys(self) -> None:
+        """Pass the keys to the session as the user's input, if it is complete. It is called whenever
+        audio arrives.
+        """
+        is_complete = self._keys.endswith("#") or self._clock() - self._last_key_s >= KEYS_PAUSE_S
+        if not self._keys or not is_complete or self.playback.is_responding:
+            return
+        text, self._keys = f"(I pressed these keys on my telephone: {self._keys})", ""
+        part = {"type": "input_text", "text": text}
+        self._to_session(frame("conversation.item.create", item={"type": "message", "role": "user", "content": [part]}))
+        self._to_session(frame("response.create"))
+
+
+class CallerLeg(Leg):
+    """The leg over a carrier's media stream.
+
+    `socket`, `stream`: the carrier's WebSocket, and its messages from `started` on. The rest is as in `Leg`.
+    `is_refused`: the carrier's messages violated the protocol.
+    """
+
+    def __init__(
+        self,
+        socket: LegSocket,
+        stream: MediaStream,
+        started: Started,
+        *,
+        greeting: str = "",
+        max_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        rate_hz = started.codec.rate_hz
+        super().__init__(started.call, rate_hz, greeting=greeting, max_s=max_s, clock=clock)
+        self.is_refused = False
+        self._socket, self._stream, self._rate_hz = socket, stream, rate_hz
+        self._jitter = JitterBuffer[Pcm]()
+        self.playback = CallPlayer(rate_hz, self._to_session)
+        # When the carrier's buffer will be empty, by the clock.
+        self._buffered_until_s = 0.0
+        # The marks that were sent, oldest first, and the times at which each counts as reached.
+        self._marks: deque[tuple[float, str]] = deque()
+        self._num_bad = 0
+
+    def _work(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        return self._read, self._play
+
+    async def close(self, code: int, reason: str) -> None:
+        await super().close(code, reason)
+        await self._socket.close(code, reason)
 
     # --- from the carrier
 
@@ -277,8 +397,7 @@ class CallerLeg:
         match item:
             case CallerAudio(pcm, number):
                 for packet in [pcm] if number is None else self._jitter.put(number, pcm):
-                    if len(heard := self._resampler.feed(packet)):
-                        self._to_session(AppendAudio(heard))
+                    self._hear(np.zeros(len(pcm), np.float32) if packet is None else packet)
             case Pressed(key):
                 self._press(key)
             case MarkReturned(name):
@@ -287,32 +406,6 @@ class CallerLeg:
                 self.end("caller_hung_up")
             case Started():
                 return
-
-    def _press(self, key: str) -> None:
-        """Add a key to the caller's input. The first one stops the response, as speech does."""
-        if len(key) != 1 or key not in "0123456789ABCD*#" or len(self._keys) >= MAX_KEYS:
-            return
-        # The event has the form of OpenAI's telephone calls.
-        self._tell(frame("input_audio_buffer.dtmf_event_received", event=key, received_at=int(time.time())))
-        if not self._keys:
-            if self.playback.is_responding:
-                self._to_session(frame("response.cancel"))
-            if not self.playback.is_idle:
-                self._to_session(frame("output_audio_buffer.clear"))
-        self._keys += key
-        self._last_key_s = self._clock()
-
-    def _finish_keys(self) -> None:
-        """Pass the keys to the session as the user's input, if it is complete. Carriers send audio all the time, so
-        that this is called often enough.
-        """
-        is_complete = self._keys.endswith("#") or self._clock() - self._last_key_s >= KEYS_PAUSE_S
-        if not self._keys or not is_complete or self.playback.is_responding:
-            return
-        text, self._keys = f"(I pressed these keys on my telephone: {self._keys})", ""
-        part = {"type": "input_text", "text": text}
-        self._to_session(frame("conversation.item.create", item={"type": "message", "role": "user", "content": [part]}))
-        self._to_session(frame("response.create"))
 
     # --- to the carrier
 

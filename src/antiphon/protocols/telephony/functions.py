@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import any_value, decode
 from antiphon.protocols.telephony.stream import Call
 
-HANG_UP, SEND_DIGITS = "hang_up", "send_digits"
+HANG_UP, SEND_DIGITS, TRANSFER = "hang_up", "send_digits", "transfer"
 # Most keys that one call of `send_digits` may send.
 MAX_DIGITS = 64
 
 
 class _Digits(msgspec.Struct):
     digits: str
+
+
+class _Transfer(msgspec.Struct):
+    to: str
 
 
 # The functions, as tools of a session.
@@ -36,17 +42,37 @@ def digits_in(arguments: str) -> str:
     return digits
 
 
-def session_of(configured: msgspec.Raw, call: Call, instructions: str) -> msgspec.Raw:
+def transfer_in(arguments: str, targets: Mapping[str, str]) -> str:
+    """Return the target that the arguments of `transfer` name. Raises RemoteProtocolError for other arguments."""
+    target = targets.get(decode(arguments, _Transfer).to, "")
+    if not target:
+        raise RemoteProtocolError("invalid_value", f"'to' is one of: {', '.join(targets) or 'none'}.", "to")
+    return target
+
+
+def _transfer_tool(names: Sequence[str]) -> msgspec.Raw:
+    properties = {"to": {"type": "string", "enum": list(names)}}
+    tool = {
+        "type": "function",
+        "name": TRANSFER,
+        "description": "Transfer the telephone call to somebody else, and leave it. Tell the caller first.",
+        "parameters": {"type": "object", "properties": properties, "required": ["to"]},
+    }
+    return msgspec.Raw(msgspec.json.encode(tool))
+
+
+def session_of(configured: msgspec.Raw, call: Call, instructions: str, transfers: Sequence[str] = ()) -> msgspec.Raw:
     """Return the session of a call, with the fields of a `session.update`: the configured one, with the functions.
 
     `configured`: the session of a client secret; null if there is none. `instructions`: those of a session that has
-    none. The instructions then say who calls. A tool with the name of a function replaces its description.
-    Raises RemoteProtocolError if it is not JSON.
+    none. The instructions then say who calls. `transfers`: the names of those to whom the call may be transferred. A
+    tool with the name of a function replaces its description. Raises RemoteProtocolError if it is not JSON.
     """
     session = any_value(configured) or {}
     own = session.get("tools") or []
     names = {tool.get("name") for tool in own if isinstance(tool, dict)}
-    tools = [*own, *(tool for tool in any_value(TOOLS) if tool["name"] not in names)]
+    offered = [*any_value(TOOLS), *([any_value(_transfer_tool(transfers))] if transfers else [])]
+    tools = [*own, *(tool for tool in offered if tool["name"] not in names)]
     text = " ".join(filter(None, (session.get("instructions") or instructions, described(call))))
     update = {"type": "realtime", **session, "instructions": text, "tools": tools}
     return msgspec.Raw(msgspec.json.encode(update))

@@ -19,17 +19,13 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError, Unauthorized
-from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.telephony.carriers import stream_of
-from antiphon.protocols.telephony.functions import session_of
 from antiphon.protocols.telephony.stream import MAX_FACT_CHARS, Call, MediaStream, Started
 from antiphon.server.credentials import Caller
 from antiphon.server.http.auth import act_for, identify
 from antiphon.server.http.body import json_response, limited
-from antiphon.server.live.handshake import kind_of
-from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
-from antiphon.server.live.realtime import LiveRealtime
+from antiphon.server.live.held_call import check_models, hold_call
 from antiphon.server.live.session import CLOSE_NORMAL, CLOSE_POLICY, CLOSE_TRY_LATER
 from antiphon.server.state import ServerState
 from antiphon.server.telephone import SIGNATURE, ExpectedCall, is_signed, public_url
@@ -69,7 +65,7 @@ async def twilio(request: Request) -> Response:
         called=given.get("To", ""),
     )
     try:
-        _check_models(state)
+        check_models(state)
         state.admission.refuse_early(caller, state.kind_of("conversation"))
     except Refused as refusal:
         log.info("a call is rejected as busy: %s", refusal)
@@ -83,18 +79,10 @@ def _twiml(verb: str) -> Response:
     return Response(f'<?xml version="1.0" encoding="UTF-8"?><Response>{verb}</Response>', 200, None, "text/xml")
 
 
-def _check_models(state: ServerState) -> None:
-    """Raise Refused while models load and while the server drains, and RemoteProtocolError if none can hold a call."""
-    state.admission.refuse_if_draining()
-    model = state.loaded().for_conversations
-    if model is None or not model.profile.voices:
-        raise RemoteProtocolError("model_not_found", "A call needs a language model and a voice.", "model")
-
-
 async def media(websocket: WebSocket) -> None:
     """Serve the media stream of one call, until either side hangs up."""
     state: ServerState = websocket.app.state.antiphon
-    _check_models(state)
+    check_models(state)
     caller, expected = _identified(state, websocket)
     await websocket.accept()
     transport = WebSocketTransport(websocket)
@@ -196,25 +184,10 @@ async def _serve(
     state: ServerState, caller: Caller, transport: WebSocketTransport, stream: MediaStream, started: Started
 ) -> CallerLeg:
     """Hold the call until it has ended, and return its leg."""
-    settings, call = state.settings.telephone, started.call
-    session = session_of(caller.session, call, settings.telephone_instructions)
-    opening = Opening(session=session, plays=True)
-    dialect = dialect_of(opening)
-    with state.admission.admit(caller, kind_of(state, dialect, opening)):
-        wire = dialect.connect(opening, context_of(state, caller))
-        await prepare_voices(state, caller, session)
-        first_frames = await open_wire(wire)
+    settings = state.settings.telephone
+
+    async def leg() -> CallerLeg:
         greeting, max_s = settings.telephone_greeting, settings.telephone_call_s
-        leg = CallerLeg(transport, stream, started, greeting=greeting, max_s=max_s)
-        live = LiveRealtime(state, caller, wire, leg, first_frames=first_frames, why_left=lambda: leg.ended_by)
-        leg.beside = live.sidebands.tell
-        state.sessions.calls[live.id], state.sessions.legs[live.id] = live, leg
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(leg.run)
-                await live.run()
-                leg.end("session_ended")
-        finally:
-            del state.sessions.calls[live.id], state.sessions.legs[live.id]
-    log.info("call %s of %s has ended: %s", live.id, call.carrier, leg.ended_by)
-    return leg
+        return CallerLeg(transport, stream, started, greeting=greeting, max_s=max_s)
+
+    return await hold_call(state, caller, started.call, leg)
