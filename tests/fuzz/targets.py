@@ -3,7 +3,8 @@
 There are three groups of targets:
 
 - the connection of each dialect,
-- the parsers of REST bodies, forms, media headers, recordings, schemas, stored sessions and answers of other servers,
+- the parsers of REST bodies, forms, media headers, telephones' media streams, recordings, schemas, stored sessions and
+  answers of other servers,
 - requests to all routes of a host, directly and through a door.
 
 A target reads one input after another. For each input, it returns an answer or raises an error of `antiphon.errors`.
@@ -64,7 +65,7 @@ from antiphon.settings import Settings
 from antiphon.store.sessions import StoredSession
 from antiphon.transports.journal import ResumeToken
 from antiphon.vision import images
-from tests.fuzz import schemas, wire
+from tests.fuzz import media, schemas, wire
 from tests.fuzz.mutations import mutated_bytes, mutated_frame, mutated_text, recorded_bodies, recorded_frames
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.server.scripted import Echo
@@ -444,6 +445,7 @@ TARGETS: Mapping[str, Target] = {
     **_sockets(),
     **_streams(),
     **_answers_of_servers(),
+    **{name: Target(media.reader(make), draw) for name, (make, draw) in media.STREAMS.items()},
     "host": Target(lambda: wire.asking(False), wire.draw_request, per_round=COSTLY),
     "door": Target(lambda: wire.asking(True), wire.draw_request, per_round=COSTLY),
     "schema": Target(raising(_try_grammar), schemas.draw_grammar, per_round=COSTLY),

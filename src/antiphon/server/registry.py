@@ -15,7 +15,7 @@ from antiphon.server.live.moving.alive_hosts import AliveHosts
 from antiphon.shares.fair_cache import FairCache
 from antiphon.store.sessions import SessionStore
 from antiphon.transports.attachment import AttachedSession
-from antiphon.transports.telephone import CallerLeg
+from antiphon.transports.leg import Leg
 
 # Maximum number of ids of overflowed sessions that are kept.
 MAX_OVERFLOWED = 10_000
@@ -53,7 +53,7 @@ class SessionRegistry:
     # Connected calls, by id.
     calls: dict[str, LiveCall] = field(default_factory=dict)
     # The legs of those that are telephone calls, by the same id.
-    legs: dict[str, CallerLeg] = field(default_factory=dict)
+    legs: dict[str, Leg] = field(default_factory=dict)
     # Cancels each HTTP request that is under way.
     requests: set[anyio.CancelScope] = field(default_factory=set)
     # Requests that are restoring a session from the store, by the session's id, so that only one connection restores

@@ -28,6 +28,7 @@ from antiphon.server.http.tls import ServerTls, keep_current, open_tls
 from antiphon.server.memory import reclaim_excess, settle_garbage
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
+from antiphon.server.telephone.audiosocket import check_audiosocket, open_audiosocket
 from antiphon.server.watches import as_host, keep_registered, watch_headroom, watch_loop, watch_models
 from antiphon.server.wyoming.listening import check_wyoming, open_wyoming
 from antiphon.settings import Settings
@@ -76,6 +77,7 @@ async def serve(
     """
     check_exposure(settings)
     check_wyoming(settings)
+    check_audiosocket(settings)
     tls = open_tls(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
     with contextlib.closing(sock):
@@ -99,6 +101,7 @@ async def _serve(
     sessions = _open_session_store(state)
     http = http_server(state, tls)
     open_wyoming(state)
+    open_audiosocket(state)
     models: LoadedModels | None = None
     failure: Exception | None = None
     try:

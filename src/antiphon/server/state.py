@@ -28,7 +28,7 @@ from antiphon.server.mcp import open_mcp
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics, TurnReports
 from antiphon.server.registry import SessionRegistry, host_name
-from antiphon.server.telephone import ExpectedCalls
+from antiphon.server.telephone.switchboard import Switchboard
 from antiphon.settings import Settings
 from antiphon.store.voices import SpeakerStore, VoiceStore
 
@@ -59,8 +59,6 @@ class ServerState:
     group: anyio.abc.TaskGroup | None = None
     # The vectors of uploaded voices, with which sessions recognize their users.
     enrolled_voices: EnrolledVoices = field(default_factory=EnrolledVoices)
-    # Telephone calls whose media stream is about to open.
-    expected_calls: ExpectedCalls = field(default_factory=ExpectedCalls)
     # The vectors of remembered speakers, with which sessions label their turns.
     known_speakers: KnownSpeakers = field(default_factory=KnownSpeakers)
     # The memory that the server holds for its clients, by key.
@@ -75,6 +73,8 @@ class ServerState:
     credentials: Credentials = field(init=False)
     # Carry out functions of conversations; None without `--mcp`.
     tool_servers: McpServers | None = field(init=False)
+    # What the telephone keeps between requests.
+    switchboard: Switchboard = field(init=False)
     # Fetches audio that clients name by URL.
     fetcher: Fetcher = field(init=False)
     # None without `--torch-profiler-dir`.
@@ -91,6 +91,7 @@ class ServerState:
         self.listeners = Listeners(settings, self.metrics)
         self.credentials = Credentials(settings.server.api_keys, self.memory)
         self.tool_servers = open_mcp(settings)
+        self.switchboard = Switchboard(settings.telephone, self.spawn)
         self.fetcher = Fetcher(settings.speech.fetch_from)
         folder = settings.server.torch_profiler_dir
         self.profiler = Profiler(Path(folder).expanduser()) if folder else None

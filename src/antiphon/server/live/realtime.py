@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
+from antiphon.contracts.language import ToolServers
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import ConfigureConversation, CreateItem, CreateResponse
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription, SessionEnding
@@ -62,7 +63,8 @@ class LiveRealtime:
     `wire` is open, and `first_frames` are the frames that opening it returned. `caller` opened the session. A client
     resumes it with `token`; without a token, it ends with its transport. `restored` is the stored state from which a
     restored conversation continues. The route that made `transport` also releases it. `copy` is the session's copy in
-    the session store. A client that resumes attaches its transport to `attachment`.
+    the session store. A client that resumes attaches its transport to `attachment`. `tools` has functions of this
+    session alone, beside those of the server.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class LiveRealtime:
         first_frames: Sequence[Frame] = (),
         token: ResumeToken | None = None,
         restored: Restored | None = None,
+        tools: ToolServers | None = None,
     ) -> None:
         self._state = state
+        self._tools = tools
         self.caller = caller
         self.wire = wire
         self._transport = transport
@@ -295,7 +299,7 @@ class LiveRealtime:
         inbox, emit, player = self._inbox, self._emit, self._transport.playback
         if isinstance(first, ConfigureConversation):
             self._session = self._conversation = new_conversation(
-                self._state, self.caller, self.wire, first, inbox, emit, player, self._observers
+                self._state, self.caller, self.wire, first, inbox, emit, player, self._observers, self._tools
             )
         else:
             self._session = new_transcription(

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeGuard
 
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts.language import ToolServers
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import (
     CancelResponse,
@@ -27,6 +28,7 @@ from antiphon.server.live.observers import SessionObservers
 from antiphon.server.memory import MemoryAccount
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
+from antiphon.sessions.conversation.responses.server_calls import together
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
@@ -148,8 +150,12 @@ def new_conversation(
     emit: EmitConversation,
     playback: AudioPlayer | None,
     observers: SessionObservers,
+    tools: ToolServers | None = None,
 ) -> ConversationSession | DuplexSession:
-    """Return a conversation session for a wire, with the server's models and an empty history."""
+    """Return a conversation session for a wire, with the server's models and an empty history.
+
+    `tools`: functions of this conversation alone. Those of the server come after them.
+    """
     models = state.loaded()
     assert models.for_conversations
     context = ConversationContext(
@@ -161,7 +167,7 @@ def new_conversation(
         backchannel_detector=models.backchannel_detector,
         image_reader=models.image_reader,
         speaker_model=models.speaker_model,
-        tool_servers=state.tool_servers,
+        tool_servers=together(tools, state.tool_servers),
         measure=observers.measure,
         count=observers.count,
         on_unit=observers.unit,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 
 from antiphon.contracts.language import ToolServers
@@ -24,6 +26,32 @@ def offered(own: tuple[Tool, ...], servers: ToolServers | None) -> tuple[Tool, .
         return own
     taken = {tool.name for tool in own}
     return own + tuple(tool.labelled() if tool.name in taken else tool for tool in servers.tools)
+
+
+def together(*servers: ToolServers | None) -> ToolServers | None:
+    """Return several tool servers as one; None if there are none.
+
+    Of two functions with the same name, the later one gets its server's label and `__` before its name.
+    """
+    given = [each for each in servers if each]
+    return _Together(given) if len(given) > 1 else next(iter(given), None)
+
+
+class _Together:
+    def __init__(self, servers: Sequence[ToolServers]) -> None:
+        self._servers = servers
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        tools: tuple[Tool, ...] = ()
+        for each in self._servers:
+            tools = offered(tools, each)
+        return tools
+
+    async def call(self, server: str, name: str, arguments: str) -> ToolResult:
+        # A server that has lost its tools says so itself.
+        has = (each for each in self._servers if any(tool.server == server for tool in each.tools))
+        return await next(has, self._servers[-1]).call(server, name, arguments)
 
 
 class ServerCalls:
