@@ -232,7 +232,7 @@ def read_sip(data: Input) -> None:
     """Read a message of a telephone and its description, and write the answers to both."""
     raw = data.encode() if isinstance(data, str) else data
     message = sip.parse(raw)
-    if isinstance(message, sip.Request):
+    if isinstance(message, sip.SipRequest):
         sip.parse(sip.answer(message, 401, tag="a").encode())
         params_of(message.get("authorization"))
         for value in message.all("contact"):

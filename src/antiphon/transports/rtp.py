@@ -93,7 +93,7 @@ class RtpPort(asyncio.DatagramProtocol):
 class RtpLeg(Leg):
     """The leg over RTP. `agree` says where audio goes to, before the leg runs and whenever the other side changes it.
 
-    - `port`: the port of the call, which whoever made it closes.
+    - `port`: the port of the call. The code that opened it closes it.
     - `codec`: the codec of the call.
     - `sends_keys`: whether the other side takes keys as events; if not, they are played as tones.
     - `comedia`: send to where audio comes from, whatever address was agreed, for callers behind NAT.

@@ -261,7 +261,7 @@ class Leg:
     async def transfer(self, target: str) -> str:
         """Have the caller connected to `target`, a URI or a number, instead of us. Returns "" if it is, or why not.
 
-        Only calls over SIP can be transferred. Whoever calls this ends the call then (`end`).
+        Only calls over SIP can be transferred. The leg has to be ended afterwards (`end`).
         """
         return "not transferred: a call of this carrier cannot be"
 

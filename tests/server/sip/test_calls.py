@@ -13,7 +13,7 @@ from bench.sip_phone import LIMIT_S, Telephone
 from antiphon.errors import RemoteProtocolError, SettingsError
 from antiphon.protocols.telephony.sip import rtp, sdp
 from antiphon.protocols.telephony.sip.digest import REALM, params_of, response_of
-from antiphon.protocols.telephony.sip.messages import Request, Response, answer, parse
+from antiphon.protocols.telephony.sip.messages import SipRequest, SipResponse, answer, parse
 from antiphon.server.credentials import Caller
 from antiphon.server.http.forwarded import Networks
 from antiphon.server.metrics import Metrics
@@ -141,7 +141,7 @@ def test_who_is_asked_for_a_password_shows_it_once() -> None:
         async with port(sip_caller_password="secret") as served:
             async with Telephone(served.number, password="secret") as phone:
                 assert (await phone.invite()).status == 200
-                first = next(m for m in phone.messages if isinstance(m, Response))
+                first = next(m for m in phone.messages if isinstance(m, SipResponse))
                 assert first.status == 401
                 # Requests within the call need no password.
                 assert (await phone.ask(phone.request("BYE"))).status == 200
@@ -222,7 +222,7 @@ def test_a_repeated_invite_is_one_call_and_a_replayed_request_is_refused() -> No
             response = await phone.last_response(request)
             await asyncio.sleep(0.1)
             assert len(served.state.sessions.calls) == 1
-            tags = {m.to_tag for m in phone.messages if isinstance(m, Response) and m.status == 200}
+            tags = {m.to_tag for m in phone.messages if isinstance(m, SipResponse) and m.status == 200}
             assert tags == {response.to_tag}
             phone.to_tag = response.to_tag
             info = phone.request("INFO")
@@ -269,11 +269,11 @@ class Sender:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.got: list[Response] = []
+        self.got: list[SipResponse] = []
 
     def send(self, data: bytes) -> None:
         message = parse(data)
-        assert isinstance(message, Response)
+        assert isinstance(message, SipResponse)
         self.got.append(message)
 
 
@@ -317,7 +317,7 @@ class Provider(asyncio.DatagramProtocol):
 
     def __init__(self, status: int = 200) -> None:
         self.status = status
-        self.requests: list[Request] = []
+        self.requests: list[SipRequest] = []
         self.arrived = asyncio.Event()
 
     def connection_made(self, transport: Any) -> None:
@@ -328,7 +328,7 @@ class Provider(asyncio.DatagramProtocol):
         if not data.strip():
             return
         message = parse(data)
-        if not isinstance(message, Request):
+        if not isinstance(message, SipRequest):
             return
         self.requests.append(message)
         self.arrived.set()
@@ -349,7 +349,7 @@ class Provider(asyncio.DatagramProtocol):
             status, headers = 200, [("expires", "60")]
         self.transport.sendto(answer(message, status, tag="p", headers=headers, body=body).encode(), addr)
 
-    async def asked(self, method: str, count: int) -> list[Request]:
+    async def asked(self, method: str, count: int) -> list[SipRequest]:
         async with asyncio.timeout(LIMIT_S):
             while len(found := [r for r in self.requests if r.method == method]) < count:
                 self.arrived.clear()

@@ -34,6 +34,13 @@ TOOLS = msgspec.Raw(
 )
 
 
+_TRANSFER_TOOL = (
+    b'{"type": "function", "name": "transfer", '
+    b'"description": "Transfer the telephone call to somebody else, and leave it. Tell the caller first.", '
+    b'"parameters": {"type": "object", "properties": {"to": {"type": "string", "enum": %b}}, "required": ["to"]}}'
+)
+
+
 def digits_in(arguments: str) -> str:
     """Return the keys in the arguments of `send_digits`. Raises RemoteProtocolError for other arguments."""
     digits = decode(arguments, _Digits).digits.upper().replace(" ", "").replace("-", "")
@@ -51,14 +58,7 @@ def transfer_in(arguments: str, targets: Mapping[str, str]) -> str:
 
 
 def _transfer_tool(names: Sequence[str]) -> msgspec.Raw:
-    properties = {"to": {"type": "string", "enum": list(names)}}
-    tool = {
-        "type": "function",
-        "name": TRANSFER,
-        "description": "Transfer the telephone call to somebody else, and leave it. Tell the caller first.",
-        "parameters": {"type": "object", "properties": properties, "required": ["to"]},
-    }
-    return msgspec.Raw(msgspec.json.encode(tool))
+    return msgspec.Raw(_TRANSFER_TOOL % msgspec.json.encode(list(names)))
 
 
 def session_of(configured: msgspec.Raw, call: Call, instructions: str, transfers: Sequence[str] = ()) -> msgspec.Raw:

@@ -11,7 +11,7 @@ import anyio
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.sip import sdp
 from antiphon.protocols.telephony.sip.dialog import ALLOWED, Dialog
-from antiphon.protocols.telephony.sip.messages import Address, Request, SipUri, answer
+from antiphon.protocols.telephony.sip.messages import Address, SipRequest, SipUri, answer
 from antiphon.protocols.telephony.sip.sdp import Agreed, Crypto, Description
 from antiphon.protocols.telephony.sip.transactions import ServerTransaction
 from antiphon.server.sip.agent import SipAgent
@@ -161,7 +161,7 @@ class SipCall:
         leg.agree(self.agreed, theirs, self.keys)
         self._respond(transaction, 200, *headers, body=body)
 
-    def _take_answer(self, ack: Request) -> None:
+    def _take_answer(self, ack: SipRequest) -> None:
         """Take the answer to an offer of ours in a re-INVITE. What cannot be read changes nothing."""
         if self.agreed is None or self.leg is None:
             return
@@ -190,7 +190,7 @@ class SipCall:
             self.leg.press(key)
         self._respond(transaction, 200)
 
-    def _take_notice(self, request: Request) -> None:
+    def _take_notice(self, request: SipRequest) -> None:
         """Take a report about a transfer: the status of the call to the target."""
         found = _FRAGMENT.match(request.body[:200].decode("latin-1"))
         if request.get("event").partition(";")[0].strip().lower() == "refer" and found and int(found[1]) >= 200:

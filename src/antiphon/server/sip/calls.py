@@ -15,7 +15,7 @@ from antiphon.audio.line_codecs import line_codec
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.telephony.sip import sdp
 from antiphon.protocols.telephony.sip.dialog import ALLOWED, Dialog, new_tag
-from antiphon.protocols.telephony.sip.messages import Address, Request, SipUri, answer, checked_header
+from antiphon.protocols.telephony.sip.messages import Address, SipRequest, SipUri, answer, checked_header
 from antiphon.protocols.telephony.sip.sdp import Description
 from antiphon.protocols.telephony.sip.transactions import ServerTransaction
 from antiphon.protocols.telephony.stream import MAX_FACT_CHARS, MAX_PARAMETERS, Call
@@ -157,7 +157,7 @@ class _Taken:
         if body is None:
             raise NOT_ACCEPTABLE
         agent.enter(own)
-        acknowledged: asyncio.Future[Request | None] = asyncio.get_running_loop().create_future()
+        acknowledged: asyncio.Future[SipRequest | None] = asyncio.get_running_loop().create_future()
         acknowledged.add_done_callback(lambda _: self._begun())
         invite.acknowledged = partial(_set_result, acknowledged)
         invite.unacknowledged = partial(_set_result, acknowledged, None)
@@ -250,7 +250,7 @@ def _set_result(future: asyncio.Future[T], value: T) -> None:
         future.set_result(value)
 
 
-def call_of(invite: Request) -> Call:
+def call_of(invite: SipRequest) -> Call:
     """Return the facts of a call: who calls whom, and the headers that an application may have set."""
     facts = {n: v for n, v in invite.headers if n.startswith("x-") or n in _FACTS}
     fitting = {n: v for n, v in facts.items() if len(v) <= MAX_FACT_CHARS}
