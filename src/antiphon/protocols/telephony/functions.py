@@ -53,7 +53,7 @@ def transfer_in(arguments: str, targets: Mapping[str, str]) -> str:
     """Return the target that the arguments of `transfer` name. Raises RemoteProtocolError for other arguments."""
     target = targets.get(decode(arguments, _Transfer).to, "")
     if not target:
-        raise RemoteProtocolError("invalid_value", f"'to' is one of: {', '.join(targets) or 'none'}.", "to")
+        raise RemoteProtocolError("invalid_value", f"'to' is one of these names: {', '.join(targets)}.", "to")
     return target
 
 
