@@ -65,13 +65,18 @@ class PhoneCaller:
             await self._socket.send(carrier.start())
             self._begun_s = time.monotonic()
             self._tasks = [asyncio.create_task(self._speak()), asyncio.create_task(self._listen())]
-            calls: list[Any] = []
+        await self.follow()
+        return self
+
+    async def follow(self) -> None:
+        """Attach the application to the call, with the session of this benchmark."""
+        calls: list[Any] = []
+        async with httpx.AsyncClient(timeout=LIMIT_S) as http:
             while not calls:
                 calls = (await http.get(f"{self._srv.url}/v1/telephone/calls")).json()["data"]
         self.application = Session(self._srv.url, f"/v1/realtime?call_id={calls[-1]['id']}", {"session": self._session})
         await self.application.__aenter__()
         await asyncio.sleep(0.3)
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._socket.send(carrier.stop())
@@ -172,20 +177,20 @@ def row(seconds: list[float | None]) -> dict[str, Any]:
     return {"turns": len(seconds), "answered": len(found)} | percents
 
 
-async def latency(srv: Server, clips: list[Clip]) -> dict[str, Any]:
+async def latency(srv: Server, clips: list[Clip], telephone: type[PhoneCaller] = PhoneCaller) -> dict[str, Any]:
     """Say each recording over both, in turns, so that other load affects both."""
     found: dict[str, list[float | None]] = {"WebSocket": [], "telephone": []}
     for clip in clips:
         async with Caller(srv.url, VAD) as caller:
             found["WebSocket"].append(await _over_socket(caller, clip))
-        async with PhoneCaller(srv) as phone:
+        async with telephone(srv) as phone:
             found["telephone"].append(await _over_telephone(phone, clip))
     out = {name: row(times) for name, times in found.items()}
     show("from the true end of speech to the first sound at the ear", out)
     return out
 
 
-async def barge_in(srv: Server, clips: list[Clip]) -> dict[str, Any]:
+async def barge_in(srv: Server, clips: list[Clip], telephone: type[PhoneCaller] = PhoneCaller) -> dict[str, Any]:
     """Speak over a story. Measures the time from the onset of speech to silence at the ear."""
     found: dict[str, list[float | None]] = {"WebSocket": [], "telephone": []}
     for clip in clips:
@@ -196,7 +201,7 @@ async def barge_in(srv: Server, clips: list[Clip]) -> dict[str, Any]:
                 steps = [caller.begun_s + (n + 1) * 0.02 for n, data in enumerate(caller.heard) if any(data)]
                 last = [at for at in steps if onset_s <= at]
                 found["WebSocket"].append(last[-1] - onset_s if last and last[-1] < onset_s + 2.9 else None)
-        async with PhoneCaller(srv, TELLER) as phone:
+        async with telephone(srv, TELLER) as phone:
             since = await phone.ask(STORY)
             begun_s = await phone.heard_after(phone.application.events[since - 1][0])
             if begun_s is not None:

@@ -18,6 +18,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "devices": ("sounddevice",),
         "wyoming": ("zeroconf",),
         "mcp": ("mcp",),
+        "sip": ("pylibsrtp",),
         "tls": ("cryptography", "ifaddr"),
     }
 )

@@ -48,6 +48,9 @@ from antiphon.protocols.rest import chat, transcription_form
 from antiphon.protocols.speech import rest as speech
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.stream import SpeechDialect
+from antiphon.protocols.telephony.sip import messages as sip
+from antiphon.protocols.telephony.sip import rtp, sdp
+from antiphon.protocols.telephony.sip.digest import params_of
 from antiphon.protocols.video.stream import VideoDialect
 from antiphon.protocols.wire import Received
 from antiphon.recording.tape import Tape, marks, turns
@@ -80,6 +83,18 @@ CATALOG = SpeechCatalog(
     log_alias=lambda name, model: None,
 )
 Input = str | bytes
+SIP_OFFER, SIP_INVITE = (
+    b"INVITE sip:bot@192.0.2.4 SIP/2.0\r\nVia: SIP/2.0/UDP 192.0.2.1:5060;branch=z9hG4bK1;rport, SIP/2.0/TCP a;branch=b"
+    b'\r\nf: "A, <b>" <sip:a@192.0.2.1>;tag=1\r\nTo: <sip:bot@192.0.2.4>\r\nCall-ID: c\r\nCSeq: 1 INVITE\r\n'
+    b'Contact: <sip:a@[2001:db8::1]:5070;transport=tcp>\r\nAuthorization: Digest realm="r", nonce="n", qop=auth\r\n'
+    b"Content-Type: application/sdp\r\n\r\n" + body
+    for body in (
+        b"v=0\r\nc=IN IP4 192.0.2.1\r\nm=audio 4000 RTP/SAVP 0 96 101\r\na=rtpmap:96 opus/48000/2\r\n"
+        b"a=crypto:1 AES_CM_128_HMAC_SHA1_80 inline:d0RmdmcmVCspeEc3QGZiNWpVLFJhQX1cfHAwJSoj|2^20\r\n"
+        b"a=rtpmap:101 telephone-event/8000\r\na=sendonly\r\nm=video 5000 RTP/AVP 99\r\n",
+        b"",
+    )
+)
 # Number of inputs per round for targets whose inputs cost a hundred times, and ten times, as much as those of others.
 SLOW, COSTLY = 0.5, 5
 
@@ -212,6 +227,26 @@ def read_sound(data: bytes) -> None:
     measure_s(io.BytesIO(data), 60.0)
     for _ in decode_in_slabs(io.BytesIO(data), 30.0):
         pass
+
+
+def read_sip(data: Input) -> None:
+    """Read a message of a telephone and its description, and write the answers to both."""
+    raw = data.encode() if isinstance(data, str) else data
+    message = sip.parse(raw)
+    if isinstance(message, sip.SipRequest):
+        sip.parse(sip.answer(message, 401, tag="a").encode())
+        params_of(message.get("authorization"))
+        for value in message.all("contact"):
+            sip.SipUri.read(sip.Address.read(value).uri)
+    theirs = sdp.read(message.body)
+    if agreed := sdp.agree(theirs, tuple(sdp.CLOCKS_HZ)):
+        sdp.read(sdp.answer(theirs, agreed, ("192.0.2.1", 4000), 1, theirs.crypto[0] if theirs.crypto else None))
+
+
+def read_rtp(data: Input) -> None:
+    packet = rtp.read(data.encode() if isinstance(data, str) else data)
+    rtp.RtpOrder().put(packet)
+    rtp.KeyReader().read(packet)
 
 
 def draw_form(draw: random.Random) -> Input:
@@ -466,4 +501,6 @@ TARGETS: Mapping[str, Target] = {
     "tape": Target(lambda: read_tape, _tape_lines, per_round=SLOW),
     "stored session": Target(row_reader, draw_row),
     "sound": Target(raising(read_sound), one_of(sounds()), per_round=SLOW),
+    "sip": Target(raising(read_sip), one_of([SIP_INVITE, SIP_OFFER])),
+    "rtp": Target(raising(read_rtp), one_of([rtp.encode(rtp.RtpPacket(0, 7, 1120, 5, bytes(40), True))])),
 }

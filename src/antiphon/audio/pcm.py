@@ -72,3 +72,42 @@ class Resampler:
         tail = np.asarray(self._stream.resample_chunk(np.zeros(0, np.float32), last=True), np.float32)
         self._stream.clear()
         return tail
+
+
+# Samples of the output by which `Doubler` is late; odd.
+_LATE = 63
+
+
+def _halfway() -> Pcm:
+    """Return the taps that give the value halfway between two samples: every second one of a half-band filter with
+    Kaiser's window. The others are 0, except the one in the middle.
+    """
+    at = np.arange(-_LATE, _LATE + 1)
+    taps = (np.sinc(at / 2) * np.kaiser(len(at), 8.0))[::2]
+    return np.asarray(taps / taps.sum(), np.float32)
+
+
+_HALFWAY = _halfway()
+
+
+class Doubler:
+    """Doubles the rate of one mono float32 stream, in chunks of any size. The output is late by 4 ms at 16 kHz.
+
+    From 8 to 16 kHz, a `Resampler` gives its output in blocks of up to 116 ms, which is too late for a call. This
+    filter is flat to 0.1 dB up to 3.7 kHz of these 4, and 60 dB down from 4.3 kHz on.
+    """
+
+    def __init__(self) -> None:
+        # The newest samples of the input, which the next output still needs.
+        self._kept = np.zeros(_LATE, np.float32)
+
+    def feed(self, pcm: Pcm) -> Pcm:
+        """Return the next output: float32, twice as many samples as `pcm`."""
+        joined = np.concatenate((self._kept, pcm))
+        self._kept = joined[len(pcm) :]
+        out = np.empty(2 * len(pcm), np.float32)
+        # An odd sample is one of the input. An even one lies halfway between two of them.
+        middle = _LATE // 2 + 1
+        out[1::2] = joined[middle : middle + len(pcm)]
+        out[0::2] = np.convolve(joined, _HALFWAY, "valid") if len(pcm) else 0.0
+        return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import numpy as np
 
 from antiphon.audio import Pcm
@@ -36,33 +38,39 @@ def tones(keys: str, rate_hz: int) -> Pcm:
     return np.concatenate(parts) if parts else pause[:0]
 
 
-class JitterBuffer:
+Packet = TypeVar("Packet")
+
+
+class JitterBuffer(Generic[Packet]):
     """Puts numbered packets of audio back into their order. It uses no clock: later packets show what is missing.
 
-    A packet that is missing when one with a number `depth` higher has arrived is replaced by silence, so that the
-    stream keeps its time. Packets that come twice, or after their replacement, are dropped.
+    A packet that is missing when one with a number `depth` higher has arrived is replaced by None, so that the stream
+    keeps its time. Packets that come twice, or after their replacement, are dropped.
     """
 
     def __init__(self, depth: int = 5) -> None:
         self._depth = depth
-        self._waiting: dict[int, Pcm] = {}
+        self._waiting: dict[int, Packet] = {}
         # The number of the next packet to return.
         self._next: int | None = None
+        # Whether the last packet was dropped.
+        self.has_dropped = False
 
-    def put(self, number: int, pcm: Pcm) -> list[Pcm]:
+    def put(self, number: int, packet: Packet) -> list[Packet | None]:
         """Add a packet, and return the packets that are due now, in order. May return none, or several."""
         if self._next is None or abs(number - self._next) > MAX_JUMP:
             self._waiting.clear()
             self._next = number
-        if number < self._next or number in self._waiting:
+        self.has_dropped = number < self._next or number in self._waiting
+        if self.has_dropped:
             return []
-        self._waiting[number] = pcm
-        due: list[Pcm] = []
+        self._waiting[number] = packet
+        due: list[Packet | None] = []
         while self._waiting:
             if self._next in self._waiting:
                 due.append(self._waiting.pop(self._next))
             elif max(self._waiting) - self._next >= self._depth:
-                due.append(np.zeros(len(pcm), np.float32))
+                due.append(None)
             else:
                 break
             self._next += 1

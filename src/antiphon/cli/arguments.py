@@ -31,6 +31,7 @@ HEADINGS = {
     "wyoming": "wyoming (the port for Home Assistant)",
     "tools": "tools (functions that the server carries out)",
     "telephone": "telephone (calls of carriers and switches)",
+    "sip": "sip (telephone calls over SIP and RTP)",
 }
 BENCHMARKS = (
     "asr",

@@ -163,6 +163,15 @@ class Metrics:
             registry=self.registry,
         )
         self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
+        self.sip_registered = Gauge(
+            "antiphon_sip_registered", "1 while the server is registered at its SIP provider.", registry=self.registry
+        )
+        self.rtp_packets = Counter(
+            "antiphon_rtp_packets",
+            "Packets of callers over RTP that were lost, late, or foreign (of another address than agreed).",
+            ["what"],
+            registry=self.registry,
+        )
         self.listener_connections = Gauge(
             "antiphon_listener_connections",
             "Open connections of protocols that are not HTTP.",

@@ -27,6 +27,7 @@ from antiphon.server.http.origin import is_loopback
 from antiphon.server.http.tls import ServerTls, keep_current, open_tls
 from antiphon.server.memory import reclaim_excess, settle_garbage
 from antiphon.server.metrics import Metrics
+from antiphon.server.sip.listening import check_sip, open_sip
 from antiphon.server.state import ServerState
 from antiphon.server.telephone.audiosocket import check_audiosocket, open_audiosocket
 from antiphon.server.watches import as_host, keep_registered, watch_headroom, watch_loop, watch_models
@@ -78,6 +79,7 @@ async def serve(
     check_exposure(settings)
     check_wyoming(settings)
     check_audiosocket(settings)
+    check_sip(settings)
     tls = open_tls(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
     with contextlib.closing(sock):
@@ -102,6 +104,7 @@ async def _serve(
     http = http_server(state, tls)
     open_wyoming(state)
     open_audiosocket(state)
+    sip = open_sip(state)
     models: LoadedModels | None = None
     failure: Exception | None = None
     try:
@@ -124,6 +127,8 @@ async def _serve(
                     failure = error
                 if models and not failure and not stop.is_set():
                     _begin(state, models, stop)
+                    if sip:
+                        await group.start(sip.serve)
                     await group.start(state.listeners.serve)
                     on_app(cast(ASGIApp, http.config.app))
                     on_ready(url)
@@ -137,6 +142,8 @@ async def _serve(
     finally:
         sock.close()
         state.listeners.close()
+        if sip:
+            sip.close()
         if sessions:
             sessions.close(state.sessions.host_name)
         with anyio.move_on_after(CLOSE_TRACES_S, shield=True):

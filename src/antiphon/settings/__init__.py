@@ -5,7 +5,7 @@ Each field states its default and its help once (`sections.py`). The flag (`--ma
 name or an invalid value stops the start with an error that names the key.
 """
 
-from antiphon.settings.protocols import TelephoneSettings, TlsSettings, WyomingSettings
+from antiphon.settings.protocols import SipSettings, TelephoneSettings, TlsSettings, WyomingSettings
 from antiphon.settings.remote import RemoteSettings
 from antiphon.settings.sections import (
     WEIGHTS,
@@ -32,6 +32,7 @@ __all__ = [
     "ResumeSettings",
     "ServerSettings",
     "Settings",
+    "SipSettings",
     "SpeechSettings",
     "TelephoneSettings",
     "TlsSettings",

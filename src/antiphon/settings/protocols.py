@@ -1,4 +1,4 @@
-"""The settings of TLS, and of other programs' protocols: Wyoming of Home Assistant, telephone carriers' streams."""
+"""The settings of TLS, and of other programs' protocols: Wyoming of Home Assistant, carriers' streams, SIP."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ ADDRESS = Form(
     "expected HOST:PORT, as in 127.0.0.1:10300 or [::1]:10300",
 )
 SERVICE = Form(r"[^.\x00-\x1f]{1,60}", "expected 1 to 60 characters without a dot")
+PORTS = Form(r"\d{1,5}-\d{1,5}", "expected FIRST-LAST, as in 16384-32767")
+SIP_CODECS = Form(
+    r"(?i)(opus|g722|pcmu|pcma)(\s*,\s*(opus|g722|pcmu|pcma))*", "expected some of G722,opus,PCMU,PCMA, the best first"
+)
+SIP_ACCOUNT = Form(
+    r"sip:[^@\s:;?]+@[^@\s;?]+(;transport=(tcp|udp))?",
+    "expected sip:USER@HOST or sip:USER@HOST:PORT, with ;transport=tcp for TCP",
+)
+IP_ADDRESS = Form(r"[0-9A-Fa-f:.]+", "expected an address, as in 203.0.113.7")
+TRANSFER = Form(r"[^=]{1,60}=\s*(sip:[!-~]{1,250}|[\w.+*#-]{1,60})\s*", "expected NAME=sip:USER@HOST or NAME=NUMBER")
 PUBLIC_URL = Form(
     r"https?://[^/\s?#]+(/[^\s?#]*[^\s?#/])?",
     "expected the base URL that carriers use, https://HOST or https://HOST/PATH, without a slash at its end",
@@ -18,7 +28,6 @@ PUBLIC_URL = Form(
 
 WEBHOOK_URL = Form(r"https?://[^/\s?#]+(/[^\s#]*)?", "expected an http or https URL")
 WEBHOOK_SECRET = Form(r"whsec_[A-Za-z0-9+/]{16,}={0,2}", "expected `whsec_` and base64 of at least 12 bytes")
-TRANSFER = Form(r"[^=]{1,60}=\s*(sip:[!-~]{1,250}|[\w.+*#-]{1,60})\s*", "expected NAME=sip:USER@HOST or NAME=NUMBER")
 SID = Form(r"AC[0-9a-f]{32}", "expected AC and 32 hexadecimal digits")
 
 
@@ -149,4 +158,50 @@ class TelephoneSettings:
         "",
         "Addresses and networks of the switches that may use `--audiosocket`, comma separated. Loopback may always use "
         "it. Required for an address that others can reach, unless `--allow-anonymous` is given.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SipSettings:
+    """The section `[sip]`: calls over SIP and RTP, from a provider, a switch or a telephone."""
+
+    sip: str = option(
+        "",
+        "Address of SIP, `HOST:PORT`, over UDP and TCP; off by default. It has no encryption. SRTP needs the extra "
+        "`[sip]`.",
+        form=ADDRESS,
+    )
+    sip_allow: str = option(
+        "",
+        "Addresses and networks that may call over `--sip`, comma separated, as in `192.168.1.0/24`. Loopback and the "
+        "provider of `--sip-register` may always. For an address that others can reach, this list, a provider, a "
+        "password or `--allow-anonymous` is required. The calls belong to the first API key.",
+    )
+    sip_caller_password: str = option(
+        "",
+        "Password that callers over SIP need (digest, with any user name), in addition to their address.",
+        secret=True,
+        form=KEY,
+    )
+    sip_register: str = option(
+        "",
+        "Account at a SIP provider or a switch, `sip:USER@HOST`: the server registers there, takes its calls, and "
+        "calls others through it.",
+        form=SIP_ACCOUNT,
+    )
+    sip_password: str = option("", "Password of the account of `--sip-register`.", secret=True, form=KEY)
+    sip_public_address: str = option(
+        "",
+        "Address at which callers over SIP reach this server, if it is not its own: behind NAT, or in a container. The "
+        "ports are the same.",
+        form=IP_ADDRESS,
+    )
+    sip_rtp_ports: str = option(
+        "16384-32767", "UDP ports for the audio of calls over SIP; a call takes an even one.", form=PORTS
+    )
+    sip_codecs: str = option("G722,opus,PCMU,PCMA", "Codecs of calls over SIP, best first.", form=SIP_CODECS)
+    sip_comedia: bool = option(
+        False,
+        "Send audio to where the caller's audio comes from, for callers behind NAT. By default, audio from another "
+        "address than the agreed one is dropped.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from antiphon.settings.option import HOST, KEY, ORIGIN, option
-from antiphon.settings.protocols import TelephoneSettings, TlsSettings, WyomingSettings
+from antiphon.settings.protocols import SipSettings, TelephoneSettings, TlsSettings, WyomingSettings
 from antiphon.settings.remote import RemoteSettings, ToolSettings
 
 
@@ -496,5 +496,5 @@ class Settings:
     wyoming: WyomingSettings = field(default_factory=WyomingSettings)
     # Functions that the server itself carries out.
     tools: ToolSettings = field(default_factory=ToolSettings)
-    # Telephone calls of carriers.
-    telephone: TelephoneSettings = field(default_factory=TelephoneSettings)
+    telephone: TelephoneSettings = field(default_factory=TelephoneSettings)  # Telephone calls, and those of carriers.
+    sip: SipSettings = field(default_factory=SipSettings)  # Telephone calls over SIP.

@@ -18,7 +18,7 @@ import anyio
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.answering import AnsweringMachine
-from antiphon.audio.pcm import Resampler
+from antiphon.audio.pcm import Doubler, Resampler
 from antiphon.audio.telephone import tones
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPosition, ConversationEvent, ResponseCreated, ResponseDone
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 KEYS_PAUSE_S = 1.5
 # Most keys of one input, and most items that wait for the session.
 MAX_KEYS, MAX_ARRIVED_ITEMS = 64, 1000
+# What is due within this time is due now, because timers are not more exact.
+TIMER_S = 0.001
 # Most frames that may wait for an application that does not read. It is then left behind.
 MAX_UNREAD_FRAMES = 10_000
 # What the model gets to know when an answering machine has answered.
@@ -144,7 +146,8 @@ class Leg:
         self._machine = None if options.voicemail == "ignore" else AnsweringMachine()
         # Whether an answering machine was noticed.
         self._is_machine = False
-        self._resampler = Resampler(heard_hz, SAMPLE_RATE_HZ)
+        is_narrow = 2 * heard_hz == SAMPLE_RATE_HZ
+        self._resampler = Doubler() if is_narrow else Resampler(heard_hz, SAMPLE_RATE_HZ)
         self._arrived: deque[str | bytes | AppendAudio] = deque()
         # The frames of the session that wait for the application; None without one.
         self._unread: deque[str | bytes] | None = None
@@ -241,10 +244,14 @@ class Leg:
 
     async def hang_up(self) -> None:
         """End the call when its last words were heard. Returns only if the caller interrupts them."""
-        if await self.playback.last_words():
+        if await self._last_words():
             self.end("hang_up")
             # The session ends, and cancels its function calls.
             await anyio.sleep_forever()
+
+    async def _last_words(self) -> bool:
+        """Wait until all that was said was heard. Returns False if it is interrupted."""
+        return await self.playback.last_words()
 
     async def send_digits(self, digits: str) -> None:
         """Play the tones of these keys, after the words before them."""
@@ -255,7 +262,7 @@ class Leg:
 
         Raises RemoteProtocolError as `transfer`.
         """
-        if not await self.playback.last_words():
+        if not await self._last_words():
             return False
         await self.transfer(target)
         return True

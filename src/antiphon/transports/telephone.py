@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 import numpy as np
 
+from antiphon.audio import Pcm
 from antiphon.audio.telephone import JitterBuffer
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.stream import (
@@ -22,7 +23,7 @@ from antiphon.protocols.telephony.stream import (
     Started,
     Stopped,
 )
-from antiphon.transports.leg import CallPlayer, Leg, LegOptions, LegSocket
+from antiphon.transports.leg import TIMER_S, CallPlayer, Leg, LegOptions, LegSocket
 from antiphon.transports.player import padded
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,6 @@ UNBUFFERED_LEAD_S = 0.04
 # A mark that the carrier does not return within this time after it was due counts as reached: not every carrier returns
 # every mark.
 MARK_LATE_S = 2.0
-# What is due within this time is due now, because timers are not more exact.
-TIMER_S = 0.001
 # The largest message of a carrier. Audio of 30 s has 1.9 MB at the highest rate.
 MAX_MESSAGE_BYTES = 2 << 20
 
@@ -60,7 +59,7 @@ class CallerLeg(Leg):
         super().__init__(started.call, started.codec.rate_hz, options, transfer=transfer, clock=clock)
         self.is_refused = False
         self._socket, self._stream, self._rate_hz = socket, stream, started.codec.rate_hz
-        self._jitter = JitterBuffer()
+        self._jitter = JitterBuffer[Pcm]()
         self.playback = CallPlayer(self._rate_hz, by_marks=stream.returns_marks)
         self._lead_s = LEAD_S if stream.returns_marks else UNBUFFERED_LEAD_S
         # When the carrier's buffer will be empty, by the clock.
@@ -106,7 +105,7 @@ class CallerLeg(Leg):
         match item:
             case CallerAudio(pcm, number):
                 for packet in [pcm] if number is None else self._jitter.put(number, pcm):
-                    self._hear(packet)
+                    self._hear(np.zeros(len(pcm), np.float32) if packet is None else packet)
             case Pressed(key):
                 self._press(key)
             case MarkReturned(name):

@@ -178,7 +178,7 @@ class CallRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"caller": 
 
     # The number that is called.
     to: str
-    # The number that the call comes from; by default `--twilio-number`.
+    # The number that the call comes from; by default `--twilio-number`. Over SIP, it is that of the account.
     caller: str = ""
     # The session of the call, with the fields of a `session.update`.
     session: msgspec.Raw = NULL
@@ -188,21 +188,25 @@ class CallRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"caller": 
     parameters: dict[str, str] = {}
     # What is done when an answering machine answers.
     voicemail: Voicemail = "message"
-    # The way to call: `twilio`; by default the first that is configured.
+    # The way to call: `twilio` or `sip`; by default the first of them that is configured.
     via: str = ""
 
 
 async def _dial(request: Request) -> Response:
-    """Call a number. Returns 201 with the call as soon as the carrier has taken it, before it is answered."""
+    """Call a number. Returns 201 with the call as soon as the carrier has taken it, before it is answered. Over SIP,
+    returns when it is answered.
+    """
     state: ServerState = request.app.state.antiphon
     settings, caller = state.settings.telephone, identify(request)
     asked = decode_named(await limited(request, MAX_BODY_BYTES).body(), CallRequest)
     check_models(state)
     state.admission.refuse_early(caller, state.kind_of("conversation"))
-    dialer, called = state.switchboard.dialer(asked.via), target_of(asked.to, "to")
-    state.switchboard.check_target(called, "to")
+    board, called = state.switchboard, target_of(asked.to, "to")
+    sip = board.sip if asked.via == "sip" or not (asked.via or board.dialers) else None
+    dialer = None if sip else board.dialer(asked.via)
+    board.check_target(called, "to")
     number = asked.caller or settings.twilio_number
-    if not number:
+    if dialer and not number:
         raise RemoteProtocolError(
             "missing_required_parameter", "'from' is required: --twilio-number is not set.", "from"
         )
@@ -212,9 +216,14 @@ async def _dial(request: Request) -> Response:
         )
     session = EMPTY if bytes(asked.session) == b"null" else json_object(bytes(asked.session), "session", "session")
     await check_session(state, caller, session, "session.")
-    call = Call(dialer.carrier, "", dialer.account, number, called, asked.parameters, is_outgoing=True)
     options = CallOptions(random_id("rtc_"), session, asked.greeting, asked.voicemail)
-    expected = state.switchboard.expected
+    if sip:
+        call = Call("sip", "", "", asked.caller, called, asked.parameters, is_outgoing=True)
+        await sip.dial(caller, call, options)
+        return json_response(_shown(options.id, state.sessions.legs[options.id].call, 0), 201)
+    assert dialer
+    call = Call(dialer.carrier, "", dialer.account, number, called, asked.parameters, is_outgoing=True)
+    expected = board.expected
     ticket = expected.expect(call, caller, options, RINGS_S + TICKET_S)
     try:
         carrier_id = await dialer.dial(

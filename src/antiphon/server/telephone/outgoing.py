@@ -1,4 +1,4 @@
-"""Calls that this server makes, and transfers: over Twilio's REST API. A further way implements `Dialer`."""
+"""Calls that this server makes, and transfers: over Twilio's REST API, and over SIP."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import httpx
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.telephony.stream import Call
+from antiphon.server.credentials import Caller
+from antiphon.server.telephone.tickets import CallOptions
 from antiphon.settings import TelephoneSettings
 
 # Seconds for one request, and for which the other side's telephone rings.
@@ -44,6 +47,18 @@ class Dialer(Protocol):
 
     async def transfer(self, carrier_id: str, target: str) -> None:
         """Connect the other side of a call with another number or SIP URI. Its media stream ends then."""
+        ...
+
+
+class SipDialer(Protocol):
+    """The way to call over SIP: `server/sip/calls.py`. This server holds the call itself, without a media stream."""
+
+    async def dial(self, caller: Caller, call: Call, options: CallOptions) -> None:
+        """Call `call.called`: a SIP URI, or a number at the provider. Returns when it is answered.
+
+        Raises Refused without room, and RemoteProtocolError: `invalid_value` for a target that cannot be, and REFUSED
+        if the other side does not take the call.
+        """
         ...
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.stream import Call
 from antiphon.server.telephone.offers import Notify, Offers
-from antiphon.server.telephone.outgoing import Dialer, TwilioDialer, may_dial
+from antiphon.server.telephone.outgoing import Dialer, SipDialer, TwilioDialer, may_dial
 from antiphon.server.telephone.tickets import ExpectedCalls
 from antiphon.settings import TelephoneSettings
 
@@ -17,7 +17,8 @@ class Switchboard:
 
     - `expected`: calls whose media stream is about to open.
     - `offers`: incoming calls that wait for an application.
-    - `dialers`: the ways to call out, by the name of their carrier, the preferred one first.
+    - `dialers`: the carriers that call out, by their names, the preferred one first.
+    - `sip`: calls out over SIP; None without `--sip`.
     """
 
     def __init__(self, settings: TelephoneSettings, spawn: Callable[[Notify], None]) -> None:
@@ -25,14 +26,16 @@ class Switchboard:
         self.expected = ExpectedCalls()
         self.offers = Offers(settings, spawn)
         self.dialers: dict[str, Dialer] = {}
+        self.sip: SipDialer | None = None
         if settings.twilio_account and settings.twilio_auth_token:
             self.dialers["twilio"] = TwilioDialer(settings)
 
     def dialer(self, via: str) -> Dialer:
-        """Return the way of this name, the preferred one for "". Raises RemoteProtocolError if there is none."""
+        """Return the carrier of this name, the preferred one for "". Raises RemoteProtocolError if there is none."""
         name = via or next(iter(self.dialers), "")
         if name not in self.dialers:
-            have = ", ".join(self.dialers) or "none: set --twilio-account and ANTIPHON_TWILIO_AUTH_TOKEN"
+            have = ", ".join([*self.dialers, *(["sip"] if self.sip else [])])
+            have = have or "none: set --sip, or --twilio-account and ANTIPHON_TWILIO_AUTH_TOKEN"
             raise RemoteProtocolError("unsupported_parameter", f"This server can call over {have}.", "via")
         return self.dialers[name]
 
