@@ -14,7 +14,7 @@ from antiphon.audio.g711 import from_ulaw, to_ulaw
 from antiphon.audio.pcm import Resampler
 from antiphon.protocols.telephony.sip import rtp, sdp
 from antiphon.protocols.telephony.sip.digest import answered
-from antiphon.protocols.telephony.sip.messages import Address, Request, Response, SipFramer, answer, parse
+from antiphon.protocols.telephony.sip.messages import Address, SipFramer, SipRequest, SipResponse, answer, parse
 from antiphon.signals import become
 
 LIMIT_S = 10.0
@@ -44,7 +44,7 @@ class Telephone:
     def __init__(self, server_port: int, *, tcp: bool = False, user: str = "bob", password: str = "") -> None:
         self.server = "127.0.0.1", server_port
         self.tcp, self.user, self.password = tcp, user, password
-        self.messages: list[Request | Response] = []
+        self.messages: list[SipRequest | SipResponse] = []
         self.answers: dict[str, int] = {}
         self.heard: list[rtp.RtpPacket] = []
         self.on_packet: Callable[[rtp.RtpPacket], None] = self.heard.append
@@ -105,7 +105,7 @@ class Telephone:
         while True:
             message = parse(await self._arrived.get())
             self.messages.append(message)
-            if isinstance(message, Request):
+            if isinstance(message, SipRequest):
                 if message.method != "ACK":
                     self.send(answer(message, self.answers.get(message.method, 200)).encode())
             elif message.cseq[1] == "INVITE" and message.status >= 200:
@@ -120,7 +120,7 @@ class Telephone:
         number: int | None = None,
         to: str = "",
         uri: str = "sip:bot@127.0.0.1",
-    ) -> Request:
+    ) -> SipRequest:
         """Return a request of the call; the first one is outside of a dialog."""
         if number is None:
             self.number += 1
@@ -136,28 +136,28 @@ class Telephone:
             ("contact", f"<sip:{self.user}@127.0.0.1:{self.sip_port}>"),
             *headers,
         ]
-        return Request(method=method, uri=uri, headers=own, body=body)
+        return SipRequest(method=method, uri=uri, headers=own, body=body)
 
-    async def ask(self, request: Request) -> Response:
+    async def ask(self, request: SipRequest) -> SipResponse:
         """Send a request, and return its last response."""
         self.send(request.encode())
         return await self.last_response(request)
 
-    async def last_response(self, request: Request) -> Response:
+    async def last_response(self, request: SipRequest) -> SipResponse:
         async with asyncio.timeout(LIMIT_S):
             while True:
                 for message in self.messages:
-                    is_last = isinstance(message, Response) and message.status >= 200
+                    is_last = isinstance(message, SipResponse) and message.status >= 200
                     if is_last and message.cseq == request.cseq and message.via.branch == request.via.branch:
                         return message  # type: ignore[return-value]
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def asked(self, method: str, count: int = 1) -> Request:
+    async def asked(self, method: str, count: int = 1) -> SipRequest:
         """Wait for a request of the server."""
         async with asyncio.timeout(LIMIT_S):
             while True:
-                found = [m for m in self.messages if isinstance(m, Request) and m.method == method]
+                found = [m for m in self.messages if isinstance(m, SipRequest) and m.method == method]
                 if len(found) >= count:
                     return found[count - 1]
                 self._changed.clear()
@@ -176,7 +176,7 @@ class Telephone:
         ]
         return "".join(f"{line}\r\n" for line in lines).encode()
 
-    async def invite(self, *headers: tuple[str, str], body: bytes | None = None) -> Response:
+    async def invite(self, *headers: tuple[str, str], body: bytes | None = None) -> SipResponse:
         """Begin the call, or change it. Answers one challenge."""
         body = self.offer() if body is None else body
         given = [("content-type", "application/sdp"), *headers]

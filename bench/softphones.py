@@ -211,7 +211,7 @@ Content-Length: 0
 
 @contextmanager
 def sipp(port: int, pcm: Pcm, *, calls: int, for_s: float, a_second: int = 10) -> Iterator[subprocess.Popen[str]]:
-    """Run sipp: so many calls to the server at `port`, each of which says `pcm` (float32 at 8 kHz) for `for_s`.
+    """Run sipp with `calls` calls to the server at `port`, each of which says `pcm` (float32 at 8 kHz) for `for_s`.
 
     Its return code is 0 if every call went as in SCENARIO.
     """

@@ -3,7 +3,7 @@
     pip install websockets
     python examples/telephone/application.py --url http://127.0.0.1:8000 --key KEY
 
-`opening_hours` is answered here. `hang_up` and `send_digits` remain with the server.
+`opening_hours` is answered here. `hang_up` and the other functions of the telephone remain with the server.
 """
 
 from __future__ import annotations
@@ -40,10 +40,8 @@ async def follow(url: str, headers: dict[str, str], call: dict) -> None:
         async def say(type: str, **fields: object) -> None:
             await socket.send(json.dumps({"type": type, **fields}))
 
-        # The session has no tools but these from now on, so its own functions are repeated.
-        own = [{"type": "function", "name": name, "parameters": HOURS["parameters"]} for name in ("hang_up",)]
         audio = {"input": {"transcription": {"model": "whisper-1"}}}
-        await say("session.update", session={"type": "realtime", "audio": audio, "tools": [*own, HOURS]})
+        await say("session.update", session={"type": "realtime", "audio": audio, "tools": [HOURS]})
         async for data in socket:
             event = json.loads(data)
             match event["type"]:

@@ -107,7 +107,13 @@ TABLE: dict[tuple[str, str], Row] = {
     ("POST", "/v1/realtime/calls/{id}/hangup"): Row(200, others={"bob": 404}, path="/v1/realtime/calls/{id}/hangup"),
     ("POST", "/v1/realtime/client_secrets"): Row(200, options={"json": {}}),
     ("POST", "/v1/realtime/sessions"): Row(200, options={"json": {}}),
+    # No call of Alice's waits for an application, and hers is no telephone call.
+    **{
+        ("POST", f"/v1/realtime/calls/{{id}}/{what}"): Row(404, path=f"/v1/realtime/calls/{{id}}/{what}")
+        for what in ("accept", "reject", "refer")
+    },
     ("GET", "/v1/telephone/calls"): Row(200),
+    ("POST", "/v1/telephone/calls"): Row(400, options={"json": {"to": "+1"}}),
     ("POST", "/v1/telephone/twilio"): Row(200),
     ("WS", "/v1/telephone/media"): Row(101, TALKS),
     ("WS", "/v1/telephone/media/{key}"): Row(101, TALKS, path="/v1/telephone/media/wrong"),

@@ -154,3 +154,17 @@ def test_the_servers_of_models_elsewhere_are_shown_with_what_they_did() -> None:
     assert ["a:1", "transcriber", "7", "2", "1", "3", "250"] in rows
     assert ["b:10300", "transcriber", "0", "0", "0", "0", "-", "away"] in rows
     assert not any("transcriber" in row for row in shown(reading(Metrics()), reading(Metrics())))
+
+
+def test_the_telephone_calls_of_each_carrier_are_shown_with_what_has_ended_the_others() -> None:
+    metrics = Metrics()
+    assert not [row for row in shown(reading(metrics), reading(metrics)) if row[:1] == ["telephone"]]
+    metrics.telephone_calls.labels("twilio", "incoming").set(2)
+    metrics.telephone_calls_ended.labels("twilio", "hang_up").inc(3)
+    before = reading(metrics)
+    metrics.telephone_calls.labels("twilio", "outgoing").set(1)
+    metrics.telephone_calls_ended.labels("twilio", "hang_up").inc()
+    metrics.telephone_calls_ended.labels("twilio", "time_limit").inc()
+    now = reading(metrics)
+    assert ["twilio", "2", "1", "2", "hang_up", "1,", "time_limit", "1"] in shown(before, now)
+    assert ["twilio", "2", "0", "3", "hang_up", "3"] in shown(before, before)

@@ -3,7 +3,8 @@
 There are three groups of targets:
 
 - the connection of each dialect,
-- the parsers of REST bodies, forms, media headers, recordings, schemas, stored sessions and answers of other servers,
+- the parsers of REST bodies, forms, media headers, telephones' media streams, recordings, schemas, stored sessions and
+  answers of other servers,
 - requests to all routes of a host, directly and through a door.
 
 A target reads one input after another. For each input, it returns an answer or raises an error of `antiphon.errors`.
@@ -72,7 +73,7 @@ from antiphon.settings import Settings
 from antiphon.store.sessions import StoredSession
 from antiphon.transports.journal import ResumeToken
 from antiphon.vision import images
-from tests.fuzz import schemas, wire
+from tests.fuzz import media, schemas, wire
 from tests.fuzz.mutations import mutated_bytes, mutated_frame, mutated_text, recorded_bodies, recorded_frames
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.server.scripted import Echo
@@ -293,7 +294,7 @@ def read_sip(data: Input) -> None:
     """Read a message of a telephone and its description, and write the answers to both."""
     raw = data.encode() if isinstance(data, str) else data
     message = sip.parse(raw)
-    if isinstance(message, sip.Request):
+    if isinstance(message, sip.SipRequest):
         sip.parse(sip.answer(message, 401, tag="a").encode())
         params_of(message.get("authorization"))
         for value in message.all("contact"):
@@ -590,6 +591,7 @@ TARGETS: Mapping[str, Target] = {
     **_sockets(),
     **_streams(),
     **_answers_of_servers(),
+    **{name: Target(media.reader(make), draw) for name, (make, draw) in media.STREAMS.items()},
     "host": Target(lambda: wire.asking(False), wire.draw_request, per_round=COSTLY),
     "door": Target(lambda: wire.asking(True), wire.draw_request, per_round=COSTLY),
     "schema": Target(raising(_try_grammar), schemas.draw_grammar, per_round=COSTLY),

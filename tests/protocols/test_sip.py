@@ -14,9 +14,9 @@ from antiphon.protocols.telephony.sip.digest import NONCE_S, Challenger, answere
 from antiphon.protocols.telephony.sip.messages import (
     MAX_MESSAGE_BYTES,
     Address,
-    Request,
-    Response,
     SipFramer,
+    SipRequest,
+    SipResponse,
     SipUri,
     answer,
     parse,
@@ -54,7 +54,7 @@ SRTP_OFFER = (
 
 def test_an_invite_is_read_and_answered() -> None:
     request = parse(INVITE)
-    assert isinstance(request, Request)
+    assert isinstance(request, SipRequest)
     assert (request.method, request.uri, request.body) == ("INVITE", "sip:bob@biloxi.example.com", b"v=0\n")
     assert (request.call_id, request.cseq) == ("3848276298220188511@atlanta.example.com", (1, "INVITE"))
     assert (request.from_tag, request.to_tag) == ("9fxced76sl", "")
@@ -65,7 +65,7 @@ def test_an_invite_is_read_and_answered() -> None:
     assert request.get("subject") == "a call about nothing"
     assert request.get("x-order") == "17"
     back = parse(answer(request, 180, tag="a1", headers=[("contact", "<sip:b@192.0.2.4>")]).encode())
-    assert isinstance(back, Response)
+    assert isinstance(back, SipResponse)
     assert (back.status, back.reason, back.to_tag, back.from_tag) == (180, "Ringing", "a1", "9fxced76sl")
     assert len(back.all("via")) == 2
     assert back.cseq == request.cseq
@@ -132,7 +132,7 @@ def test_no_message_raises_anything_else(seed: int, data: bytes) -> None:
         )
     try:
         message = parse(bytes(raw))
-        if isinstance(message, Request):
+        if isinstance(message, SipRequest):
             parse(answer(message, 200, tag="t").encode())
         sdp.read(message.body)
     except AntiphonError:
@@ -171,10 +171,10 @@ def test_the_digest_is_that_of_the_rfc() -> None:
     assert response_of(given, "GET", "Mufasa", "Circle of Life") == right
 
 
-def asked(challenger: Challenger, password: str, status: int = 401) -> Request:
+def asked(challenger: Challenger, password: str, status: int = 401) -> SipRequest:
     """Answer a challenge, as a telephone does."""
     request = parse(INVITE)
-    assert isinstance(request, Request)
+    assert isinstance(request, SipRequest)
     challenge = answer(request, status, headers=challenger.challenges())
     header = answered(request, challenge, "bob", password)
     assert header
@@ -200,7 +200,7 @@ def test_a_challenge_admits_the_password_once_and_not_for_long() -> None:
 
 def test_a_challenge_that_is_not_understood_is_not_answered() -> None:
     request = parse(INVITE)
-    assert isinstance(request, Request)
+    assert isinstance(request, SipRequest)
     for challenge in (
         'Digest realm="a", nonce="b", qop="auth-int"',
         'Digest realm="a", nonce="b", algorithm=X',

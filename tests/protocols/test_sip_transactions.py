@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from antiphon.protocols.telephony.sip.dialog import Dialog, new_tag, out_of_dialog
-from antiphon.protocols.telephony.sip.messages import Request, Response, answer, parse
+from antiphon.protocols.telephony.sip.messages import SipRequest, SipResponse, answer, parse
 from antiphon.protocols.telephony.sip.transactions import GIVE_UP_S, ServerTransaction, Transactions
 
 
@@ -54,7 +54,7 @@ class Side:
         self.clock, self.loses, self.doubles = clock, loses, doubles
         self.layer = Transactions(clock.later)
         self.other: Side
-        self.sent: list[Request | Response] = []
+        self.sent: list[SipRequest | SipResponse] = []
         self.begun: list[ServerTransaction] = []
         self.on_request: Callable[[ServerTransaction], None] = self.begun.append
 
@@ -67,13 +67,13 @@ class Side:
 
     def arrive(self, data: bytes) -> None:
         message = parse(data)
-        if isinstance(message, Response):
+        if isinstance(message, SipResponse):
             self.layer.take_response(message)
         elif transaction := self.layer.take(message, self):
             self.on_request(transaction)
 
     def count(self, what: str | int) -> int:
-        return sum(m.method == what if isinstance(m, Request) else m.status == what for m in self.sent)
+        return sum(m.method == what if isinstance(m, SipRequest) else m.status == what for m in self.sent)
 
 
 def network(seed: int = 0, loss: float = 0.0, double: float = 0.0) -> tuple[Clock, Side, Side]:
@@ -83,7 +83,7 @@ def network(seed: int = 0, loss: float = 0.0, double: float = 0.0) -> tuple[Cloc
     return clock, one, two
 
 
-def request_of(side: Side, method: str) -> Request:
+def request_of(side: Side, method: str) -> SipRequest:
     return out_of_dialog(
         method,
         "sip:bob@192.0.2.1",
@@ -99,7 +99,7 @@ def request_of(side: Side, method: str) -> Request:
 def test_a_request_is_sent_again_until_it_is_answered_and_is_handled_once() -> None:
     clock, one, two = network()
     two.on_request = lambda t: (two.begun.append(t), clock.later(1.0, lambda: t.respond(answer(t.request, 200))))[0]
-    got: list[Response | None] = []
+    got: list[SipResponse | None] = []
     one.layer.send(request_of(one, "OPTIONS"), one, got.append)
     clock.run(60)
     assert [r and r.status for r in got] == [200]
@@ -110,7 +110,7 @@ def test_a_request_is_sent_again_until_it_is_answered_and_is_handled_once() -> N
 def test_a_peer_that_never_answers_is_given_up() -> None:
     for method in ("INVITE", "BYE"):
         clock, one, two = network(loss=1.0)
-        got: list[Response | None] = []
+        got: list[SipResponse | None] = []
         one.layer.send(request_of(one, method), one, got.append)
         clock.run(GIVE_UP_S - 1)
         assert got == []
@@ -127,10 +127,10 @@ def test_a_refusal_is_acknowledged_and_repeated_until_then() -> None:
     def loses() -> bool:
         """Lose the first ACK."""
         last = one.sent[-1]
-        return isinstance(last, Request) and last.method == "ACK" and next(lost)
+        return isinstance(last, SipRequest) and last.method == "ACK" and next(lost)
 
     one.loses = loses
-    acks: list[Request] = []
+    acks: list[SipRequest] = []
 
     def refuse(transaction: ServerTransaction) -> None:
         transaction.acknowledged = acks.append
@@ -138,7 +138,7 @@ def test_a_refusal_is_acknowledged_and_repeated_until_then() -> None:
         transaction.respond(answer(transaction.request, 200, tag="b"))
 
     two.on_request = refuse
-    got: list[Response | None] = []
+    got: list[SipResponse | None] = []
     one.layer.send(request_of(one, "INVITE"), one, got.append)
     clock.run(60)
     assert [r and r.status for r in got] == [486]
@@ -154,7 +154,7 @@ def test_an_answer_without_an_ack_is_repeated_and_then_given_up() -> None:
         transaction.respond(answer(transaction.request, 200, tag="b", headers=[("contact", "<sip:b@192.0.2.1>")]))
 
     two.on_request = take
-    got: list[Response | None] = []
+    got: list[SipResponse | None] = []
     one.layer.send(request_of(one, "INVITE"), one, got.append)
     clock.run(60)
     # Each repetition asks for another ACK.
@@ -171,7 +171,7 @@ def test_a_cancel_ends_an_invite_that_is_not_answered_yet() -> None:
         transaction.respond(answer(transaction.request, 180, tag="b"))
 
     two.on_request = ring
-    got: list[Response | None] = []
+    got: list[SipResponse | None] = []
     sent = one.layer.send(request_of(one, "INVITE"), one, got.append)
     clock.run(2)
     sent.cancel()
@@ -190,7 +190,7 @@ def test_a_cancel_ends_an_invite_that_is_not_answered_yet() -> None:
 def test_calls_are_made_and_ended_over_a_bad_network(seed: int) -> None:
     """A third of all messages are lost, and a fifth come twice."""
     clock, one, two = network(seed, loss=0.33, double=0.2)
-    acks, byes, dialogs = list[Request](), list[ServerTransaction](), list[Dialog]()
+    acks, byes, dialogs = list[SipRequest](), list[ServerTransaction](), list[Dialog]()
 
     def take(transaction: ServerTransaction) -> None:
         request = transaction.request
@@ -204,7 +204,7 @@ def test_calls_are_made_and_ended_over_a_bad_network(seed: int) -> None:
     two.on_request = take
     invite = request_of(one, "INVITE")
 
-    def answered(response: Response | None) -> None:
+    def answered(response: SipResponse | None) -> None:
         assert response
         if not dialogs:
             dialogs.append(Dialog.of_answer(invite, response, one, "<sip:alice@192.0.2.2:5060>"))
@@ -213,7 +213,7 @@ def test_calls_are_made_and_ended_over_a_bad_network(seed: int) -> None:
     one.layer.send(invite, one, answered)
     clock.run(GIVE_UP_S + 1)
     assert len(acks) == 1
-    ended: list[Response | None] = []
+    ended: list[SipResponse | None] = []
     one.layer.send(dialogs[0].request("BYE"), one, ended.append)
     clock.run(GIVE_UP_S + 1)
     assert [r and r.status for r in ended] == [200]

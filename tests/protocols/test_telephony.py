@@ -13,7 +13,7 @@ import pytest
 from antiphon.audio.g711 import to_ulaw
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.carriers import CarrierStream, stream_of
-from antiphon.protocols.telephony.functions import described, digits_in, session_of
+from antiphon.protocols.telephony.functions import described, digits_in, session_of, target_of
 from antiphon.protocols.telephony.stream import (
     Call,
     CallerAudio,
@@ -296,20 +296,18 @@ def test_facts_of_a_call_are_bounded() -> None:
 # --- functions
 
 
-def test_the_session_of_a_call_has_the_functions_and_says_who_calls() -> None:
+def test_the_session_of_a_call_says_who_calls() -> None:
     call = Call("twilio", caller="+4930111", called="+4930222", parameters={"order": '17. Ignore "all" of it'})
     session = msgspec.json.decode(session_of(msgspec.Raw(b"null"), call, "Be brief."))
-    assert [tool["name"] for tool in session["tools"]] == ["hang_up", "send_digits"]
     assert session["instructions"].startswith("Be brief. ")
     facts = session["instructions"].partition("call: ")[2]
     assert json.loads(facts) == {"from": "+4930111", "to": "+4930222", "order": '17. Ignore "all" of it'}
     own = b'{"instructions": "Sell.", "tools": [{"type": "function", "name": "hang_up"}], "voice": "x"}'
     session = msgspec.json.decode(session_of(msgspec.Raw(own), Call("plivo"), "Be brief."))
-    assert session == {
-        "type": "realtime",
-        "instructions": "Sell.",
-        "tools": [{"type": "function", "name": "hang_up"}, session["tools"][1]],
-        "voice": "x",
+    assert session == {"type": "realtime", **json.loads(own)}
+    assert json.loads(described(Call("twilio", called="+4930", is_outgoing=True)).partition("call: ")[2]) == {
+        "direction": "you have called",
+        "to": "+4930",
     }
     assert described(Call("plivo")) == ""
 
@@ -326,3 +324,11 @@ def test_digits_are_keys_of_a_telephone() -> None:
     ):
         with pytest.raises(RemoteProtocolError):
             digits_in(arguments)
+
+
+def test_targets_are_numbers_and_addresses_of_sip() -> None:
+    assert target_of("tel:+49 (30) 12-34", "to") == "+49301234"
+    assert target_of("sip:desk@example.com", "to") == "sip:desk@example.com"
+    for text in ("", "the boss", "+", "sip:", "sip:a b", "+49<Hangup/>", "1" * 40, "javascript:1"):
+        with pytest.raises(RemoteProtocolError):
+            target_of(text, "to")

@@ -34,6 +34,7 @@ from antiphon.server.app import build
 from antiphon.server.drain import drain
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
+from antiphon.server.telephone.audiosocket import open_audiosocket
 from antiphon.server.wyoming.listening import open_wyoming
 from antiphon.settings import Settings
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
@@ -117,6 +118,7 @@ def serving(
     models = models or replace(scripted_models(echo, transcriber), lanes=lanes, speaker_model=speaker_model)
     state = ServerState(settings or Settings(), Metrics(), models)
     open_wyoming(state)
+    open_audiosocket(state)
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build(state), log_config=None, access_log=False, ws="websockets-sansio", lifespan="off",
                             ws_max_size=64 << 20, ws_per_message_deflate=False)  # fmt: skip
@@ -124,6 +126,7 @@ def serving(
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
 
     loops: list[asyncio.AbstractEventLoop] = []
+    listens = threading.Event()
 
     async def run() -> None:
         loops.append(asyncio.get_running_loop())
@@ -131,11 +134,13 @@ def serving(
             if state.tool_servers:
                 state.group.start_soon(state.tool_servers.run)
             await state.group.start(state.listeners.serve)
+            listens.set()
             await server.serve(sockets=[sock])
             state.group.cancel_scope.cancel()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
+    listens.wait(20)
     try:
         yield f"ws://127.0.0.1:{sock.getsockname()[1]}", state, echo
     finally:

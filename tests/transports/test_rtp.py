@@ -14,8 +14,8 @@ import pytest
 from antiphon.audio.g711 import from_ulaw, to_ulaw
 from antiphon.audio.line_codecs import line_codec
 from antiphon.audio.telephone import tones
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
-    ArgumentsDone,
     ContentPart,
     ContentPartDone,
     ContentPosition,
@@ -24,9 +24,12 @@ from antiphon.events.conversation import (
     ResponseCreated,
     ResponseDone,
 )
+from antiphon.events.tools import ToolResult
 from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.telephony.sip import rtp, sdp
 from antiphon.protocols.telephony.stream import Call
+from antiphon.transports.call_tools import CallTools
+from antiphon.transports.leg import LegOptions
 from antiphon.transports.rtp import FRAME_S, GONE_AFTER_S, SILENT_AFTER_S, RtpLeg, RtpPort, srtp_session
 from tests.transports.test_telephone import OUT_HZ, WORD_S, run
 
@@ -51,7 +54,7 @@ class Port:
 
 
 class Control:
-    """The signalling. A transfer ends with `outcome`."""
+    """The signalling. A transfer fails with `outcome`, if there is one."""
 
     def __init__(self, outcome: str = "") -> None:
         self.outcome = outcome
@@ -60,9 +63,10 @@ class Control:
     async def hang_up(self, reason: str) -> None:
         self.asked.append(f"hang up: {reason}")
 
-    async def transfer(self, target: str) -> str:
+    async def transfer(self, target: str) -> None:
         self.asked.append(target)
-        return self.outcome
+        if self.outcome:
+            raise RemoteProtocolError("carrier_refused", self.outcome)
 
 
 class Phone:
@@ -78,10 +82,11 @@ class Phone:
             line_codec("pcmu"),
             cast(RtpPort, self.port),
             self.control,
+            LegOptions(transfers={"sales": "sip:200@example.com"}),
             sends_keys=agreed.events is not None,
-            transfers={"sales": "sip:200@example.com"},
             **options,
         )
+        self.tools = CallTools(self.leg)
         self.leg.agree(agreed, theirs)
         self.player = self.leg.playback
         self.player.attach(lambda event: None)
@@ -122,13 +127,15 @@ class Phone:
         self.player.send(ResponseCreated(Response(at.response_id, True, None, None)))
         return at
 
-    def answer(self, num_words: int, *, then: tuple[str, str] | None = None) -> ContentPosition:
-        """Generate a whole response at once: words of 300 ms, and then a call of a function."""
+    def call(self, name: str, arguments: str = "{}") -> asyncio.Task[ToolResult]:
+        """Let the session carry out a function of the model."""
+        return asyncio.create_task(self.tools.call("telephone", name, arguments))
+
+    def answer(self, num_words: int) -> ContentPosition:
+        """Generate a whole response at once: words of 300 ms."""
         at = self.begin()
         self.player.send(ResponseAudioDelta(at, np.full(int(num_words * WORD_S * OUT_HZ), 0.25, np.float32), OUT_HZ))
         self.player.send(ContentPartDone(at, ContentPart("output_audio")))
-        if then:
-            self.player.send(ArgumentsDone(at, "call_1", *then))
         self.player.send(ResponseDone(Response(at.response_id, True, None, None)))
         return at
 
@@ -212,7 +219,8 @@ def test_keys_come_as_events_and_by_the_signalling() -> None:
 def test_digits_are_sent_as_events_after_the_words_before_them() -> None:
     async def main() -> None:
         phone = Phone()
-        phone.answer(2, then=("send_digits", '{"digits": "5#"}'))
+        phone.answer(2)
+        await phone.call("send_digits", '{"digits": "5#"}')
         await asyncio.sleep(3.0)
         keys = [packet for _, packet, _ in phone.port.sent if packet.payload_type == 101]
         reader = rtp.KeyReader()
@@ -232,7 +240,8 @@ def test_digits_are_sent_as_events_after_the_words_before_them() -> None:
 def test_digits_are_tones_for_a_telephone_without_events() -> None:
     async def main() -> None:
         phone = Phone(offer=OFFER.replace(b" 101\r\n", b"\r\n"))
-        phone.answer(0, then=("send_digits", '{"digits": "5"}'))
+        phone.answer(0)
+        await phone.call("send_digits", '{"digits": "5"}')
         await asyncio.sleep(1.0)
         sound, expected = phone.sound(), tones("5", 8000)
         first = int(np.flatnonzero(np.abs(sound) > 0.02)[0])
@@ -336,8 +345,10 @@ def test_a_telephone_that_sends_no_silence_is_silent_and_one_that_is_gone_is_hun
 def test_the_model_hangs_up_after_its_last_words() -> None:
     async def main() -> None:
         phone = Phone()
-        phone.answer(3, then=("hang_up", "{}"))
+        phone.answer(3)
+        hangs_up = phone.call("hang_up")
         assert await phone.over() == "hang_up"
+        hangs_up.cancel()
         assert float(np.sum(np.abs(phone.sound()) > 0.1)) / 8000 == pytest.approx(3 * WORD_S, abs=0.03)
 
     run(main)
@@ -346,8 +357,9 @@ def test_the_model_hangs_up_after_its_last_words() -> None:
 def test_the_model_transfers_a_call_to_a_name_that_it_has() -> None:
     async def main() -> None:
         phone = Phone()
-        phone.answer(2, then=("transfer", '{"to": "sales"}'))
-        assert await phone.over() == "transferred"
+        phone.answer(2)
+        assert (await phone.call("transfer", '{"to": "sales"}')).text == "transferred"
+        assert await phone.over() == "transfer"
         assert phone.control.asked == ["sip:200@example.com"]
         assert phone.loop.time() - phone.begun_s > 2 * WORD_S
 
@@ -357,20 +369,16 @@ def test_the_model_transfers_a_call_to_a_name_that_it_has() -> None:
 def test_a_transfer_that_fails_is_told_to_the_model() -> None:
     async def main() -> None:
         phone = Phone(outcome="not transferred: 486 Busy Here")
-        phone.answer(1, then=("transfer", '{"to": "sales"}'))
-        await asyncio.sleep(2.0)
-        assert [f["type"] for f in phone.frames] == ["conversation.item.create", "response.create"]
-        assert "486" in phone.frames[0]["item"]["output"]
-        phone.answer(1, then=("transfer", '{"to": "0900"}'))
-        await asyncio.sleep(2.0)
-        assert "sales" in phone.frames[2]["item"]["output"]
+        phone.answer(1)
+        assert "486" in (await phone.call("transfer", '{"to": "sales"}')).text
+        assert "sales" in (await phone.call("transfer", '{"to": "0900"}')).text
         assert (len(phone.control.asked), phone.leg.ended_by) == (1, "")
         # A caller who speaks over the last words stays.
-        at = phone.answer(3, then=("transfer", '{"to": "sales"}'))
+        at = phone.answer(3)
+        transfers = phone.call("transfer", '{"to": "sales"}')
         await asyncio.sleep(0.3)
         assert [place for place, _ in phone.player.silence()] == [at]
-        await asyncio.sleep(1.0)
-        assert "went on" in phone.frames[-1]["item"]["output"]
+        assert "went on" in (await transfers).text
         assert len(phone.control.asked) == 1
         await phone.hang_up()
 

@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from bench import carrier
 
 from antiphon.audio.g711 import from_ulaw, to_ulaw
 from antiphon.audio.telephone import tones
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
-    ArgumentsDone,
     ContentPart,
     ContentPartDone,
     ContentPosition,
@@ -27,10 +27,14 @@ from antiphon.events.conversation import (
     ResponseDone,
 )
 from antiphon.events.playback import PlaybackStarted, PlaybackStopped
+from antiphon.events.tools import ToolResult
 from antiphon.events.transcription import AppendAudio
+from antiphon.protocols.telephony.asterisk import UUID, AudioSocketStream, framed
 from antiphon.protocols.telephony.carriers import CarrierStream
 from antiphon.protocols.telephony.stream import Started
-from antiphon.transports.telephone import KEYS_PAUSE_S, LEAD_S, CallerLeg
+from antiphon.transports.call_tools import CallTools
+from antiphon.transports.leg import KEYS_PAUSE_S, LegOptions
+from antiphon.transports.telephone import LEAD_S, UNBUFFERED_LEAD_S, CallerLeg
 from antiphon.transports.transport import TransportClosed
 
 # Seconds that a message takes between the carrier and the server.
@@ -134,18 +138,22 @@ class Carrier:
 class Session:
     """The session behind a leg: takes what the leg brings, and answers when the test says so."""
 
-    def __init__(self, sent: Carrier, **options: Any) -> None:
+    def __init__(
+        self, sent: Carrier, *, transfer: Callable[[str], Awaitable[None]] | None = None, **options: Any
+    ) -> None:
         self.carrier = sent
         stream = CarrierStream()
         (started,) = stream.read(carrier.start())
         assert isinstance(started, Started)
-        self.leg = CallerLeg(sent, stream, started, clock=asyncio.get_running_loop().time, **options)
+        clock = asyncio.get_running_loop().time
+        self.leg = CallerLeg(sent, stream, started, LegOptions(**options), transfer=transfer, clock=clock)
         self.player = self.leg.playback
         self.reported: list[Any] = []
         self.player.attach(self.reported.append)
         self.frames: list[dict[str, Any]] = []
         self.heard_s = 0.0
         self.number = 0
+        self.tools = CallTools(self.leg)
         self.tasks = [asyncio.create_task(self.leg.run()), asyncio.create_task(self._take())]
 
     async def _take(self) -> None:
@@ -170,8 +178,9 @@ class Session:
         self.end(at)
         return at
 
-    def call(self, at: ContentPosition, name: str, arguments: str = "{}") -> None:
-        self.player.send(ArgumentsDone(at, "call_1", name, arguments))
+    def call(self, name: str, arguments: str = "{}") -> asyncio.Task[ToolResult]:
+        """Let the session carry out a function of the model."""
+        return asyncio.create_task(self.tools.call("telephone", name, arguments))
 
     def end(self, at: ContentPosition) -> None:
         self.player.send(ResponseDone(Response(at.response_id, True, None, None)))
@@ -318,13 +327,19 @@ def test_when_the_model_hangs_up_then_its_last_words_are_heard_first() -> None:
     async def main() -> None:
         session = Session(Carrier())
         at = session.begin()
-        pcm = np.full(int(2.0 * OUT_HZ), 0.25, np.float32)
+        pcm = np.full(2 * OUT_HZ, 0.25, np.float32)
         session.player.send(ResponseAudioDelta(at, pcm, OUT_HZ))
         session.player.send(ContentPartDone(at, ContentPart("output_audio")))
-        session.call(at, "hang_up")
+        calling = session.call("hang_up")
+        await asyncio.sleep(0.5)
         session.end(at)
         assert await session.over() == "hang_up"
+        # All of it was played, and nothing was cleared.
         assert session.carrier.buffer.played_s == pytest.approx(2.0, abs=0.021)
+        assert not [m for _, m in session.carrier.got if m["event"] == "clear"]
+        # The end of the session cancels the call of the function.
+        assert not calling.done()
+        calling.cancel()
 
     run(main)
 
@@ -334,39 +349,143 @@ def test_a_caller_who_interrupts_the_last_words_is_not_hung_up() -> None:
         session = Session(Carrier())
         at = session.begin()
         session.player.send(ResponseAudioDelta(at, np.full(2 * OUT_HZ, 0.25, np.float32), OUT_HZ))
-        session.call(at, "hang_up")
+        session.end(at)
+        calling = session.call("hang_up")
         await asyncio.sleep(0.5)
         session.player.silence()
-        session.end(at)
         await asyncio.sleep(3.0)
         assert session.leg.ended_by == ""
-        assert "went on" in session.frames[0]["item"]["output"]
+        assert "went on" in calling.result().text
         await session.hang_up()
 
     run(main)
 
 
-def test_digits_are_sent_as_tones_and_the_model_goes_on() -> None:
+def test_digits_are_sent_as_tones_and_others_than_keys_are_refused() -> None:
     async def main() -> None:
         session = Session(Carrier())
-        at = session.begin()
-        session.call(at, "send_digits", '{"digits": "12#"}')
-        session.end(at)
+        assert await session.call("send_digits", '{"digits": "12#"}') == ToolResult("sent")
         await asyncio.sleep(2.0)
         sound = [m["media"]["payload"] for _, m in session.carrier.got if m["event"] == "media"]
         played = np.concatenate([from_ulaw(carrier.base64.b64decode(payload)) for payload in sound])
         expected = tones("12#", 8000)
         assert np.abs(played[: len(expected)] - expected).max() < 0.02
-        assert session.kinds() == ["conversation.item.create", "response.create"]
-        assert json.loads(session.frames[0]["item"]["output"]) == {"result": "sent"}
-        at = session.begin()
-        session.call(at, "send_digits", '{"digits": "one"}')
-        session.end(at)
-        await asyncio.sleep(0.1)
-        assert "'digits'" in json.loads(session.frames[2]["item"]["output"])["result"]
+        for wrong in ('{"digits": "one"}', "{}", "no JSON", '{"digits": 12}'):
+            assert (await session.call("send_digits", wrong)).failure == "tool_execution_error"
+        # A name that the client's own function has taken.
+        assert await session.call("telephone__send_digits", '{"digits": "1"}') == ToolResult("sent")
+        assert (await session.call("dance")).failure == "protocol_error"
         await session.hang_up()
 
     run(main)
+
+
+def test_a_call_is_transferred_after_the_last_words_where_the_carrier_can() -> None:
+    async def main() -> None:
+        asked: list[str] = []
+
+        async def transfer(target: str) -> None:
+            if target == "+1":
+                raise RemoteProtocolError("carrier_refused", "No such number.")
+            asked.append(target)
+
+        session = Session(Carrier(), transfers={"desk": "+4930"})
+        assert [tool.name for tool in session.tools.tools] == ["hang_up", "send_digits"]
+        assert (await session.call("transfer", '{"to": "+4930"}')).failure == "protocol_error"
+        with pytest.raises(RemoteProtocolError):
+            await session.leg.transfer("+4930")
+        await session.hang_up()
+
+        transfers = {"desk": "+49301234", "nobody": "+1"}
+        session = Session(Carrier(), transfer=transfer, transfers=transfers)
+        assert [tool.name for tool in session.tools.tools] == ["hang_up", "send_digits", "transfer"]
+        assert session.tools.tools[2].parameters["properties"]["to"]["enum"] == ["desk", "nobody"]
+        for wrong in ('{"to": "+4930"}', "{}", "desk"):
+            assert (await session.call("transfer", wrong)).failure == "tool_execution_error"
+        failed = ToolResult("No such number.", "tool_execution_error")
+        assert await session.call("transfer", '{"to": "nobody"}') == failed
+        assert session.leg.ended_by == ""
+        session.answer(2)
+        calling = session.call("transfer", '{"to": "desk"}')
+        await asyncio.sleep(0.3)
+        assert asked == []
+        assert await session.over() == "transfer"
+        assert (asked, calling.result()) == (["+49301234"], ToolResult("transferred"))
+
+    run(main)
+
+
+def test_a_peer_without_a_buffer_gets_each_frame_when_it_is_due() -> None:
+    async def main() -> None:
+        stream = AudioSocketStream()
+        stream.read(framed(UUID, bytes(range(16))))
+        started = stream.read(framed(0x12, bytes(640)))[0]
+        assert isinstance(started, Started)
+        loop, sent = asyncio.get_running_loop(), list[tuple[float, bytes]]()
+
+        class Socket:
+            async def receive(self) -> bytes | None:
+                await asyncio.sleep(20.0)
+                return None
+
+            async def send(self, data: str | bytes) -> None:
+                assert isinstance(data, bytes)
+                sent.append((loop.time(), data))
+
+            async def close(self, code: int, reason: str) -> None:
+                return
+
+        leg = CallerLeg(Socket(), stream, started, LegOptions(), clock=loop.time)
+        reported: list[Any] = []
+        leg.playback.attach(reported.append)
+        running, begun_s = asyncio.create_task(leg.run()), loop.time()
+        at = ContentPosition("resp_1", "item_1", 0)
+        leg.playback.send(ResponseAudioDelta(at, np.full(2 * OUT_HZ, 0.25, np.float32), OUT_HZ))
+        leg.playback.send(ContentPartDone(at, ContentPart("output_audio")))
+        await asyncio.sleep(1.0)
+        # What was sent counts as heard. There is nothing to clear.
+        ((place, heard_ms),) = leg.playback.silence()
+        assert (place, len(sent) * 20) == (at, heard_ms)
+        assert heard_ms == pytest.approx(1000, abs=100)
+        await asyncio.sleep(2.0)
+        assert len(sent) * 20 == heard_ms
+        assert {(data[0], len(data)) for _, data in sent} == {(0x12, 643)}
+        for number, (at_s, _) in enumerate(sent):
+            assert at_s - begun_s >= 0.02 * number - UNBUFFERED_LEAD_S - 0.01
+        running.cancel()
+
+    run(main)
+
+
+def beep() -> bytes:
+    return to_ulaw((0.3 * np.sin(2 * np.pi * 1000 * np.arange(4000) / 8000)).astype(np.float32))
+
+
+def test_after_the_beep_of_an_answering_machine_the_model_leaves_a_message() -> None:
+    async def main(voicemail: Any) -> tuple[Session, str]:
+        session = Session(Carrier(), voicemail=voicemail)
+        session.carrier.timer.cancel()
+        data = beep() + to_ulaw(np.zeros(8000, np.float32))
+        session.answer(10)
+        await asyncio.sleep(0.5)
+        for at in range(0, len(data), 160):
+            session.carrier.speak(data[at : at + 160])
+            await asyncio.sleep(0.02)
+        return session, session.leg.ended_by or await session.hang_up()
+
+    async def message() -> None:
+        session, _ = await main("message")
+        assert session.kinds() == ["conversation.item.create", "output_audio_buffer.clear", "response.create"]
+        assert "machine" in session.frames[0]["item"]["content"][0]["text"]
+
+    async def others() -> None:
+        _, ended_by = await main("hang_up")
+        assert ended_by == "voicemail"
+        session, _ = await main("ignore")
+        assert session.kinds() == []
+
+    run(message)
+    run(others)
 
 
 def test_a_call_ends_at_its_limit_and_begins_with_its_greeting() -> None:

@@ -80,7 +80,7 @@ _LATE = 63
 
 def _halfway() -> Pcm:
     """Return the taps that give the value halfway between two samples: every second one of a half-band filter with
-    Kaiser's window. The others are 0, but for the one in the middle.
+    Kaiser's window. The others are 0, except the one in the middle.
     """
     at = np.arange(-_LATE, _LATE + 1)
     taps = (np.sinc(at / 2) * np.kaiser(len(at), 8.0))[::2]

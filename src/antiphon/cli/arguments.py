@@ -30,7 +30,7 @@ HEADINGS = {
     "video": "video (video streams)",
     "wyoming": "wyoming (the port for Home Assistant)",
     "tools": "tools (functions that the server carries out)",
-    "telephone": "telephone (calls that carriers bring)",
+    "telephone": "telephone (calls of carriers and switches)",
     "sip": "sip (telephone calls over SIP and RTP)",
 }
 BENCHMARKS = (

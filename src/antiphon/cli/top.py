@@ -86,6 +86,8 @@ def board(url: str, before: Reading, now: Reading) -> Group:
     If both readings are the same object, the events since the server's start are shown.
     """
     parts = [_stages(before, now), _kinds(now), _lanes(before, now), _room(before, now)]
+    if now.by("antiphon_telephone_calls", "carrier"):
+        parts.append(_calls(before, now))
     if now.by("antiphon_remote_requests_total", "server"):
         parts.append(_servers(before, now))
     if now.by("antiphon_tool_calls_total", "server"):
@@ -197,6 +199,19 @@ def _tool_servers(before: Reading, now: Reading) -> Table:
         away = "away" if now.value("antiphon_tool_server_away", server=server) else ""
         numbers = (f"{number:.0f}" for number in (tools, calls, failures, running))
         table.add_row(server, *numbers, _ms(mean_s), away)
+    return table
+
+
+def _calls(before: Reading, now: Reading) -> Table:
+    """List the telephone calls of each carrier: those that go on, and what has ended the others."""
+    table = Table("telephone", "in", "out", "ended", "by", box=None, pad_edge=False)
+    for carrier in now.by("antiphon_telephone_calls", "carrier"):
+        live = (now.value("antiphon_telephone_calls", carrier=carrier, direction=d) for d in ("incoming", "outgoing"))
+        name = "antiphon_telephone_calls_ended_total"
+        reasons = now.by(name, "reason", carrier=carrier)
+        ended = {reason: _since(before, now, name, carrier=carrier, reason=reason) for reason in reasons}
+        by = ", ".join(f"{reason} {count:.0f}" for reason, count in ended.items() if count)
+        table.add_row(carrier, *(f"{count:.0f}" for count in live), f"{sum(ended.values()):.0f}", by)
     return table
 
 

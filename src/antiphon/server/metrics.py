@@ -179,6 +179,15 @@ class Metrics:
             ["listener"],
             registry=self.registry,
         )
+        self.telephone_calls = Gauge(
+            "antiphon_telephone_calls", "Live telephone calls.", ["carrier", "direction"], registry=self.registry
+        )
+        self.telephone_calls_ended = Counter(
+            "antiphon_telephone_calls_ended",
+            "Telephone calls that have ended, by what ended them.",
+            ["carrier", "reason"],
+            registry=self.registry,
+        )
         self.loop_lag_s = Histogram(
             "antiphon_event_loop_lag_seconds",
             "Lag of the event loop, measured 20 times a second.",

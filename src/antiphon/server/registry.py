@@ -15,7 +15,7 @@ from antiphon.server.live.moving.alive_hosts import AliveHosts
 from antiphon.shares.fair_cache import FairCache
 from antiphon.store.sessions import SessionStore
 from antiphon.transports.attachment import AttachedSession
-from antiphon.transports.telephone import Leg
+from antiphon.transports.leg import Leg
 
 if TYPE_CHECKING:
     from antiphon.server.live.sideband import SharedSession

@@ -29,6 +29,7 @@ from antiphon.server.memory import reclaim_excess, settle_garbage
 from antiphon.server.metrics import Metrics
 from antiphon.server.sip.listening import check_sip, open_sip
 from antiphon.server.state import ServerState
+from antiphon.server.telephone.audiosocket import check_audiosocket, open_audiosocket
 from antiphon.server.watches import as_host, keep_registered, watch_headroom, watch_loop, watch_models
 from antiphon.server.wyoming.listening import check_wyoming, open_wyoming
 from antiphon.settings import Settings
@@ -77,6 +78,7 @@ async def serve(
     """
     check_exposure(settings)
     check_wyoming(settings)
+    check_audiosocket(settings)
     check_sip(settings)
     tls = open_tls(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
@@ -101,6 +103,7 @@ async def _serve(
     sessions = _open_session_store(state)
     http = http_server(state, tls)
     open_wyoming(state)
+    open_audiosocket(state)
     sip = open_sip(state)
     models: LoadedModels | None = None
     failure: Exception | None = None

@@ -30,7 +30,7 @@ from antiphon.server.mcp import open_mcp
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics, TurnReports
 from antiphon.server.registry import SessionRegistry, host_name
-from antiphon.server.telephone import Dialer, ExpectedCalls
+from antiphon.server.telephone.switchboard import Switchboard
 from antiphon.settings import Settings
 from antiphon.store.voices import NoteStore, SpeakerStore, VoiceStore
 
@@ -63,10 +63,6 @@ class ServerState:
     group: anyio.abc.TaskGroup | None = None
     # The vectors of uploaded voices, with which sessions recognize their users.
     enrolled_voices: EnrolledVoices = field(default_factory=EnrolledVoices)
-    # Telephone calls whose media stream is about to open.
-    expected_calls: ExpectedCalls = field(default_factory=ExpectedCalls)
-    # Makes calls over SIP; None without `--sip`.
-    dialer: Dialer | None = None
     # The vectors of remembered speakers, with which sessions label their turns.
     known_speakers: KnownSpeakers = field(default_factory=KnownSpeakers)
     # The memory that the server holds for its clients, by key.
@@ -81,6 +77,8 @@ class ServerState:
     credentials: Credentials = field(init=False)
     # Carry out functions of conversations; None without `--mcp` and `--mcp-from-clients`.
     tool_servers: McpServers | None = field(init=False)
+    # What the telephone keeps between requests.
+    switchboard: Switchboard = field(init=False)
     # Fetches audio that clients name by URL.
     fetcher: Fetcher = field(init=False)
     # None without `--torch-profiler-dir`.
@@ -99,6 +97,7 @@ class ServerState:
         self.tool_servers = open_mcp(settings)
         if self.tool_servers:
             self.metrics.watch_tool_servers(self.tool_servers)
+        self.switchboard = Switchboard(settings.telephone, self.spawn)
         self.fetcher = Fetcher(settings.speech.fetch_from)
         folder = settings.server.torch_profiler_dir
         self.profiler = Profiler(Path(folder).expanduser()) if folder else None

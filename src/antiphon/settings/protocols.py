@@ -26,6 +26,10 @@ PUBLIC_URL = Form(
     "expected the base URL that carriers use, https://HOST or https://HOST/PATH, without a slash at its end",
 )
 
+WEBHOOK_URL = Form(r"https?://[^/\s?#]+(/[^\s#]*)?", "expected an http or https URL")
+WEBHOOK_SECRET = Form(r"whsec_[A-Za-z0-9+/]{16,}={0,2}", "expected `whsec_` and base64 of at least 12 bytes")
+SID = Form(r"AC[0-9a-f]{32}", "expected AC and 32 hexadecimal digits")
+
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
@@ -81,7 +85,7 @@ class WyomingSettings:
 
 @dataclass(frozen=True, slots=True)
 class TelephoneSettings:
-    """The section `[telephone]`: calls of Twilio, Telnyx, Plivo, Exotel and Vonage."""
+    """The section `[telephone]`: calls of Twilio, Telnyx, Plivo, Exotel, Vonage, Asterisk and FreeSWITCH."""
 
     telephone_url: str = option(
         "",
@@ -113,11 +117,47 @@ class TelephoneSettings:
     telephone_start_s: float = option(
         10.0, "Seconds in which a carrier's media stream has to say which call it carries.", low=0.1
     )
+    telephone_webhook: str = option(
+        "",
+        "URL of an application that decides about incoming calls: it gets OpenAI's event `realtime.call.incoming`, and "
+        "accepts or rejects the call. By default, all calls are taken. Calls with a client secret are not asked about.",
+        form=WEBHOOK_URL,
+    )
+    telephone_webhook_secret: str = option(
+        "",
+        "Secret that signs the events for `--telephone-webhook`, `whsec_` and base64, as OpenAI's.",
+        secret=True,
+        form=WEBHOOK_SECRET,
+    )
+    telephone_ring_s: float = option(
+        20.0, "Seconds in which the application has to accept a call. It is rejected then.", low=1
+    )
     telephone_transfer: tuple[str, ...] = option(
         (),
-        "Where the model may transfer a call over SIP to, `NAME=sip:USER@HOST` or `NAME=NUMBER` (a number at the "
-        "provider). It gets the names, and the function `transfer`, which it does not have without this setting.",
+        "Where the model may transfer a call to, `NAME=NUMBER` or `NAME=sip:USER@HOST`. It gets the names, and the "
+        "function `transfer`, which it does not have without this setting.",
         form=TRANSFER,
+    )
+    telephone_dial: str = option(
+        "",
+        "Beginnings of the numbers that clients may call, and transfer calls to, comma separated, as in `+49,+4420`; "
+        "`*` allows all. By default there are none.",
+    )
+    twilio_account: str = option("", "SID of the Twilio account that calls out and transfers calls, `AC…`.", form=SID)
+    twilio_number: str = option("", "The number that calls out over Twilio come from, if a request names none.")
+    twilio_api: str = option(
+        "https://api.twilio.com", "Base URL of Twilio's API. Nothing else is called.", form=PUBLIC_URL
+    )
+    audiosocket: str = option(
+        "",
+        "Address of the port for Asterisk's AudioSocket, `HOST:PORT`; off by default. The protocol has neither keys "
+        "nor encryption. Its calls belong to the first API key.",
+        form=ADDRESS,
+    )
+    audiosocket_allow: str = option(
+        "",
+        "Addresses and networks of the switches that may use `--audiosocket`, comma separated. Loopback may always use "
+        "it. Required for an address that others can reach, unless `--allow-anonymous` is given.",
     )
 
 

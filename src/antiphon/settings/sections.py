@@ -496,7 +496,5 @@ class Settings:
     wyoming: WyomingSettings = field(default_factory=WyomingSettings)
     # Functions that the server itself carries out.
     tools: ToolSettings = field(default_factory=ToolSettings)
-    # Telephone calls of carriers.
-    telephone: TelephoneSettings = field(default_factory=TelephoneSettings)
-    # Telephone calls over SIP.
-    sip: SipSettings = field(default_factory=SipSettings)
+    telephone: TelephoneSettings = field(default_factory=TelephoneSettings)  # Telephone calls, and those of carriers.
+    sip: SipSettings = field(default_factory=SipSettings)  # Telephone calls over SIP.

@@ -48,7 +48,7 @@ class ResponsePlayer:
 
     Taken samples count as heard at once. With `by_marks`, the peer has a play buffer, and reports the marks that it has
     played: samples then count as heard when the mark after them is `reached`. Its methods do not wait. For one event
-    loop. `changed` wakes tasks that wait for audio.
+    loop. `changed` wakes tasks that wait for audio, or for its end.
     """
 
     def __init__(self, rate_hz: int, *, by_marks: bool = False) -> None:
@@ -161,6 +161,8 @@ class ResponsePlayer:
         if not self._by_marks:
             self._count(self._passages)
             self._passages = []
+            if self.is_idle:
+                self.changed.notify()
         return np.concatenate(parts) if parts else np.zeros(0, np.int16)
 
     def mark(self) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -21,8 +21,8 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.sip import rtp
 from antiphon.protocols.telephony.sip.sdp import SUITES, Agreed, Crypto, Description
 from antiphon.protocols.telephony.stream import Call
+from antiphon.transports.leg import MAX_ARRIVED_ITEMS, TIMER_S, CallPlayer, Leg, LegOptions
 from antiphon.transports.player import padded
-from antiphon.transports.telephone import MAX_ARRIVED_ITEMS, TIMER_S, CallPlayer, Leg
 
 if TYPE_CHECKING:
     from pylibsrtp import Session
@@ -47,8 +47,11 @@ class Signalling(Protocol):
         """End the call for the other side. Does nothing for a call that has ended."""
         ...
 
-    async def transfer(self, target: str) -> str:
-        """Ask the other side to call `target`, a URI, instead of us. Returns "" if it does, or why not."""
+    async def transfer(self, target: str) -> None:
+        """Ask the other side to call `target`, a URI or a number, instead of us.
+
+        Raises RemoteProtocolError (`carrier_refused`) if it does not.
+        """
         ...
 
 
@@ -93,11 +96,10 @@ class RtpPort(asyncio.DatagramProtocol):
 class RtpLeg(Leg):
     """The leg over RTP. `agree` says where audio goes to, before the leg runs and whenever the other side changes it.
 
-    - `port`: the port of the call, which whoever made it closes.
+    - `port`: the port of the call. The code that opened it closes it.
     - `codec`: the codec of the call.
     - `sends_keys`: whether the other side takes keys as events; if not, they are played as tones.
     - `comedia`: send to where audio comes from, whatever address was agreed, for callers behind NAT.
-    - `transfers`: where the model may transfer the call to, by name.
     """
 
     def __init__(
@@ -106,26 +108,19 @@ class RtpLeg(Leg):
         codec: LineCodec,
         port: RtpPort,
         signalling: Signalling,
+        options: LegOptions,
         *,
         sends_keys: bool,
         comedia: bool = False,
-        transfers: Mapping[str, str] | None = None,
-        greeting: str = "",
-        max_s: float = 0.0,
     ) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(call, codec.heard_hz, greeting=greeting, max_s=max_s, clock=loop.time)
+        super().__init__(call, codec.heard_hz, options, transfer=signalling.transfer, clock=loop.time)
         self._signalling = signalling
         # Packets of other addresses, which were dropped.
         self.num_foreign = 0
         self._loop, self._codec, self._port, self._comedia = loop, codec, port, comedia
-        self.playback = CallPlayer(
-            codec.rate_hz,
-            self._to_session,
-            by_marks=False,
-            press=self._press_keys if sends_keys else None,
-            transfers=transfers,
-        )
+        self.playback = CallPlayer(codec.rate_hz, by_marks=False)
+        self._sends_keys = sends_keys
         self._order, self._key_reader = rtp.RtpOrder(), rtp.KeyReader()
         self._stream = _Stream()
         self._remote: Address = "", 0
@@ -140,8 +135,6 @@ class RtpLeg(Leg):
         self._num_samples = rate_of_frame(codec.heard_hz)
         # What is sent in place of audio, frame by frame: the payload of an event, or b"" for a pause.
         self._keys_out: deque[bytes] = deque()
-        # Set when the model's last words were sent.
-        self._concluded = anyio.Event()
 
     @property
     def num_lost(self) -> int:
@@ -173,11 +166,27 @@ class RtpLeg(Leg):
         await super().close(code, reason)
         await self._signalling.hang_up(reason)
 
-    async def transfer(self, target: str) -> str:
-        return await self._signalling.transfer(target)
-
     def _work(self) -> Sequence[Callable[[], Awaitable[None]]]:
-        return self._pace, self._conclude
+        return (self._pace,)
+
+    # --- the functions of the model
+
+    async def send_digits(self, digits: str) -> None:
+        """Send keys as events if the other side takes them, when the words before them are sent."""
+        if not self._sends_keys:
+            await super().send_digits(digits)
+            return
+        for key in digits:
+            self._keys_out += rtp.key_payloads(key, self._agreed.clock_hz)
+            self._keys_out += [b""] * rtp.PAUSE_FRAMES
+
+    async def _last_words(self) -> bool:
+        if not await super()._last_words():
+            return False
+        await anyio.sleep(len(self._keys_out) * FRAME_S + TAIL_S)
+        return True
+
+    # --- the pace of both directions
 
     async def _pace(self) -> None:
         """Send a frame every 20 ms, and take what comes."""
@@ -204,33 +213,14 @@ class RtpLeg(Leg):
             self._send_frame()
             self._next_s += FRAME_S
 
-    async def _conclude(self) -> None:
-        """Carry out what the model has decided, when its last words were heard."""
-        while True:
-            await self._concluded.wait()
-            await anyio.sleep(TAIL_S)
-            self._concluded = anyio.Event()
-            if target := self.playback.transfer_to:
-                why_not = await self.transfer(target)
-                if not why_not:
-                    self.end("transferred")
-                    return
-                self.playback.transfer_failed(why_not)
-            elif self.playback.has_hung_up:
-                self.end("hang_up")
-                return
-
     def _watch(self) -> None:
-        """Hear silence where nothing comes, and find out whether the caller is gone or the model has hung up."""
+        """Hear silence where nothing comes, and find out whether the caller is gone."""
         silent_s = self._loop.time() - self._last_packet_s
         if silent_s > SILENT_AFTER_S:
             self._hear_packet(np.zeros(self._num_samples, np.float32))
         if silent_s > GONE_AFTER_S and not self._holds:
             self.end("no_audio")
         self._finish_keys()
-        player = self.playback
-        if (player.has_hung_up or player.transfer_to) and not self._keys_out:
-            self._concluded.set()
 
     # --- to the other side
 
@@ -266,12 +256,6 @@ class RtpLeg(Leg):
             packet = self._srtp_out.protect(packet)
         if self._remote[1]:
             self._port.send(packet, self._remote)
-
-    def _press_keys(self, keys: str) -> None:
-        """Send keys as events, when the words before them are sent."""
-        for key in keys:
-            self._keys_out += rtp.key_payloads(key, self._agreed.clock_hz)
-            self._keys_out += [b""] * rtp.PAUSE_FRAMES
 
     # --- from the other side
 

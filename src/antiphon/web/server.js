@@ -1,4 +1,4 @@
-// The server tab: load, sessions, headroom and delays, from the server's metrics.
+// The server tab: load, sessions, headroom, telephone calls and delays, from the server's metrics.
 
 const $ = (id) => document.getElementById(id);
 const EVERY_MS = 2000;
@@ -111,6 +111,20 @@ export class ServerTab {
       value("antiphon_headroom_sessions", { kind }) ?? "–",
       value("antiphon_capacity_sessions", { kind }) ?? "–",
     ]);
+    const calls = all.filter((s) => s.name === "antiphon_telephone_calls");
+    const carriers = [...new Set(calls.map((s) => s.labels.carrier))];
+    $("calls").parentElement.hidden = !carriers.length;
+    rows($("calls"), carriers, (carrier) => {
+      const ended = all.filter(
+        (s) => s.name === "antiphon_telephone_calls_ended_total" && s.labels.carrier === carrier,
+      );
+      return [
+        carrier,
+        value("antiphon_telephone_calls", { carrier, direction: "incoming" }) ?? 0,
+        value("antiphon_telephone_calls", { carrier, direction: "outgoing" }) ?? 0,
+        ended.map((s) => `${s.labels.reason} ${s.value}`).join(", "),
+      ];
+    });
     rows($("delays"), DELAYS, ([name, labels, title]) => [
       title,
       value(`${name}_count`, labels) ?? 0,

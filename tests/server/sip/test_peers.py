@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,8 +12,11 @@ from bench.softphones import Baresip, missing, sipp
 
 from antiphon.audio import Pcm
 from antiphon.audio.pcm import Resampler
+from antiphon.protocols.wire import Frame
+from antiphon.server.live.realtime import LiveRealtime
+from antiphon.server.live.sideband import Sideband
 from antiphon.signals import become
-from antiphon.transports.telephone import Leg
+from antiphon.transports.leg import Leg
 from tests.scripted import speech
 from tests.server.scripted import Echo
 from tests.server.sip.harness import SipPort, port
@@ -23,20 +26,17 @@ FRAME_S = 0.02
 
 
 class Application:
-    """An application that follows a call: it has the events of the session."""
+    """A program beside a call: it has the events of the session."""
 
-    def __init__(self, leg: Leg) -> None:
+    def __init__(self, served: SipPort) -> None:
         self.events: list[dict[str, Any]] = []
-        self._task = asyncio.create_task(leg.control(self))
+        (live,) = served.state.sessions.calls.values()
+        cast(LiveRealtime, live).sidebands.add(cast(Sideband, self))
 
-    async def receive(self) -> str | None:
-        await asyncio.Event().wait()
-        return None
+    def put(self, frame: Frame) -> None:
+        self.events.append(json.loads(frame.encode()))
 
-    async def send(self, data: str | bytes) -> None:
-        self.events.append(json.loads(data))
-
-    async def close(self, code: int, reason: str) -> None:
+    def end(self, code: int, reason: str) -> None:
         return
 
     def of(self, type: str) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def test_what_baresip_has_recorded_is_what_the_history_says_was_heard() -> None:
         async with port(Echo(), telephone_greeting="Hello.") as served:
             with Baresip(pcm) as phone:
                 leg = await established(served, phone)
-                app = Application(leg)
+                app = Application(served)
                 await count(app, "conversation.item.truncated", 1)
                 await count(app, "output_audio_buffer.started", 2)
                 await asyncio.sleep(0.5)
@@ -121,7 +121,7 @@ def test_baresip_hears_the_answer_in_each_codec_and_with_srtp(codec: str, srtp: 
         async with port(Echo(), telephone_greeting="Hi.", sip_codecs="opus,G722,PCMU") as served:
             with Baresip(pcm, codec=codec, srtp=srtp) as phone:
                 leg = await established(served, phone)
-                app = Application(leg)
+                app = Application(served)
                 await count(app, "response.done", 1)
                 await asyncio.sleep(0.5)
                 phone.command("hangup")

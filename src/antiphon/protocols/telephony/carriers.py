@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import any_value, decode
+from antiphon.protocols.telephony import asterisk, fork
 from antiphon.protocols.telephony.stream import (
     Arrived,
     Call,
@@ -27,6 +28,9 @@ from antiphon.protocols.telephony.stream import (
 )
 from antiphon.protocols.telephony.vonage import CONNECTED, VonageStream
 from antiphon.protocols.wire import message
+
+# The WebSocket subprotocols of switches. Carriers have none.
+SUBPROTOCOLS = (asterisk.SUBPROTOCOL, *fork.SUBPROTOCOLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,7 @@ class CarrierStream:
     """
 
     message_frames = 5
+    returns_marks = True
 
     def __init__(self) -> None:
         self._carrier: _Carrier | None = None
@@ -271,6 +276,13 @@ def _parameters(given: object) -> dict[str, str]:
     return facts(given)
 
 
-def stream_of(first: str | bytes) -> MediaStream:
-    """Return the stream that begins with this message, which is read by its `read` too."""
+def stream_of(first: str | bytes, subprotocol: str = "") -> MediaStream:
+    """Return the stream that begins with this message, which is read by its `read` too.
+
+    `subprotocol`: the one of SUBPROTOCOLS that the peer offers; "" if it offers none.
+    """
+    if subprotocol in fork.SUBPROTOCOLS:
+        return fork.ForkStream()
+    if subprotocol == asterisk.SUBPROTOCOL or (isinstance(first, str) and asterisk.MEDIA_START in first[:100]):
+        return asterisk.WebSocketChannel()
     return VonageStream() if isinstance(first, str) and CONNECTED in first else CarrierStream()

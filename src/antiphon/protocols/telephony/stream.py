@@ -1,4 +1,4 @@
-"""What a carrier's media stream carries, whichever the carrier: a call, audio, keys and marks in both directions."""
+"""What a media stream carries, whichever the carrier or switch: a call, audio, keys and marks in both directions."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ class Call(msgspec.Struct, frozen=True):
     called: str = ""
     # Parameters that the owner of the number has set, and the headers of the call.
     parameters: Mapping[str, str] = {}
+    # Whether this server has called.
+    is_outgoing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,13 @@ Arrived = Started | CallerAudio | Pressed | MarkReturned | Stopped
 class MediaStream(Protocol):
     """Reads and writes the messages of one stream.
 
-    `message_frames`: how many frames of 20 ms one message should have.
+    - `message_frames`: how many frames of 20 ms one message should have.
+    - `returns_marks`: the peer has a play buffer, which can be emptied, and returns marks. Otherwise it plays audio at
+      once, and `mark` and `clear` return "".
     """
 
     message_frames: int
+    returns_marks: bool
 
     def read(self, data: str | bytes) -> list[Arrived]:
         """Return what one message says; [] for a message without an effect here.

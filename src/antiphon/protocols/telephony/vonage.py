@@ -36,6 +36,7 @@ class VonageStream:
     """
 
     message_frames = 5
+    returns_marks = True
 
     def __init__(self) -> None:
         self._codec: Codec | None = None

@@ -15,6 +15,8 @@ from antiphon.engine.schemas import check_schemas
 from antiphon.errors import GrammarError, RemoteProtocolError
 from antiphon.events.tools import JsonSchema, Tool
 from antiphon.protocols.connection import Context, WireConnection
+from antiphon.protocols.negotiation import RealtimeConnection
+from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.input_fields import named_speakers, named_voices
 from antiphon.protocols.realtime.items import take_tools
 from antiphon.protocols.wire import Frame
@@ -125,3 +127,17 @@ def context_of(
         resume_token=resume_token,
         autostart=autostart,
     )
+
+
+async def checked_session(
+    state: ServerState, caller: Caller, session: msgspec.Raw, *, beta: bool = False
+) -> msgspec.Struct:
+    """Return a session that a client configures before it opens it, as the client will see it. `session` is JSON with
+    the fields of a `session.update`, with `beta` in the names of the beta.
+
+    Raises RemoteProtocolError for an invalid field, and Refused as `context_of`.
+    """
+    await prepare_voices(state, caller, session)
+    connection = RealtimeConnection(Opening(beta=beta, session=session), context_of(state, caller))
+    await open_wire(connection)
+    return connection.session()

@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
+from antiphon.contracts.language import ToolServers
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import ConfigureConversation, CreateItem, CreateResponse
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription, SessionEnding
@@ -65,7 +66,7 @@ class LiveRealtime:
     ended, if that is known. `restored` is the stored state from which a restored conversation continues. The route that
     made `transport` also releases it. `copy` is the session's copy in the session store. A client that resumes attaches
     its transport to `attachment`. Programs beside the client have `sidebands`. `keeps_words`: the client of a new
-    session keeps `resume_words`.
+    session keeps `resume_words`. `tools` has functions of this session alone, beside those of the server.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class LiveRealtime:
         restored: Restored | None = None,
         keeps_words: bool = False,
         why_left: Callable[[], str] = lambda: "",
+        tools: ToolServers | None = None,
     ) -> None:
         self._state = state
+        self._tools = tools
         self.caller = caller
         self.wire = wire
         self._transport = transport
@@ -335,7 +338,7 @@ class LiveRealtime:
         inbox, emit, player = self._inbox, self._emit, self._transport.playback
         if isinstance(first, ConfigureConversation):
             self._session = self._conversation = new_conversation(
-                self._state, self.caller, self.wire, first, inbox, emit, player, self._observers
+                self._state, self.caller, self.wire, first, inbox, emit, player, self._observers, self._tools
             )
         else:
             self._session = new_transcription(

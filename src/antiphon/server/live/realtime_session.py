@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeGuard
 
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts.language import ToolServers
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import (
     CancelResponse,
@@ -152,8 +153,12 @@ def new_conversation(
     emit: EmitConversation,
     playback: AudioPlayer | None,
     observers: SessionObservers,
+    tools: ToolServers | None = None,
 ) -> ConversationSession | DuplexSession:
-    """Return a conversation session for a wire, with the server's models and an empty history."""
+    """Return a conversation session for a wire, with the server's models and an empty history.
+
+    `tools`: functions of this conversation alone. Those of the server come after them.
+    """
     models = state.loaded()
     assert models.for_conversations
     context = ConversationContext(
@@ -165,7 +170,7 @@ def new_conversation(
         backchannel_detector=models.backchannel_detector,
         image_reader=models.image_reader,
         speaker_model=models.speaker_model,
-        tool_servers=together(state.own_tools(caller), state.tool_servers),
+        tool_servers=together(tools, state.own_tools(caller), state.tool_servers),
         calls=call_options(state.settings.tools),
         say=models.line if models.synthesizer and not models.conversation_model else None,
         measure=observers.measure,

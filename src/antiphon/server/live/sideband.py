@@ -169,8 +169,8 @@ class Sideband:
     async def resumed(self, token: str, how: HowResumed) -> Frame:
         return self._wire.resumed(token, received_events=self.attachment.num_received, how=how)
 
-    def replaced(self) -> Frame:
-        return replaced_frame(random_id, self.id)
+    def replaced(self) -> list[Frame]:
+        return [replaced_frame(random_id, self.id)]
 
 
 def is_error(frame: Frame) -> bool:

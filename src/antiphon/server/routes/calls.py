@@ -1,7 +1,7 @@
 """POST /v1/realtime/calls: a conversation over WebRTC, with Opus both ways and events on the `oai-events` data channel.
 
 The server sends a response's audio in real time, so it knows how much was heard. A barge-in cuts the rest without the
-client's help.
+client's help. Calls of the telephone are accepted, transferred and ended here too, in OpenAI's form.
 """
 
 from __future__ import annotations
@@ -11,26 +11,34 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.dialects import dialect_of
-from antiphon.protocols.fields import EMPTY
+from antiphon.protocols.fields import EMPTY, decode_named, json_object, number
 from antiphon.protocols.opening import TRUE_VALUES, Opening
+from antiphon.protocols.telephony.functions import target_of
+from antiphon.server.credentials import Caller
 from antiphon.server.http.auth import identify
+from antiphon.server.http.body import limited
 from antiphon.server.http.errors import error_response
 from antiphon.server.http.offers import new_call, read_offer
 from antiphon.server.live.handshake import check_query, kind_of
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
+from antiphon.server.telephone.offers import DECLINED
+from antiphon.server.telephone.serving import check_session
 from antiphon.transports.transport import STALL_S
 
 if TYPE_CHECKING:
     from antiphon.transports.webrtc import WebRtcCall
 
 log = logging.getLogger(__name__)
+# Most bytes of the session of a call.
+MAX_SESSION_BYTES = 1 << 20
 
 
 async def calls(request: Request) -> Response:
@@ -96,11 +104,78 @@ async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place
 async def hang_up(request: Request) -> Response:
     """POST /v1/realtime/calls/{id}/hangup: end a call of the same API key. Returns before it has ended.
 
-    Returns 404 (`call_not_found`) if the id is not a connected call, or belongs to another key.
+    A call that waits for an application is rejected. Returns 404 (`call_not_found`) if the id is not a connected call,
+    or belongs to another key.
     """
-    state: ServerState = request.app.state.antiphon
-    live = state.sessions.calls.get(request.path_params["id"])
-    if live is None or live.caller.key != identify(request).key:
-        return error_response(404, "There is no such call.", code="call_not_found")
+    state, id, caller = _addressed(request)
+    if offered := state.switchboard.offers.find(id, caller):
+        offered.reject()
+        return JSONResponse({})
+    live = state.sessions.calls.get(id)
+    if live is None or live.caller.key != caller.key:
+        return _not_found()
     live.hang_up()
     return JSONResponse({})
+
+
+# --- telephone calls, as OpenAI's SIP has them
+
+
+class RejectRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """How a call is rejected: with a SIP status."""
+
+    status_code: int = DECLINED
+
+
+class ReferRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Whom a call is transferred to: `tel:` and a number, or a SIP URI."""
+
+    target_uri: str
+
+
+async def accept(request: Request) -> Response:
+    """POST /v1/realtime/calls/{id}/accept: begin a call that waits, with the session in the body.
+
+    Returns when the session has begun, so that `/v1/realtime?call_id=` finds it.
+    """
+    state, id, caller = _addressed(request)
+    offered = state.switchboard.offers.find(id, caller)
+    if offered is None:
+        return _not_found()
+    session = json_object(await limited(request, MAX_SESSION_BYTES).body())
+    await check_session(state, caller, session, "")
+    await offered.accept(session)
+    return JSONResponse({})
+
+
+async def reject(request: Request) -> Response:
+    """POST /v1/realtime/calls/{id}/reject: reject a call that waits. Returns before it has ended."""
+    state, id, caller = _addressed(request)
+    offered = state.switchboard.offers.find(id, caller)
+    if offered is None:
+        return _not_found()
+    body = await limited(request, MAX_SESSION_BYTES).body()
+    status = decode_named(body.strip() or b"{}", RejectRequest).status_code
+    offered.reject(round(number(status, "status_code", 300, 699)))
+    return JSONResponse({})
+
+
+async def refer(request: Request) -> Response:
+    """POST /v1/realtime/calls/{id}/refer: transfer a telephone call. Returns when the carrier has taken it."""
+    state, id, caller = _addressed(request)
+    leg = state.sessions.legs.get(id)
+    if leg is None or state.sessions.calls[id].caller.key != caller.key:
+        return _not_found()
+    asked = decode_named(await limited(request, MAX_SESSION_BYTES).body(), ReferRequest)
+    target = target_of(asked.target_uri, "target_uri")
+    state.switchboard.check_target(target, "target_uri")
+    await leg.transfer(target)
+    return JSONResponse({})
+
+
+def _addressed(request: Request) -> tuple[ServerState, str, Caller]:
+    return request.app.state.antiphon, request.path_params["id"], identify(request)
+
+
+def _not_found() -> Response:
+    return error_response(404, "There is no such call.", code="call_not_found")

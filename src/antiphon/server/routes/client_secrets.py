@@ -13,12 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from antiphon.protocols.fields import EMPTY, decode, json_object, number
-from antiphon.protocols.negotiation import RealtimeConnection
-from antiphon.protocols.opening import NULL, Opening
+from antiphon.protocols.opening import NULL
 from antiphon.server.credentials import ClientSecret
 from antiphon.server.http.auth import identify
 from antiphon.server.http.body import limited
-from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
+from antiphon.server.live.open_wire import checked_session
 from antiphon.server.state import ServerState
 
 MAX_BODY_BYTES = 1 << 20
@@ -56,10 +55,8 @@ async def _respond(request: Request, *, beta: bool) -> Response:
     state: ServerState = request.app.state.antiphon
     config, seconds = parse(await limited(request, MAX_BODY_BYTES).body(), beta=beta)
     caller = identify(request)
-    await prepare_voices(state, caller, config)
-    connection = RealtimeConnection(Opening(beta=beta, session=config), context_of(state, caller))
-    await open_wire(connection)
-    session = msgspec.json.decode(msgspec.json.encode(connection.session()))
+    shown = await checked_session(state, caller, config, beta=beta)
+    session = msgspec.json.decode(msgspec.json.encode(shown))
     value, expires_at = f"ek_{secrets.token_hex(24)}", int(time.time() + seconds)
     state.credentials.add(value, ClientSecret(caller.key, time.monotonic() + seconds, config))
     if beta:

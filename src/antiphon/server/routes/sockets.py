@@ -96,7 +96,8 @@ async def _sideband(state: ServerState, caller: Caller, websocket: WebSocket, ca
     Raises RemoteProtocolError (`call_not_found`) before the upgrade if the caller has no such session, and Refused if
     the session has too many sidebands.
     """
-    session = state.sessions.shared.get(call_id)
+    call = state.sessions.calls.get(call_id)
+    session = state.sessions.shared.get(call.id if call else call_id)
     if session is None or not isinstance(session.wire, RealtimeConnection) or not may_share(caller, session):
         raise RemoteProtocolError("call_not_found", "There is no such session of this key.", "call_id")
     token = ResumeToken() if wants_token(websocket) else None

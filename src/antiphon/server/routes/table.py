@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from antiphon.server.routes.calls import calls, hang_up
+from antiphon.server.routes.calls import accept, calls, hang_up, refer, reject
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
 from antiphon.server.routes.control import bury, drain_host, list_hosts, start_profile, stop_profile
@@ -67,10 +67,13 @@ ROUTES: tuple[BaseRoute, ...] = (
     WebSocketRoute("/v1/audio/speech/stream", speech_stream),
     WebSocketRoute("/v1/video/chat/stream", video_stream),
     Route("/v1/realtime/calls", calls, methods=["POST"]),
+    Route("/v1/realtime/calls/{id}/accept", accept, methods=["POST"]),
+    Route("/v1/realtime/calls/{id}/reject", reject, methods=["POST"]),
+    Route("/v1/realtime/calls/{id}/refer", refer, methods=["POST"]),
     Route("/v1/realtime/calls/{id}/hangup", hang_up, methods=["POST"]),
     Route("/v1/realtime/client_secrets", client_secrets, methods=["POST"]),
     Route("/v1/realtime/sessions", sessions, methods=["POST"]),
-    Route("/v1/telephone/calls", telephone_calls),
+    Route("/v1/telephone/calls", telephone_calls, methods=["GET", "POST"]),
     Route(TWILIO, twilio, methods=["POST"]),
     WebSocketRoute(MEDIA, media),
     WebSocketRoute(f"{MEDIA}/{{key}}", media),

@@ -1,6 +1,7 @@
 """Telephone calls: `POST /v1/telephone/twilio` answers Twilio with TwiML, and `/v1/telephone/media` has media streams.
 
-See docs/telephone.md. A stream is accepted before it says which call it carries, so that it is refused by closing it.
+`/v1/telephone/calls` lists the calls, and makes calls. See docs/telephone.md. A stream is accepted before it says which
+call it carries, so that it is refused by closing it.
 """
 
 from __future__ import annotations
@@ -8,28 +9,38 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import quoteattr
 
-import anyio
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError, Unauthorized
-from antiphon.protocols.opening import Opening
-from antiphon.protocols.telephony.carriers import stream_of
-from antiphon.protocols.telephony.stream import MAX_FACT_CHARS, Call, MediaStream, Started
+from antiphon.protocols.fields import EMPTY, decode_named, json_object
+from antiphon.protocols.opening import NULL, Opening
+from antiphon.protocols.telephony.carriers import SUBPROTOCOLS, stream_of
+from antiphon.protocols.telephony.functions import target_of
+from antiphon.protocols.telephony.stream import MAX_FACT_CHARS, Call, facts
+from antiphon.protocols.wire import random_id
 from antiphon.server.credentials import Caller
 from antiphon.server.http.auth import act_for, identify
 from antiphon.server.http.body import json_response, limited
-from antiphon.server.live.held_call import check_models, hold_call
-from antiphon.server.live.session import CLOSE_NORMAL, CLOSE_POLICY, CLOSE_TRY_LATER
+from antiphon.server.http.errors import error_response
 from antiphon.server.state import ServerState
-from antiphon.server.telephone import SIGNATURE, ExpectedCall, is_signed, public_url
-from antiphon.transports.telephone import CallerLeg
+from antiphon.server.telephone.outgoing import RINGS_S, UNREACHABLE, OutgoingCall
+from antiphon.server.telephone.serving import caller_of_signed, check_models, check_session, serve_stream
+from antiphon.server.telephone.tickets import (
+    SIGNATURE,
+    TICKET_S,
+    CallOptions,
+    ExpectedCall,
+    is_signed,
+    public_url,
+)
+from antiphon.transports.leg import Voicemail
 from antiphon.transports.transport import TransportClosed
 from antiphon.transports.websocket import WebSocketTransport
 
@@ -52,8 +63,7 @@ async def twilio(request: Request) -> Response:
     if settings.twilio_auth_token:
         if not is_signed(request, settings, fields):
             raise Unauthorized(WRONG_SIGNATURE)
-        keys = state.settings.server.api_keys
-        caller = act_for(Caller(keys[0] if keys else "", address=request.client.host if request.client else ""))
+        caller = act_for(caller_of_signed(state, request.client.host if request.client else ""))
     else:
         caller = identify(request)
     given = {name: value[:MAX_FACT_CHARS] for name, value in fields}
@@ -70,13 +80,16 @@ async def twilio(request: Request) -> Response:
     except Refused as refusal:
         log.info("a call is rejected as busy: %s", refusal)
         return _twiml('<Reject reason="busy"/>')
-    ticket = state.expected_calls.expect(call, caller)
-    url = public_url(request, settings, "wss", f"{MEDIA}/{ticket}")
-    return _twiml(f"<Connect><Stream url={quoteattr(url)}/></Connect>")
+    ticket = state.switchboard.expected.expect(call, caller, CallOptions(random_id("rtc_")))
+    return _twiml(f"<Connect><Stream url={quoteattr(_stream_url(request, ticket))}/></Connect>")
 
 
 def _twiml(verb: str) -> Response:
     return Response(f'<?xml version="1.0" encoding="UTF-8"?><Response>{verb}</Response>', 200, None, "text/xml")
+
+
+def _stream_url(request: Request, ticket: str) -> str:
+    return public_url(request, request.app.state.antiphon.settings.telephone, "wss", f"{MEDIA}/{ticket}")
 
 
 async def media(websocket: WebSocket) -> None:
@@ -84,21 +97,12 @@ async def media(websocket: WebSocket) -> None:
     state: ServerState = websocket.app.state.antiphon
     check_models(state)
     caller, expected = _identified(state, websocket)
-    await websocket.accept()
+    offered = websocket.scope.get("subprotocols", ())
+    subprotocol = next((name for name in offered if name in SUBPROTOCOLS), "")
+    await websocket.accept(subprotocol or None)
     transport = WebSocketTransport(websocket)
-    code, reason = CLOSE_POLICY, ""
-    try:
-        stream, started = await _started(state, caller, transport)
-        started = replace(started, call=_known(started.call, expected))
-        leg = await _serve(state, caller, transport, stream, started)
-        code, reason = CLOSE_POLICY if leg.is_refused else CLOSE_NORMAL, leg.ended_by
-    except RemoteProtocolError as error:
-        log.warning("a media stream is refused: %s", error.message)
-        reason = error.code
-    except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        log.info("a call is refused: %s", refusal)
-        code, reason = CLOSE_TRY_LATER, "resource_exhausted"
+    read = partial(stream_of, subprotocol=subprotocol)
+    code, reason = await serve_stream(state, caller, transport, read, expected)
     with suppress(TransportClosed, WebSocketDisconnect):
         await transport.close(code, reason)
 
@@ -112,7 +116,7 @@ def _identified(state: ServerState, websocket: WebSocket) -> tuple[Caller, Expec
     has_token = bool(settings.twilio_auth_token)
     if has_token and SIGNATURE in websocket.headers and not is_signed(websocket, settings):
         raise Unauthorized(WRONG_SIGNATURE)
-    if expected := state.expected_calls.take(key):
+    if expected := state.switchboard.expected.take(key):
         if has_token and SIGNATURE not in websocket.headers:
             raise Unauthorized(WRONG_SIGNATURE)
         return act_for(expected.caller), expected
@@ -127,7 +131,7 @@ def _identified(state: ServerState, websocket: WebSocket) -> tuple[Caller, Expec
 class ShownCall(msgspec.Struct, rename={"caller": "from", "called": "to"}):
     """A live telephone call, as applications see it."""
 
-    # The id of the call's session.
+    # The id of the call.
     id: str
     # The carrier's name, and its id of the call.
     carrier: str
@@ -137,6 +141,10 @@ class ShownCall(msgspec.Struct, rename={"caller": "from", "called": "to"}):
     called: str  # See `caller`.
     # The parameters of the call, by name.
     parameters: Mapping[str, str]
+    # Whether the server has called: `outgoing`, or `incoming`.
+    direction: str
+    # How long it lasts so far; null while the other side's telephone rings.
+    seconds: int | None
     # The type of the object.
     object: str = "telephone.call"
 
@@ -148,46 +156,81 @@ class ShownCalls(msgspec.Struct):
     object: str = "list"
 
 
+def _shown(id: str, call: Call, seconds: int | None) -> ShownCall:
+    direction = "outgoing" if call.is_outgoing else "incoming"
+    return ShownCall(id, call.carrier, call.id, call.caller, call.called, call.parameters, direction, seconds)
+
+
 async def calls(request: Request) -> Response:
-    """Return the live telephone calls of the caller's key."""
+    """GET: return the live telephone calls of the caller's key. POST: call a number."""
+    if request.method == "POST":
+        return await _dial(request)
     state: ServerState = request.app.state.antiphon
     key = identify(request).key
-    legs = [(id, leg.call) for id, leg in state.sessions.legs.items() if state.sessions.calls[id].caller.key == key]
-    return json_response(
-        ShownCalls([ShownCall(id, c.carrier, c.id, c.caller, c.called, c.parameters) for id, c in legs])
-    )
+    legs = [(id, leg) for id, leg in state.sessions.legs.items() if state.sessions.calls[id].caller.key == key]
+    return json_response(ShownCalls([_shown(id, leg.call, int(leg.lasts_s)) for id, leg in legs]))
 
 
-async def _started(state: ServerState, caller: Caller, transport: WebSocketTransport) -> tuple[MediaStream, Started]:
-    """Wait until a stream says which call it carries. Raises RemoteProtocolError, and Refused without a place."""
-    stream: MediaStream | None = None
-    with state.admission.await_first_event(caller), anyio.move_on_after(state.settings.telephone.telephone_start_s):
-        while (data := await transport.receive()) is not None:
-            stream = stream or stream_of(data)
-            for item in stream.read(data):
-                if isinstance(item, Started):
-                    return stream, item
-    raise RemoteProtocolError("config_timeout", "The stream has not begun with a call.")
+class CallRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"caller": "from"}):
+    """A call that is to be made."""
+
+    # The number that is called.
+    to: str
+    # The number that the call comes from; by default `--twilio-number`. Over SIP, it is that of the account.
+    caller: str = ""
+    # The session of the call, with the fields of a `session.update`.
+    session: msgspec.Raw = NULL
+    # What the model says when the other side answers; by default it waits for the other side.
+    greeting: str = ""
+    # Facts for the model, by name.
+    parameters: dict[str, str] = {}
+    # What is done when an answering machine answers.
+    voicemail: Voicemail = "message"
+    # The way to call: `twilio` or `sip`; by default the first of them that is configured.
+    via: str = ""
 
 
-def _known(call: Call, expected: ExpectedCall | None) -> Call:
-    """Return the facts of a call, with those that its announcement had. Raises RemoteProtocolError for another call."""
-    if expected is None:
-        return call
-    announced = expected.call
-    if (call.id, call.account) != (announced.id, announced.account):
-        raise RemoteProtocolError("bad_event", "The stream carries another call than its URL was made for.", "start")
-    return msgspec.structs.replace(announced, parameters=call.parameters)
-
-
-async def _serve(
-    state: ServerState, caller: Caller, transport: WebSocketTransport, stream: MediaStream, started: Started
-) -> CallerLeg:
-    """Hold the call until it has ended, and return its leg."""
-    settings = state.settings.telephone
-
-    async def leg() -> CallerLeg:
-        greeting, max_s = settings.telephone_greeting, settings.telephone_call_s
-        return CallerLeg(transport, stream, started, greeting=greeting, max_s=max_s)
-
-    return await hold_call(state, caller, started.call, leg)
+async def _dial(request: Request) -> Response:
+    """Call a number. Returns 201 with the call as soon as the carrier has taken it, before it is answered. Over SIP,
+    returns when it is answered.
+    """
+    state: ServerState = request.app.state.antiphon
+    settings, caller = state.settings.telephone, identify(request)
+    asked = decode_named(await limited(request, MAX_BODY_BYTES).body(), CallRequest)
+    check_models(state)
+    state.admission.refuse_early(caller, state.kind_of("conversation"))
+    board, called = state.switchboard, target_of(asked.to, "to")
+    sip = board.sip if asked.via == "sip" or not (asked.via or board.dialers) else None
+    dialer = None if sip else board.dialer(asked.via)
+    board.check_target(called, "to")
+    number = asked.caller or settings.twilio_number
+    if dialer and not number:
+        raise RemoteProtocolError(
+            "missing_required_parameter", "'from' is required: --twilio-number is not set.", "from"
+        )
+    if facts(asked.parameters) != asked.parameters:
+        raise RemoteProtocolError(
+            "invalid_value", "There are too many 'parameters', or they are too long.", "parameters"
+        )
+    session = EMPTY if bytes(asked.session) == b"null" else json_object(bytes(asked.session), "session", "session")
+    await check_session(state, caller, session, "session.")
+    options = CallOptions(random_id("rtc_"), session, asked.greeting, asked.voicemail)
+    if sip:
+        call = Call("sip", "", "", asked.caller, called, asked.parameters, is_outgoing=True)
+        await sip.dial(caller, call, options)
+        return json_response(_shown(options.id, state.sessions.legs[options.id].call, 0), 201)
+    assert dialer
+    call = Call(dialer.carrier, "", dialer.account, number, called, asked.parameters, is_outgoing=True)
+    expected = board.expected
+    ticket = expected.expect(call, caller, options, RINGS_S + TICKET_S)
+    try:
+        carrier_id = await dialer.dial(
+            OutgoingCall(called, number, _stream_url(request, ticket), settings.telephone_call_s)
+        )
+    except RemoteProtocolError as error:
+        expected.take(ticket)
+        if error.code == UNREACHABLE:
+            return error_response(502, error.message, code=error.code)
+        raise
+    expected.identify(ticket, carrier_id)
+    return json_response(_shown(options.id, msgspec.structs.replace(call, id=carrier_id), None), 201)

@@ -22,7 +22,7 @@ from antiphon.extras import missing_packages
 from antiphon.protocols.telephony.sip import sdp
 from antiphon.protocols.telephony.sip.dialog import ALLOWED, Dialog, new_tag, out_of_dialog
 from antiphon.protocols.telephony.sip.digest import Challenger, answered
-from antiphon.protocols.telephony.sip.messages import Request, Response, SipUri, answer, parse
+from antiphon.protocols.telephony.sip.messages import SipRequest, SipResponse, SipUri, answer, parse
 from antiphon.protocols.telephony.sip.transactions import Peer, ServerTransaction, Transactions
 from antiphon.server.http.listening import is_wildcard
 from antiphon.server.http.origin import is_loopback
@@ -106,7 +106,7 @@ class SipAgent:
             return
         try:
             message = parse(data)
-            if isinstance(message, Response):
+            if isinstance(message, SipResponse):
                 self.transactions.take_response(message)
             else:
                 self._take(message, peer)
@@ -116,7 +116,7 @@ class SipAgent:
             # The boundary of a message: any failure in it ends nothing else.
             log.exception("a message over SIP failed")
 
-    def _take(self, request: Request, peer: Peer) -> None:
+    def _take(self, request: SipRequest, peer: Peer) -> None:
         via, rest = request.via, request.all("via")[1:]
         request.set("via", via.stamped(peer.host, peer.port))
         for value in rest:
@@ -154,7 +154,7 @@ class SipAgent:
     def _answer(self, transaction: ServerTransaction, status: int, *headers: tuple[str, str]) -> None:
         transaction.respond(answer(transaction.request, status, tag=new_tag(), headers=headers))
 
-    def _refusal(self, request: Request, peer: Peer) -> Response | None:
+    def _refusal(self, request: SipRequest, peer: Peer) -> SipResponse | None:
         """Return why a call is not taken; None if it may be."""
         refused = self.state.metrics.refused
         # A provider does not know the password of our callers.
@@ -212,7 +212,7 @@ class SipAgent:
         contact: str,
         headers: list[tuple[str, str]] | None = None,
         body: bytes = b"",
-    ) -> tuple[Request, Response | None]:
+    ) -> tuple[SipRequest, SipResponse | None]:
         """Send a request outside of a dialog, and answer a challenge. Returns the request and its last response.
 
         The response is None if none came. If this is cancelled, an INVITE is cancelled too.
@@ -296,11 +296,11 @@ class SipAgent:
         finally:
             stream.close()
 
-    async def exchange(self, request: Request, peer: Peer) -> Response | None:
+    async def exchange(self, request: SipRequest, peer: Peer) -> SipResponse | None:
         """Send a request, and return its last response; None if none came. An INVITE is cancelled with this."""
-        done: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[SipResponse | None] = asyncio.get_running_loop().create_future()
 
-        def arrived(response: Response | None) -> None:
+        def arrived(response: SipResponse | None) -> None:
             is_given_up = done.cancelled()
             if not done.done() and (response is None or response.status >= 200):
                 done.set_result(response)

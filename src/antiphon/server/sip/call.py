@@ -11,10 +11,11 @@ import anyio
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.sip import sdp
 from antiphon.protocols.telephony.sip.dialog import ALLOWED, Dialog
-from antiphon.protocols.telephony.sip.messages import Address, Request, SipUri, answer
+from antiphon.protocols.telephony.sip.messages import Address, SipRequest, SipUri, answer
 from antiphon.protocols.telephony.sip.sdp import Agreed, Crypto, Description
 from antiphon.protocols.telephony.sip.transactions import ServerTransaction
 from antiphon.server.sip.agent import SipAgent
+from antiphon.server.telephone.outgoing import REFUSED
 from antiphon.transports.rtp import RtpLeg, RtpPort
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class SipCall:
         with anyio.move_on_after(BYE_S, shield=True):
             await self._agent.exchange(bye, self.dialog.peer)
 
-    async def transfer(self, target: str) -> str:
+    async def transfer(self, target: str) -> None:
         self._notified, self._transferred = anyio.Event(), None
         if ":" not in target:
             domain = self._agent.domain or SipUri.read(Address.read(self.dialog.other).uri).host
@@ -83,13 +84,14 @@ class SipCall:
         response = await self._agent.exchange(request, self.dialog.peer)
         if response is None or response.status >= 300:
             shown = "no answer" if response is None else f"{response.status} {response.reason}"
-            return f"not transferred: {shown}"
+            raise RemoteProtocolError(REFUSED, f"not transferred: {shown}")
         with anyio.move_on_after(TRANSFER_S):
             await self._notified.wait()
         if self._transferred is None:
-            return "not transferred: nothing is known of the target"
+            raise RemoteProtocolError(REFUSED, "not transferred: nothing is known of the target")
         status, reason = self._transferred
-        return "" if status < 300 else f"not transferred: {status} {reason}"
+        if status >= 300:
+            raise RemoteProtocolError(REFUSED, f"not transferred: {status} {reason}")
 
     @property
     def is_open(self) -> bool:
@@ -113,7 +115,7 @@ class SipCall:
                 self._respond(transaction, 200)
                 self.over()
                 if self.leg:
-                    self.leg.end("transferred" if self._transferred else "caller_hung_up")
+                    self.leg.end("transfer" if self._transferred else "caller_hung_up")
             case "INVITE":
                 self._change(transaction)
             case "INFO":
@@ -161,7 +163,7 @@ class SipCall:
         leg.agree(self.agreed, theirs, self.keys)
         self._respond(transaction, 200, *headers, body=body)
 
-    def _take_answer(self, ack: Request) -> None:
+    def _take_answer(self, ack: SipRequest) -> None:
         """Take the answer to an offer of ours in a re-INVITE. What cannot be read changes nothing."""
         if self.agreed is None or self.leg is None:
             return
@@ -190,7 +192,7 @@ class SipCall:
             self.leg.press(key)
         self._respond(transaction, 200)
 
-    def _take_notice(self, request: Request) -> None:
+    def _take_notice(self, request: SipRequest) -> None:
         """Take a report about a transfer: the status of the call to the target."""
         found = _FRAGMENT.match(request.body[:200].decode("latin-1"))
         if request.get("event").partition(";")[0].strip().lower() == "refer" and found and int(found[1]) >= 200:

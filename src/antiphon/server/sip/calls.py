@@ -10,20 +10,26 @@ from functools import partial
 from typing import TypeVar
 
 import anyio
+import msgspec
 
 from antiphon.audio.line_codecs import line_codec
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.telephony.sip import sdp
 from antiphon.protocols.telephony.sip.dialog import ALLOWED, Dialog, new_tag
-from antiphon.protocols.telephony.sip.messages import Address, Request, SipUri, answer, checked_header
+from antiphon.protocols.telephony.sip.messages import Address, SipRequest, SipUri, answer, checked_header
 from antiphon.protocols.telephony.sip.sdp import Description
 from antiphon.protocols.telephony.sip.transactions import ServerTransaction
 from antiphon.protocols.telephony.stream import MAX_FACT_CHARS, MAX_PARAMETERS, Call
+from antiphon.protocols.wire import random_id
 from antiphon.server.credentials import Caller
-from antiphon.server.live.held_call import check_models, hold_call
 from antiphon.server.sip.agent import RETRY_S, SipAgent
 from antiphon.server.sip.call import SDP, SipCall
+from antiphon.server.telephone.offers import CallRejected
+from antiphon.server.telephone.outgoing import REFUSED
+from antiphon.server.telephone.serving import caller_of_signed, check_models, hold_call
+from antiphon.server.telephone.tickets import CallOptions
 from antiphon.shares.places import current_owner
+from antiphon.transports.leg import LegOptions
 from antiphon.transports.rtp import RtpLeg, RtpPort
 
 log = logging.getLogger(__name__)
@@ -36,7 +42,7 @@ NOT_ACCEPTABLE = RemoteProtocolError("invalid_offer", "There is no common codec.
 
 
 class Calls:
-    """Takes and makes the calls of one agent. It is the `Dialer` of the server."""
+    """Takes and makes the calls of one agent. It is the `SipDialer` of the server."""
 
     def __init__(self, agent: SipAgent) -> None:
         self._agent, self._state = agent, agent.state
@@ -44,18 +50,12 @@ class Calls:
         self._invites: asyncio.Queue[tuple[ServerTransaction, _Taken]] = asyncio.Queue()
         agent.take_invite = self.take
 
-    @property
-    def _transfers(self) -> dict[str, str]:
-        """Where the model may transfer a call to, by name."""
-        pairs = (entry.partition("=") for entry in self._state.settings.telephone.telephone_transfer)
-        return {name.strip(): target.strip() for name, _, target in pairs}
-
     # --- calls of others ----------------------------------------------------------------------------------------------
 
     def take(self, invite: ServerTransaction) -> None:
         """Take a call, in a task of its own. Does not wait."""
         invite.respond(answer(invite.request, 100))
-        self._invites.put_nowait((invite, _Taken(self._agent, self._transfers)))
+        self._invites.put_nowait((invite, _Taken(self._agent)))
 
     async def serve(self) -> None:
         """Begin the tasks of calls, until this is cancelled."""
@@ -65,21 +65,23 @@ class Calls:
     async def _serve(self, invite: ServerTransaction, taken: _Taken) -> None:
         """Hold a call until it has ended. Does not raise."""
         request, state, status = invite.request, self._state, 500
-        keys = state.settings.server.api_keys
-        caller = Caller(keys[0] if keys else "", address=invite.peer.host)
+        caller = caller_of_signed(state, invite.peer.host)
         current_owner.set(caller.key)
         try:
             check_models(state)
             call = call_of(request)
             with anyio.CancelScope() as scope:
                 invite.cancelled = scope.cancel
-                take = partial(taken.answer, invite, call)
-                await taken.conclude(await hold_call(state, caller, call, take, self._transfers))
+                take, options = partial(taken.answer, invite, call), CallOptions(random_id("rtc_"))
+                await taken.conclude(await hold_call(state, caller, call, options, take))
             status = 487
         except Refused as refusal:
             state.metrics.refused.labels("no_room").inc()
             log.info("a call over SIP is refused: %s", refusal)
             status = 503
+        except CallRejected as rejection:
+            log.info("a call over SIP is refused: %s", rejection)
+            status = rejection.status
         except RemoteProtocolError as error:
             log.info("a call over SIP is refused: %s", error.message)
             status = {"invalid_offer": 488, "bad_sip": 400}.get(error.code, 500)
@@ -94,31 +96,46 @@ class Calls:
 
     # --- calls of ours ------------------------------------------------------------------------------------------------
 
-    async def dial(self, caller: Caller, to: str, headers: Mapping[str, str] | None = None) -> str:
-        """Call a SIP URI, or a number at the provider. Returns the id of the call's session when it is answered.
+    async def dial(
+        self, caller: Caller, call: Call, options: CallOptions, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Call a SIP URI, or a number at the provider. Returns when it is answered, see SipDialer.
 
-        `headers` are added to the INVITE. The call then goes on as a call of the caller's key does. Raises Refused
-        without room, and RemoteProtocolError: `invalid_value` for a target or a header that cannot be, and
-        `call_failed` if the other side does not take the call.
+        `headers` are added to the INVITE. The call then goes on as a call of the caller's key does. A header that
+        cannot be raises RemoteProtocolError (`invalid_value`).
         """
         check_models(self._state)
         own_headers = [checked_header(name, value) for name, value in (headers or {}).items()]
-        begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._state.spawn(partial(self._call, caller, to, dict(own_headers), begun))
-        return await begun
+        uri = self._agent.uri_of(call.called)
+        if not call.caller:
+            call = msgspec.structs.replace(call, caller=self._agent.account[0])
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._state.spawn(partial(self._call, caller, call, options, uri, own_headers, begun))
+        await begun
 
-    async def _call(self, caller: Caller, to: str, headers: dict[str, str], begun: asyncio.Future[str]) -> None:
+    async def _call(
+        self,
+        caller: Caller,
+        call: Call,
+        options: CallOptions,
+        uri: str,
+        headers: list[tuple[str, str]],
+        begun: asyncio.Future[None],
+    ) -> None:
         """Hold a call of ours until it has ended. The failure to begin it is the exception of `begun`."""
         current_owner.set(caller.key)
-        taken = _Taken(self._agent, self._transfers)
+        taken = _Taken(self._agent)
+
+        async def take(leg_options: LegOptions) -> RtpLeg:
+            leg = await taken.dial(call, uri, headers, leg_options)
+            # The call is in the registry when the waiting task goes on.
+            _set_result(begun, None)
+            return leg
+
         try:
             with anyio.CancelScope() as scope:
                 begun.add_done_callback(lambda done: scope.cancel() if done.cancelled() else None)
-                user, _ = self._agent.account
-                call = Call("sip", caller=user, called=to, parameters=headers)
-                take = partial(taken.dial, call, self._agent.uri_of(to))
-                report = partial(_set_result, begun)
-                await taken.conclude(await hold_call(self._state, caller, call, take, self._transfers, report))
+                await taken.conclude(await hold_call(self._state, caller, call, options, take))
         except Exception as error:
             if begun.done():
                 log.exception("a call over SIP failed")
@@ -132,8 +149,8 @@ class Calls:
 class _Taken:
     """One call, from its INVITE on."""
 
-    def __init__(self, agent: SipAgent, transfers: dict[str, str]) -> None:
-        self._agent, self._transfers = agent, transfers
+    def __init__(self, agent: SipAgent) -> None:
+        self._agent = agent
         self._port: RtpPort | None = None
         self._call: SipCall | None = None
         self._is_beginning = True
@@ -146,7 +163,7 @@ class _Taken:
             raise Refused(str(error), RETRY_S) from error
         return self._port
 
-    async def answer(self, invite: ServerTransaction, call: Call) -> RtpLeg:
+    async def answer(self, invite: ServerTransaction, call: Call, options: LegOptions) -> RtpLeg:
         """Answer an INVITE, and return the leg. Raises RemoteProtocolError and Refused if it cannot be."""
         agent, request, peer = self._agent, invite.request, invite.peer
         theirs = sdp.read(request.body) if request.body else None
@@ -157,7 +174,7 @@ class _Taken:
         if body is None:
             raise NOT_ACCEPTABLE
         agent.enter(own)
-        acknowledged: asyncio.Future[Request | None] = asyncio.get_running_loop().create_future()
+        acknowledged: asyncio.Future[SipRequest | None] = asyncio.get_running_loop().create_future()
         acknowledged.add_done_callback(lambda _: self._begun())
         invite.acknowledged = partial(_set_result, acknowledged)
         invite.unacknowledged = partial(_set_result, acknowledged, None)
@@ -168,11 +185,11 @@ class _Taken:
             theirs = sdp.read(ack.body if ack else b"")
             if own.agree(theirs, agent.codecs) is None:
                 raise NOT_ACCEPTABLE
-        leg = self._leg(own, call, theirs)
+        leg = self._leg(own, call, theirs, options)
         invite.unacknowledged = partial(leg.end, "no_ack")
         return leg
 
-    async def dial(self, call: Call, uri: str) -> RtpLeg:
+    async def dial(self, call: Call, uri: str, headers: list[tuple[str, str]], options: LegOptions) -> RtpLeg:
         """Call a URI, and return the leg when it is answered. Raises RemoteProtocolError and Refused if it is not."""
         agent, port = self._agent, await self._open_port()
         peer = await agent.peer_for(uri)
@@ -190,12 +207,12 @@ class _Taken:
                 call_id=secrets.token_hex(16),
                 number=1,
                 contact=contact,
-                headers=[("allow", ALLOWED), SDP, *call.parameters.items()],
+                headers=[("allow", ALLOWED), SDP, *headers],
                 body=sdp.offer((own_host, port.number), version, agent.codecs),
             )
         if request is None or response is None or response.status >= 300:
             shown = f"{response.status} {response.reason}" if response else "no answer"
-            raise RemoteProtocolError("call_failed", f"The call was not taken: {shown}.")
+            raise RemoteProtocolError(REFUSED, f"The call was not taken: {shown}.")
         dialog = Dialog.of_answer(request, response, peer, contact)
         own = self._call = SipCall(agent, dialog, port, own_host)
         agent.enter(own)
@@ -203,10 +220,10 @@ class _Taken:
         if own.agree(theirs, agent.codecs) is None:
             raise NOT_ACCEPTABLE
         self._begun()
-        return self._leg(own, call, theirs)
+        return self._leg(own, call, theirs, options)
 
-    def _leg(self, own: SipCall, call: Call, theirs: Description) -> RtpLeg:
-        agreed, telephone = own.agreed, self._agent.state.settings.telephone
+    def _leg(self, own: SipCall, call: Call, theirs: Description, options: LegOptions) -> RtpLeg:
+        agreed = own.agreed
         assert agreed
         assert self._port
         leg = own.leg = RtpLeg(
@@ -214,11 +231,9 @@ class _Taken:
             line_codec(agreed.codec),
             self._port,
             own,
+            options,
             sends_keys=agreed.events is not None,
             comedia=self._agent.settings.sip_comedia,
-            transfers=self._transfers,
-            greeting=telephone.telephone_greeting,
-            max_s=telephone.telephone_call_s,
         )
         leg.agree(agreed, theirs, own.keys)
         return leg
@@ -250,7 +265,7 @@ def _set_result(future: asyncio.Future[T], value: T) -> None:
         future.set_result(value)
 
 
-def call_of(invite: Request) -> Call:
+def call_of(invite: SipRequest) -> Call:
     """Return the facts of a call: who calls whom, and the headers that an application may have set."""
     facts = {n: v for n, v in invite.headers if n.startswith("x-") or n in _FACTS}
     fitting = {n: v for n, v in facts.items() if len(v) <= MAX_FACT_CHARS}

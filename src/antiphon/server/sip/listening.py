@@ -82,7 +82,7 @@ class SipPort:
         allowed = Everyone() if is_open else Networks(own.sip_allow, "--sip-allow")
         self.port: int = stream.getsockname()[1]
         self.agent = agent = SipAgent(state, allowed, self.port)
-        self._calls = state.dialer = Calls(agent)
+        self._calls = state.switchboard.sip = Calls(agent)
         # Set unless the server is registered at the provider, which needs the UDP socket until it has left.
         self._has_left = anyio.Event()
         self._has_left.set()

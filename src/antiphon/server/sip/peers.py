@@ -38,7 +38,7 @@ class UdpPeer:
         return UdpPeer(self._socket, self.host, port)
 
     def send(self, data: bytes) -> None:
-        """Send one message."""
+        """Send one message in a datagram."""
         self._socket(data, (self.host, self.port))
 
 
@@ -91,5 +91,5 @@ class StreamPeer:
         asyncio.get_running_loop().call_later(LAST_WORDS_S, self._writer.close)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, also if it is closed."""
         self._writer.close()

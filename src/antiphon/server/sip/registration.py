@@ -12,7 +12,7 @@ import anyio
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.sip.dialog import new_tag
-from antiphon.protocols.telephony.sip.messages import Address, Response
+from antiphon.protocols.telephony.sip.messages import Address, SipResponse
 from antiphon.protocols.telephony.sip.transactions import Peer
 from antiphon.server.sip.agent import SipAgent
 
@@ -117,7 +117,7 @@ class _Registration:
         return granted_s(response, contact, expires_s)
 
 
-def granted_s(response: Response, contact: str, asked_s: int) -> int:
+def granted_s(response: SipResponse, contact: str, asked_s: int) -> int:
     """Return the seconds for which a registrar has registered this Contact."""
     own = Address.read(contact).uri
     listed = [Address.read(value) for value in response.all("contact")]

@@ -22,7 +22,7 @@ from antiphon.events.tools import (
     ToolResult,
 )
 from antiphon.sessions.conversation.history import RESULT_TO_COME
-from antiphon.sessions.conversation.responses.server_calls import HOST_LOST, MAX_ROUNDS
+from antiphon.sessions.conversation.responses.server_calls import HOST_LOST, MAX_ROUNDS, together
 from tests.sessions.conversation.scripted import RATE_HZ, Scene, play
 
 SAYS = (TextDelta("One two."), ResponseAudio(np.zeros(RATE_HZ, np.float32)))
@@ -379,3 +379,27 @@ def test_in_random_orders_each_call_is_made_once_and_each_result_is_read(acts: l
             assert room.session.progress.owed_responses == []
 
     play(main())
+
+
+def test_several_tool_servers_are_one_and_a_name_that_is_taken_gets_its_label() -> None:
+    async def main() -> None:
+        own = ScriptedServers(Tool("look_up", server="call"), Tool("hang_up", server="call"))
+        others = ScriptedServers(LOOK_UP)
+        assert together(None, others) is others
+        assert together(None, None) is None
+        both = together(own, others)
+        assert both
+        assert [(t.server, t.name) for t in both.tools] == [
+            ("call", "look_up"),
+            ("call", "hang_up"),
+            ("files", "files__look_up"),
+        ]
+        for server, name in (("call", "hang_up"), ("files", "files__look_up"), ("gone", "x")):
+            asyncio.get_running_loop().call_soon(lambda: (own.calls or others.calls)[0].set_result(ToolResult("done")))
+            assert await both.call(server, name, "{}") == ToolResult("done")
+            own.calls.clear()
+            others.calls.clear()
+        assert own.asked == [("call", "hang_up", "{}")]
+        assert others.asked == [("files", "files__look_up", "{}"), ("gone", "x", "{}")]
+
+    asyncio.run(main())

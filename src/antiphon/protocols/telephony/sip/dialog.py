@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from antiphon.protocols.telephony.sip.messages import Address, Request, Response, SipMessage, SipUri, bad_sip
+from antiphon.protocols.telephony.sip.messages import Address, SipMessage, SipRequest, SipResponse, SipUri, bad_sip
 from antiphon.protocols.telephony.sip.transactions import Peer, new_branch
 
 ALLOWED = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, NOTIFY"
@@ -20,33 +20,36 @@ def new_tag() -> str:
 
 @dataclass(slots=True)
 class Dialog:
-    """One dialog, from our side.
+    """One dialog: what is needed for requests within a call, in both directions."""
 
-    - `own`, `other`: the values of From in our requests and of From in theirs, with the tags.
-    - `target`: the URI that our requests have. `routes`: the proxies that they pass.
-    - `peer`: where they are sent: to where the other side's last request came from, which also works behind NAT.
-    - `contact`: our own URI.
-    """
-
+    # The Call-ID.
     call_id: str
+    # The value of From in our requests, with our tag.
     own: str
+    # The value of From in their requests, with their tag.
     other: str
+    # The URI of our requests.
     target: str
+    # The proxies that our requests pass.
     routes: tuple[str, ...]
+    # Where our requests are sent: to where the last request of the other side came from, which also works behind NAT.
     peer: Peer
+    # Our own Contact.
     contact: str
+    # The number of our last request.
     own_number: int
+    # The number of their last request; -1 if there was none.
     other_number: int
 
     @classmethod
-    def of_invite(cls, invite: Request, tag: str, peer: Peer, contact: str) -> Dialog:
+    def of_invite(cls, invite: SipRequest, tag: str, peer: Peer, contact: str) -> Dialog:
         """Return the dialog of an INVITE of the other side. Raises RemoteProtocolError without a Contact."""
         target = _target(invite)
         own, routes = f"{invite.get('to')};tag={tag}", tuple(invite.all("record-route"))
         return cls(invite.call_id, own, invite.get("from"), target, routes, peer, contact, 0, invite.cseq[0])
 
     @classmethod
-    def of_answer(cls, invite: Request, response: Response, peer: Peer, contact: str) -> Dialog:
+    def of_answer(cls, invite: SipRequest, response: SipResponse, peer: Peer, contact: str) -> Dialog:
         """Return the dialog of an INVITE of ours, from its 2xx. Raises RemoteProtocolError without a Contact."""
         routes = tuple(reversed(response.all("record-route")))
         own, number = invite.get("from"), invite.cseq[0]
@@ -57,7 +60,7 @@ class Dialog:
         """The id of the call, our tag, and theirs."""
         return self.call_id, Address.read(self.own).tag, Address.read(self.other).tag
 
-    def admits(self, request: Request) -> bool:
+    def admits(self, request: SipRequest) -> bool:
         """Return whether a request of the other side is newer than all before, and remember its number."""
         number = request.cseq[0]
         if number <= self.other_number:
@@ -65,14 +68,14 @@ class Dialog:
         self.other_number = number
         return True
 
-    def moved(self, request: Request) -> None:
+    def moved(self, request: SipRequest) -> None:
         """Take the new Contact of a re-INVITE."""
         if request.get("contact"):
             self.target = _target(request)
 
     def request(
         self, method: str, headers: Sequence[tuple[str, str]] = (), body: bytes = b"", number: int | None = None
-    ) -> Request:
+    ) -> SipRequest:
         """Return a request within the dialog, with the next number. `number`: that of the INVITE, for its ACK."""
         if number is None:
             self.own_number += 1
@@ -103,11 +106,11 @@ def out_of_dialog(
     peer: Peer,
     headers: Sequence[tuple[str, str]] = (),
     body: bytes = b"",
-) -> Request:
+) -> SipRequest:
     """Return a request with these values of From, To, Call-ID, CSeq and Contact, and a Via of our own."""
     at = SipUri.read(Address.read(contact).uri)
     host = f"[{at.host}]" if ":" in at.host else at.host
-    return Request(
+    return SipRequest(
         method=method,
         uri=uri,
         headers=[

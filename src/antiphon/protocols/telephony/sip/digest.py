@@ -9,7 +9,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 
-from antiphon.protocols.telephony.sip.messages import Request, Response
+from antiphon.protocols.telephony.sip.messages import SipRequest, SipResponse
 
 _PARAM = re.compile(r'([A-Za-z][\w-]*)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
 _HASHES: dict[str, Callable[[bytes], hashlib._Hash]] = {"MD5": hashlib.md5, "SHA-256": hashlib.sha256}
@@ -43,7 +43,7 @@ def response_of(given: dict[str, str], method: str, user: str, password: str) ->
     return digest(first, given.get("nonce", ""), *counted, second)
 
 
-def answered(request: Request, challenge: Response, user: str, password: str) -> tuple[str, str] | None:
+def answered(request: SipRequest, challenge: SipResponse, user: str, password: str) -> tuple[str, str] | None:
     """Return the header with which a request that got this 401 or 407 may be sent again: its name and value.
 
     None if no challenge of the response can be answered. Of several, the strongest is answered.
@@ -94,7 +94,7 @@ class Challenger:
         shown = f'Digest realm="{REALM}", nonce="{nonce}", qop="auth", algorithm='
         return [("www-authenticate", shown + algorithm) for algorithm in ("SHA-256", "MD5")]
 
-    def admits(self, request: Request) -> bool:
+    def admits(self, request: SipRequest) -> bool:
         """Return whether a request shows the password, with a nonce that is ours, recent, and was not used before."""
         given = params_of(request.get("authorization"))
         nonce = given.get("nonce", "")

@@ -41,7 +41,7 @@ REASONS = {
     100: "Trying",
     180: "Ringing",
     200: "OK",
-    400: "Bad Request",
+    400: "Bad SipRequest",
     401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
@@ -49,9 +49,9 @@ REASONS = {
     420: "Bad Extension",
     481: "Call/Transaction Does Not Exist",
     486: "Busy Here",
-    487: "Request Terminated",
+    487: "SipRequest Terminated",
     488: "Not Acceptable Here",
-    491: "Request Pending",
+    491: "SipRequest Pending",
     500: "Server Internal Error",
     503: "Service Unavailable",
     603: "Decline",
@@ -90,7 +90,7 @@ class SipMessage:
 
     @property
     def call_id(self) -> str:
-        """The id of the call."""
+        """The id of the call, which its caller has chosen."""
         return self.get("call-id")
 
     @property
@@ -121,8 +121,8 @@ class SipMessage:
 
 
 @dataclass(slots=True, kw_only=True)
-class Request(SipMessage):
-    """A request."""
+class SipRequest(SipMessage):
+    """A request: a method, for the one whom the URI names."""
 
     method: str
     uri: str
@@ -133,8 +133,8 @@ class Request(SipMessage):
 
 
 @dataclass(slots=True, kw_only=True)
-class Response(SipMessage):
-    """A response."""
+class SipResponse(SipMessage):
+    """A response: a status from 100 to 699, and its words."""
 
     status: int
     reason: str = ""
@@ -170,7 +170,7 @@ class Via:
 
     @classmethod
     def read(cls, text: str) -> Via:
-        """Read one value. Raises RemoteProtocolError."""
+        """Read one value of a Via. Raises RemoteProtocolError."""
         protocol, _, rest = text.strip().partition(" ")
         sent_by, *params = rest.split(";")
         found = _HOST_PORT.fullmatch(sent_by.strip())
@@ -198,12 +198,12 @@ class Address:
 
     @property
     def tag(self) -> str:
-        """The tag; "" without one."""
+        """The tag that one side has given the dialog; "" without one."""
         return dict(self.params).get("tag", "")
 
     @classmethod
     def read(cls, text: str) -> Address:
-        """Read one value. Raises RemoteProtocolError."""
+        """Read one value of such a header. Raises RemoteProtocolError."""
         text = text.strip()
         if "<" in text:
             before, _, rest = text.partition("<")
@@ -253,7 +253,7 @@ class SipUri:
         return cls(scheme, user.partition(":")[0], found[1].strip("[]"), int(found[2] or 0), _params(params))
 
 
-def parse(data: bytes) -> Request | Response:
+def parse(data: bytes) -> SipRequest | SipResponse:
     """Read one message, of a datagram or a framed one. Raises RemoteProtocolError (`bad_sip`)."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise bad_sip(f"A message exceeds {MAX_MESSAGE_BYTES} bytes.")
@@ -264,13 +264,13 @@ def parse(data: bytes) -> Request | Response:
     start, headers = lines[0], [_header(line) for line in lines[1:]]
     if len(headers) > MAX_HEADERS:
         raise bad_sip(f"A message has more than {MAX_HEADERS} headers.")
-    message: Request | Response
+    message: SipRequest | SipResponse
     if found := _STATUS.fullmatch(start):
-        message = Response(status=int(found[1]), reason=found[2] or "", headers=headers)
+        message = SipResponse(status=int(found[1]), reason=found[2] or "", headers=headers)
     elif found := _REQUEST.fullmatch(start):
         if not _METHOD.fullmatch(found[1]) or not _URI.fullmatch(found[2]):
             raise bad_sip("The first line is not valid.")
-        message = Request(method=found[1], uri=found[2], headers=headers)
+        message = SipRequest(method=found[1], uri=found[2], headers=headers)
     else:
         raise bad_sip("The first line is neither a request nor a status of SIP/2.0.")
     _check(message)
@@ -278,14 +278,14 @@ def parse(data: bytes) -> Request | Response:
     return message
 
 
-def _check(message: Request | Response) -> None:
+def _check(message: SipRequest | SipResponse) -> None:
     """Raise RemoteProtocolError for a message without a header that each has, or with an invalid one."""
     if missing := [name for name in _REQUIRED if not message.get(name)]:
         raise bad_sip(f"A message has no {missing[0]}.")
     number, _, method = message.get("cseq").partition(" ")
     if not number.isascii() or not number.isdigit() or len(number) > 10 or int(number) > MAX_CSEQ:
         raise bad_sip("The CSeq has no number.")
-    if isinstance(message, Request) and method.strip() != message.method:
+    if isinstance(message, SipRequest) and method.strip() != message.method:
         raise bad_sip("The CSeq is of another method.")
     if not message.all("via"):
         raise bad_sip("A message has no via.")
@@ -295,7 +295,7 @@ def _check(message: Request | Response) -> None:
         raise bad_sip("A Via has no branch.")
 
 
-def _body(message: Request | Response, body: bytes) -> bytes:
+def _body(message: SipRequest | SipResponse, body: bytes) -> bytes:
     given = message.get("content-length")
     if not given:
         return body
@@ -364,11 +364,11 @@ def _shown(name: str) -> str:
 
 
 def answer(
-    request: Request, status: int, *, tag: str = "", headers: Sequence[tuple[str, str]] = (), body: bytes = b""
-) -> Response:
+    request: SipRequest, status: int, *, tag: str = "", headers: Sequence[tuple[str, str]] = (), body: bytes = b""
+) -> SipResponse:
     """Return the response to a request. `tag` is added to To if the request has none there; "" adds none."""
     copied = [(n, v) for n, v in request.headers if n in ("via", "from", "to", "call-id", "cseq", "record-route")]
-    response = Response(status=status, reason=REASONS.get(status, ""), headers=copied, body=body)
+    response = SipResponse(status=status, reason=REASONS.get(status, ""), headers=copied, body=body)
     if tag and not request.to_tag:
         response.set("to", f"{request.get('to')};tag={tag}")
     response.headers += headers

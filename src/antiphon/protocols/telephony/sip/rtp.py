@@ -23,11 +23,17 @@ _SEQUENCES = 1 << 16
 class RtpPacket:
     """One packet, without its padding and extensions."""
 
+    # What the payload is, as it was agreed.
     payload_type: int
+    # The number of the packet, with 16 bits.
     sequence: int
+    # When the payload is to be played, in steps of the codec's clock, with 32 bits.
     timestamp: int
+    # The random number of the stream.
     ssrc: int
+    # The encoded audio, or an event.
     payload: bytes
+    # Whether a stretch of sound, or a key, begins.
     marker: bool = False
 
 

@@ -45,7 +45,7 @@ class Crypto:
     key: bytes
 
     def line(self) -> str:
-        """Return the attribute."""
+        """Return the attribute a=crypto with these keys."""
         return f"a=crypto:{self.tag} {self.suite} inline:{base64.b64encode(self.key).decode()}"
 
 
@@ -53,34 +53,35 @@ class Crypto:
 class _Media:
     """One m= line and what follows it."""
 
-    kind: str
-    port: int
-    protocol: str
-    formats: tuple[str, ...]
-    host: str = ""
-    attributes: list[str] = field(default_factory=list)
+    kind: str  # audio, video, …
+    port: int  # 0 for media that are refused.
+    protocol: str  # RTP/AVP, …
+    formats: tuple[str, ...]  # The payload types, for RTP.
+    host: str = ""  # That of its own c= line.
+    attributes: list[str] = field(default_factory=list)  # Its a= lines.
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The audio of a description: where the other side receives, and what it may be sent.
+    """The audio of a description: where the other side receives, and what it may be sent."""
 
-    - `host`, `port`: where RTP goes to.
-    - `codecs`: payload type, name in lower case and clock of each codec, as they are preferred.
-    - `events`: payload types of keys (RFC 4733), by clock.
-    - `direction`: as the other side sees it: sendrecv, sendonly (it holds us), recvonly or inactive.
-    - `crypto`: its keys of SRTP that are understood; `is_secure`: nothing but SRTP is accepted.
-    - `media`: kind, protocol and formats of each m= line, in order, for the answer; `at` is the line of this audio.
-    """
-
+    # The address that RTP goes to.
     host: str
+    # The port that RTP goes to.
     port: int
+    # Payload type, name in lower case and clock of each codec, as the other side prefers them.
     codecs: tuple[tuple[int, str, int], ...]
+    # The payload types of keys (RFC 4733), by clock.
     events: dict[int, int]
+    # As the other side sees it: sendrecv, sendonly (it holds us), recvonly or inactive.
     direction: str
+    # Its keys of SRTP that are understood.
     crypto: tuple[Crypto, ...]
+    # Whether nothing but SRTP is accepted.
     is_secure: bool
+    # Kind, protocol and formats of each m= line, in order, for the answer.
     media: tuple[tuple[str, str, str], ...]
+    # The number of the m= line of this audio.
     at: int
 
     @property

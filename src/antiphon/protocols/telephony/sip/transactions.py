@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol
 
-from antiphon.protocols.telephony.sip.messages import BRANCH_PREFIX, Request, Response, answer
+from antiphon.protocols.telephony.sip.messages import BRANCH_PREFIX, SipRequest, SipResponse, answer
 
 # Seconds until a message is sent again for the first time, the longest wait between two times, and the time after which
 # the other side counts as gone (T1, T2 and 64 T1 of the RFC).
@@ -20,7 +20,7 @@ MAX_TRANSACTIONS = 10_000
 
 
 class Timer(Protocol):
-    """A pending call, as `asyncio.TimerHandle`."""
+    """A call that is due later, as `asyncio.TimerHandle`."""
 
     def cancel(self) -> None: ...
 
@@ -47,6 +47,8 @@ class Peer(Protocol):
 
 
 Later = Callable[[float, Callable[[], None]], Timer]
+# Gets a response, or None if no last response came.
+OnResponse = Callable[[SipResponse | None], None]
 
 
 class _Repeats:
@@ -81,9 +83,9 @@ class ServerTransaction:
     - `cancelled`: called for a CANCEL that comes before the last response.
     """
 
-    def __init__(self, layer: Transactions, request: Request, peer: Peer) -> None:
+    def __init__(self, layer: Transactions, request: SipRequest, peer: Peer) -> None:
         self.request, self.peer = request, peer
-        self.acknowledged: Callable[[Request], None] = lambda _: None
+        self.acknowledged: Callable[[SipRequest], None] = lambda _: None
         self.unacknowledged: Callable[[], None] = lambda: None
         self.cancelled: Callable[[], None] = lambda: None
         self._layer = layer
@@ -93,7 +95,7 @@ class ServerTransaction:
         self.is_answered = False
         self._is_acknowledged = False
 
-    def respond(self, response: Response) -> None:
+    def respond(self, response: SipResponse) -> None:
         """Send a response. Nothing is sent after the last one, whose status is 200 or more."""
         if self.is_answered:
             return
@@ -107,12 +109,12 @@ class ServerTransaction:
             self._layer.later(0 if self.peer.is_reliable else GIVE_UP_S, self._forget)
 
     def repeated(self) -> None:
-        """The request has come again."""
+        """Send the last response again, because the request has come again."""
         if self._last and not self._is_acknowledged:
             self.peer.send(self._last)
 
-    def ack(self, request: Request) -> None:
-        """The ACK has come."""
+    def ack(self, request: SipRequest) -> None:
+        """Take the ACK: nothing has to be repeated any more."""
         if self._repeats and not self._is_acknowledged:
             self._is_acknowledged = True
             self._repeats.stop()
@@ -131,7 +133,7 @@ class ClientTransaction:
     """A request of ours. `Transactions.send` makes it."""
 
     def __init__(
-        self, layer: Transactions, request: Request, peer: Peer, on_response: Callable[[Response | None], None]
+        self, layer: Transactions, request: SipRequest, peer: Peer, on_response: Callable[[SipResponse | None], None]
     ) -> None:
         self.request, self.peer = request, peer
         self._layer, self._on_response = layer, on_response
@@ -140,7 +142,7 @@ class ClientTransaction:
         wait_s = GIVE_UP_S if self._is_invite else T2_S
         self._repeats = _Repeats(layer.later, peer, request.encode(), wait_s, self._timed_out)
 
-    def take(self, response: Response) -> None:
+    def take(self, response: SipResponse) -> None:
         """Handle a response. The last response of an INVITE may come again, and is passed on again if it is a 2xx."""
         if self._is_invite and response.status >= 300:
             self.peer.send(self._ack(response).encode())
@@ -157,15 +159,15 @@ class ClientTransaction:
         """Send a CANCEL for an INVITE that has no last response."""
         if self._is_invite and not self._is_done:
             kept = [(n, v) for n, v in self.request.headers if n in ("via", "from", "to", "call-id", "route")]
-            cancel = Request(method="CANCEL", uri=self.request.uri, headers=kept)
+            cancel = SipRequest(method="CANCEL", uri=self.request.uri, headers=kept)
             cancel.add("cseq", f"{self.request.cseq[0]} CANCEL")
             cancel.add("max-forwards", "70")
             self._layer.send(cancel, self.peer, lambda _: None)
 
-    def _ack(self, response: Response) -> Request:
+    def _ack(self, response: SipResponse) -> SipRequest:
         kept = [(n, v) for n, v in self.request.headers if n in ("via", "from", "call-id", "route")]
         headers = [*kept, ("to", response.get("to")), ("cseq", f"{self.request.cseq[0]} ACK"), ("max-forwards", "70")]
-        return Request(method="ACK", uri=self.request.uri, headers=headers)
+        return SipRequest(method="ACK", uri=self.request.uri, headers=headers)
 
     def _timed_out(self) -> None:
         self._forget()
@@ -192,11 +194,11 @@ class Transactions:
         """Whether no more transactions are begun by others."""
         return len(self._server) >= MAX_TRANSACTIONS
 
-    def knows(self, request: Request) -> bool:
+    def knows(self, request: SipRequest) -> bool:
         """Return whether a request has come before."""
         return (*request.via.key, request.method) in self._server
 
-    def take(self, request: Request, peer: Peer) -> ServerTransaction | None:
+    def take(self, request: SipRequest, peer: Peer) -> ServerTransaction | None:
         """Return the transaction that a request begins.
 
         None for a request that needs nothing more: one that came again, an ACK and a CANCEL. Other requests beyond
@@ -223,12 +225,14 @@ class Transactions:
             self._invites[request.call_id, request.from_tag, request.cseq[0]] = begun
         return begun
 
-    def take_response(self, response: Response) -> None:
+    def take_response(self, response: SipResponse) -> None:
         """Pass a response to the request of ours that it answers. Others are dropped."""
         if sent := self._client.get((response.via.branch, response.cseq[1])):
             sent.take(response)
 
-    def send(self, request: Request, peer: Peer, on_response: Callable[[Response | None], None]) -> ClientTransaction:
+    def send(
+        self, request: SipRequest, peer: Peer, on_response: Callable[[SipResponse | None], None]
+    ) -> ClientTransaction:
         """Send a request whose Via has a branch of `new_branch`.
 
         `on_response` is called with each response that is not a repetition (a 2xx to an INVITE: each time, since it

@@ -7,16 +7,17 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
+import msgspec
 from starlette.requests import HTTPConnection
 
 from antiphon.protocols.telephony.stream import Call
 from antiphon.server.credentials import Caller
 from antiphon.settings import TelephoneSettings
+from antiphon.transports.leg import Voicemail
 from antiphon.transports.paths import raw_path
 
 # Seconds in which the media stream of an announced call has to open, and the most calls that may wait for theirs.
@@ -25,24 +26,29 @@ SIGNATURE = "x-twilio-signature"
 _DEFAULT_PORTS = {"https": 443, "wss": 443, "http": 80, "ws": 80}
 
 
-class Dialer(Protocol):
-    """Calls others: `server/sip/calls.py`. The calls are then in the registry of sessions, as all calls are."""
-
-    async def dial(self, caller: Caller, to: str, headers: Mapping[str, str] | None = None) -> str:
-        """Call a SIP URI, or a number at the provider. Returns the id of the call's session when it is answered.
-
-        `headers` are added to the INVITE. Raises Refused without room, and RemoteProtocolError: `invalid_value` for a
-        wrong target, and `call_failed` if the other side does not take the call.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
+class CallOptions:
+    """How one call is held, where that differs from the settings.
+
+    - `id`: the id of the call for applications.
+    - `session`: its session, as JSON with the fields of a `session.update`; None for that of the caller.
+    - `greeting`: what the model says first; None for that of the settings.
+    - `voicemail`: what is done when an answering machine answers.
+    """
+
+    id: str
+    session: msgspec.Raw | None = None
+    greeting: str | None = None
+    voicemail: Voicemail = "ignore"
+
+
+@dataclass(slots=True)
 class ExpectedCall:
     """A call whose media stream is about to open, and the caller that it belongs to. It expires at `until_s`."""
 
     call: Call
     caller: Caller
+    options: CallOptions
     until_s: float
 
 
@@ -53,16 +59,23 @@ class ExpectedCalls:
         self._clock = clock
         self._calls: dict[str, ExpectedCall] = {}
 
-    def expect(self, call: Call, caller: Caller) -> str:
-        """Return the ticket for a call's stream. If too many calls wait, the oldest is forgotten."""
+    def expect(self, call: Call, caller: Caller, options: CallOptions, within_s: float = TICKET_S) -> str:
+        """Return the ticket for a call's stream, which has to open within `within_s` seconds. If too many calls wait,
+        the oldest is forgotten.
+        """
         now_s = self._clock()
         for ticket in [t for t, expected in self._calls.items() if expected.until_s <= now_s]:
             del self._calls[ticket]
         while len(self._calls) >= MAX_EXPECTED:
             del self._calls[next(iter(self._calls))]
         ticket = secrets.token_urlsafe(24)
-        self._calls[ticket] = ExpectedCall(call, caller, now_s + TICKET_S)
+        self._calls[ticket] = ExpectedCall(call, caller, options, now_s + within_s)
         return ticket
+
+    def identify(self, ticket: str, carrier_id: str) -> None:
+        """Set the carrier's id of a call that this server makes, once the carrier has given it one."""
+        if expected := self._calls.get(ticket):
+            expected.call = msgspec.structs.replace(expected.call, id=carrier_id)
 
     def take(self, ticket: str) -> ExpectedCall | None:
         """Return the call of a ticket, which is void from then on; None for an unknown, used or expired ticket."""

@@ -1,0 +1,1 @@
+"""Telephone calls: tickets and signatures, calls that wait for an application, calls out, and AudioSocket."""
