@@ -283,8 +283,8 @@ def test_a_host_that_dies_before_it_has_heard_the_audio_again_leaves_the_state_t
 
 def test_a_session_is_not_silent_until_the_turns_of_the_last_host_have_their_transcripts() -> None:
     """A drain would release it before."""
-    config = TranscriptionConfig(vad=VAD, partials=False)
-    messages = pieces(speech(1, 3, 60))
+    config = TranscriptionConfig(vad=None, partials=False)
+    messages: list[Message] = [*pieces(speech(1, 3)), [CommitAudio()]]
 
     async def main() -> None:
         whole = SessionHost(config)
