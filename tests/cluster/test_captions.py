@@ -24,7 +24,7 @@ from antiphon.server.live.moving import stored_copy
 from antiphon.settings.sections import ResumeSettings
 from antiphon.signals import become
 from tests.cluster.chaos import HOST_TTL_S, busiest
-from tests.cluster.listeners import AUDIO, OPENAI, Listener
+from tests.cluster.listeners import AUDIO, OPENAI, PREFIX, Captions, Listener
 from tests.cluster.processes import Cluster, cluster
 from tests.cluster.test_moving import dies, door
 from tests.scripted import ScriptedTranscriber, speech, text
@@ -138,6 +138,19 @@ def test_when_its_host_is_killed_then_our_client_goes_on_in_the_same_session() -
         front = hosts.add_door()
         front.wait()
         asyncio.run(main(hosts, front.url))
+
+
+def test_a_real_models_transcript_may_differ_from_its_deltas_and_a_scripted_one_may_not() -> None:
+    delta = {"type": f"{PREFIX}delta", "item_id": "a", "delta": "five, five"}
+    done = {"type": f"{PREFIX}completed", "item_id": "a", "transcript": "5, 5."}
+    real, scripted = Captions(is_exact=False), Captions()
+    for captions in (real, scripted):
+        captions.take(delta)
+        assert captions.is_open
+    real.take(done)
+    assert (real.completed, real.streamed, real.is_open) == (["5, 5."], ["five, five"], False)
+    with pytest.raises(AssertionError):
+        scripted.take(done)
 
 
 @pytest.fixture
