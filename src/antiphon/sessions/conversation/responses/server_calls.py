@@ -58,14 +58,17 @@ class _Together:
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A call under way, the item at `output_index` of a response. `scope` cancels it. The result is then `instead`."""
+    """A call under way."""
 
+    # The item of the call, its index in its response's output, and the response.
     item: Item
-    output_index: int
-    response_id: str
+    output_index: int  # See `item`.
+    response_id: str  # See `item`.
+    # The result of a call that is cancelled.
     instead: ToolResult = CUT_OFF
-    # Whether a response is due when its result is known.
+    # Whether a response is due when the result is known.
     is_wanted: bool = True
+    # Cancels the call.
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
