@@ -83,15 +83,17 @@ def verdict_of(message: dict[str, Any], name: str, arguments: dict[str, str]) ->
     return "right" if len(calls) == 1 and fits(calls[0], name, arguments) else "wrong"
 
 
-async def converse(url: str, model: str, prompts: dict[str, Any], turns: int) -> dict[str, Any]:
-    """Ask the prompts that need a call in conversations of `turns` turns. Return the verdicts of each turn."""
+async def converse(url: str, model: str, prompts: dict[str, Any], turns: int, most: int) -> dict[str, Any]:
+    """Ask the prompts that need a call in conversations of `turns` turns, `most` at most. Return the verdicts of each
+    turn.
+    """
     wanted = prompts["wanted"]
     # Neighbours in the list need the same tool. A conversation takes distant ones, each beginning at another tool.
     stride = len(wanted) // turns
     by_turn: list[Counter[str]] = [Counter() for _ in range(turns)]
     replies: list[dict[str, Any]] = []
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-        for first in range(stride):
+        for first in range(min(stride, most)):
             messages: list[dict[str, Any]] = []
             for turn in range(turns):
                 one = wanted[first + (turn + first) % turns * stride]
@@ -110,7 +112,7 @@ async def converse(url: str, model: str, prompts: dict[str, Any], turns: int) ->
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": GIVEN[name]})
                 spoken, _ = await ask(client, model, messages, prompts)
                 messages.append({"role": "assistant", "content": spoken.get("content") or "Done."})
-    return {"turns": [dict(counts) for counts in by_turn], "conversations": stride, "replies": replies}
+    return {"turns": [dict(counts) for counts in by_turn], "conversations": min(stride, most), "replies": replies}
 
 
 def readable(pattern: str) -> str | int:
@@ -149,6 +151,7 @@ def main() -> None:
         "--prompts", default="home", choices=("home", "errands"), help="which set of bench/call_prompts"
     )
     parser.add_argument("--turns", type=int, default=0, help="ask in conversations of this many turns")
+    parser.add_argument("--conversations", type=int, default=1000, help="most conversations, with --turns")
     parser.add_argument("--instructions", help="a system message, instead of the set's")
     parser.add_argument("--name", default="", help="name of the figures in the results; without it, they are not saved")
     parser.add_argument("--show", action="store_true", help="print each reply that is not right")
@@ -157,7 +160,9 @@ def main() -> None:
     prompts["instructions"] = args.instructions or prompts["instructions"]
     with nullcontext(Server(args.url, None)) if args.url else server(*flags) as asked:  # type: ignore[arg-type]
         found = asyncio.run(
-            converse(asked.url, args.model, prompts, args.turns) if args.turns else run(asked.url, args.model, prompts)
+            converse(asked.url, args.model, prompts, args.turns, args.conversations)
+            if args.turns
+            else run(asked.url, args.model, prompts)
         )
     if args.show:
         for reply in found["replies"]:

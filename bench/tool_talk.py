@@ -1,7 +1,7 @@
 """What a user hears while a tool runs: `python -m bench.tool_talk [--sections filler,result,questions] [--times N]`.
 
-A server with the default models has one MCP server, a process of this benchmark, whose tool takes as long as it is
-told. The model has to call it in its response to the user's turn. The times are those of a client on the same machine.
+A server with the default models has one MCP server, a process of this benchmark, whose tool takes a set time. The
+model has to call it in its response to the user's turn. The times are those of a client on the same machine.
 
 - filler: a call of 5 s. From the end of the response that calls to the first sound of the filler, one of two lines.
 - result: from the end of a call to the first sound of the response to it, beside that of a function of the client's,

@@ -134,10 +134,8 @@ class ConversationConfig:
     servers: tuple[NamedServer, ...] = ()
     # "auto", "none", "required" or the name of a function.
     tool_choice: str = "auto"
-    # Whether a response may contain several function calls. If not, it ends with its first call.
-    parallel_tool_calls: bool = True
-    # What happens until the results of calls are known. None: the operator's fillers for calls of tool servers.
-    calls: CallOptions | None = None
+    parallel_tool_calls: bool = True  # Whether a response may have several calls. If not, its first call ends it.
+    calls: CallOptions | None = None  # Until the results of calls are known; None: as the operator has set it.
     # Maximum number of tokens in a response; None for the limit of the context.
     max_tokens: int | None = None
     # Whether the end of a turn creates a response.

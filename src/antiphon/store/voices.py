@@ -83,30 +83,37 @@ class StoredNote:
 
 
 Kept = TypeVar("Kept", StoredVoice, StoredSpeaker, StoredNote)
-Aging = TypeVar("Aging", StoredSpeaker, StoredNote)
 
 
 class _KeyStore(Generic[Kept]):
     """The entries of one API key in a folder of the home. The entries of other keys are invisible.
 
     `key`: the API key; "" for all clients without a key, which share their entries. `what`: what an entry is called.
-    Several processes may share a home: an entry appears only when it is complete, and each call reads the disk.
+    An entry older than `max_age_s` does not exist any more, and is deleted when any key's entries are listed or added
+    to. 0: entries have no age limit. Several processes may share a home: an entry appears only when it is complete, and
+    each call reads the disk.
     """
 
-    def __init__(self, root: Path, key: str, max_entries: int, kind: type[Kept], what: str) -> None:
-        self._root = root
+    def __init__(
+        self, root: Path, key: str, max_entries: int, kind: type[Kept], what: str, max_age_s: float = 0.0
+    ) -> None:
+        self._root, self._max_age_s = root, max_age_s
         self.folder = root / f"{_OF_KEY}{_digest(key)}" if key else root
         self._max_entries, self._what = max_entries, what
         self._kind: type[Kept] = kind
 
     def list(self) -> list[Kept]:
-        """Return all entries, sorted by name, ignoring case. Skips folders that cannot be read."""
+        """Return all entries, sorted by name, ignoring case, after deleting those that are too old. Skips folders that
+        cannot be read.
+        """
+        self.delete_old()
         kept = [self._read(folder) for folder in _entries(self.folder)]
         return sorted((entry for entry in kept if entry), key=lambda entry: entry.name.lower())
 
     def get(self, name: str) -> Kept | None:
-        """Return the entry with that name, ignoring case; None if it does not exist."""
-        return self._read(self._folder_of(name))
+        """Return the entry with that name, ignoring case; None if it does not exist, or if it is too old."""
+        found = self._read(self._folder_of(name))
+        return None if found and self._is_old(found) else found
 
     def delete(self, name: str) -> bool:
         """Delete an entry with all its files. Returns whether an entry of that name existed."""
@@ -119,6 +126,7 @@ class _KeyStore(Generic[Kept]):
         """Store an entry; replace an entry with the same name. Raises StoreError if the key already has its maximum,
         or if the entry cannot be written.
         """
+        self.delete_old()
         target = self._folder_of(entry.name)
         if not target.exists() and sum(1 for _ in _entries(self.folder)) >= self._max_entries:
             raise StoreError(f"the limit of {self._max_entries} {self._what}s is reached: delete some")
@@ -137,6 +145,17 @@ class _KeyStore(Generic[Kept]):
             if unfinished != self.folder:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise StoreError(f"the {self._what} cannot be stored: {error}") from error
+
+    def delete_old(self) -> None:
+        """Delete the entries of all keys that are older than `max_age_s`."""
+        roots = (self._root, *self._root.glob(f"{_OF_KEY}*")) if self._max_age_s else ()
+        for folder in [entry for root in roots for entry in _entries(root)]:
+            found = self._read(folder)
+            if found and self._is_old(found):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _is_old(self, entry: Kept) -> bool:
+        return bool(self._max_age_s) and entry.created_at < time.time() - self._max_age_s
 
     def _folder_of(self, name: str) -> Path:
         return self.folder / _digest(name.casefold())
@@ -167,57 +186,32 @@ class VoiceStore(_KeyStore[StoredVoice]):
         self._add(voice, sample)
 
 
-class _AgingStore(_KeyStore[Aging]):
-    """Entries that do not exist any more when they are older than `max_age_s`. 0: they have no age limit.
-
-    They are deleted when any key's entries are listed or added to.
+class SpeakerStore(_KeyStore[StoredSpeaker]):
+    """The speakers that one API key has remembered. `max_speakers`: maximum number of the key's speakers. For
+    `max_age_s` see _KeyStore.
     """
-
-    def __init__(self, root: Path, key: str, max_entries: int, kind: type[Aging], what: str, max_age_s: float) -> None:
-        super().__init__(root, key, max_entries, kind, what)
-        self._max_age_s = max_age_s
-
-    def list(self) -> list[Aging]:
-        """Return all entries, sorted by name, ignoring case, after deleting those that are too old."""
-        self.delete_old()
-        return super().list()
-
-    def get(self, name: str) -> Aging | None:
-        """Return the entry with that name, ignoring case; None if there is none, or if it was too old."""
-        found = super().get(name)
-        return None if found and self._is_old(found.created_at) else found
-
-    def add(self, entry: Aging) -> None:
-        """Store an entry; replace one with the same name. Raises StoreError if the key already has its maximum, or if
-        the entry cannot be written.
-        """
-        self.delete_old()
-        self._add(entry, None)
-
-    def delete_old(self) -> None:
-        """Delete the entries of all keys that are older than `max_age_s`."""
-        keys = self._root.glob(f"{_OF_KEY}*")
-        for folder in [entry for root in (self._root, *keys) for entry in _entries(root)]:
-            found = self._read(folder)
-            if found and self._is_old(found.created_at):
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _is_old(self, created_at: int) -> bool:
-        return bool(self._max_age_s) and created_at < time.time() - self._max_age_s
-
-
-class SpeakerStore(_AgingStore[StoredSpeaker]):
-    """The speakers that one API key has remembered. `max_speakers`: maximum number of the key's speakers."""
 
     def __init__(self, home: Path, key: str, max_speakers: int, max_age_s: float) -> None:
         super().__init__(home / "speakers", key, max_speakers, StoredSpeaker, "speaker", max_age_s)
 
+    def add(self, speaker: StoredSpeaker) -> None:
+        """Remember a speaker; replace a speaker with the same name. Raises StoreError if the key already has
+        `max_speakers`, or if the speaker cannot be written.
+        """
+        self._add(speaker, None)
 
-class NoteStore(_AgingStore[StoredNote]):
-    """The notes of one API key. `max_notes`: maximum number of the key's notes."""
+
+class NoteStore(_KeyStore[StoredNote]):
+    """The notes of one API key. `max_notes`: maximum number of the key's notes. For `max_age_s` see _KeyStore."""
 
     def __init__(self, home: Path, key: str, max_notes: int, max_age_s: float) -> None:
         super().__init__(home / "notes", key, max_notes, StoredNote, "note", max_age_s)
+
+    def add(self, note: StoredNote) -> None:
+        """Write a note; replace a note about the same thing. Raises StoreError if the key already has `max_notes`, or
+        if the note cannot be written.
+        """
+        self._add(note, None)
 
 
 def _entries(folder: Path) -> Iterator[Path]:

@@ -14,7 +14,6 @@ from antiphon.events.duplex import DuplexConfig, NativeSampling, OverlapPolicy
 from antiphon.events.transcription import PrimarySpeakerMode
 from antiphon.protocols.fields import Text, audio_file, decode, json_object, number
 from antiphon.protocols.opening import NULL
-from antiphon.protocols.realtime.call_fields import CallFields
 from antiphon.protocols.realtime.input_fields import (
     AudioFormat,
     AudioInput,
@@ -193,7 +192,6 @@ class DuplexUpdateFields(msgspec.Struct):
     tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
     tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
     truncation: Text | Truncation | UnsetType | None = UNSET  # How to shorten a history that exceeds the context.
-    tool_calls: CallFields | UnsetType | None = UNSET  # What happens until results of calls are known.
     modalities: list[object] | UnsetType | None = UNSET  # Output modalities: text, or audio and text.
     output_modalities: list[object] | None = None  # OpenAI's GA name of `modalities`.
     # Maximum number of tokens in a response, or "inf".
@@ -420,7 +418,6 @@ def conversation_changes(given: DuplexUpdateFields) -> SessionChanges:
         tool_choice=given.tool_choice,
         max_output_tokens=tokens,
         truncation=given.truncation,
-        tool_calls=given.tool_calls,
     )
     inputs, outputs = given.inputs, given.outputs
     asked, vad = given.input_audio_transcription, given.turn_detection

@@ -12,7 +12,7 @@ import msgspec
 
 from antiphon.contracts.language import ToolConnection
 from antiphon.errors import LocalProtocolError, RemoteProtocolError, StoreError
-from antiphon.events.tools import JsonSchema, NamedServer, Tool, ToolResult
+from antiphon.events.tools import NamedServer, Tool, ToolResult
 from antiphon.protocols.fields import decode
 from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.store.voices import NoteStore, StoredNote
@@ -23,22 +23,22 @@ LABEL = "antiphon"
 MAX_NAME_CHARS, MAX_TEXT_CHARS, MAX_RECALLED = 100, 2000, 100
 
 
-def _texts(*required: str, **described: str) -> JsonSchema:
-    properties = {name: {"type": "string", "description": text} for name, text in described.items()}
-    return {"type": "object", "properties": properties, "required": [*required]}
-
-
-_ABOUT = "What the note is about, in a few words."
-_ZONE = "IANA time zone, such as Europe/Berlin; by default the server's."
-TIME = Tool("get_time", "Tells the date and the time now.", _texts(timezone=_ZONE), LABEL, read_only=True)
+_ABOUT = {"type": "string", "description": "What the note is about, in a few words."}
+_ZONE = {"type": "string", "description": "IANA time zone, such as Europe/Berlin; by default the server's."}
+_NOTE = {"about": _ABOUT, "text": {"type": "string", "description": "The note."}}
+_TIME_SCHEMA = {"type": "object", "properties": {"timezone": _ZONE}, "required": []}
+_NOTE_SCHEMA = {"type": "object", "properties": _NOTE, "required": ["about", "text"]}
+_ABOUT_SCHEMA = {"type": "object", "properties": {"about": _ABOUT}, "required": ["about"]}
+_NO_SCHEMA = {"type": "object", "properties": {}, "required": []}
+TIME = Tool("get_time", "Tells the date and the time now.", _TIME_SCHEMA, LABEL, read_only=True)
 REMEMBER = Tool(
     "remember",
     "Writes a note for later conversations. Replaces the note about the same thing.",
-    _texts("about", "text", about=_ABOUT, text="The note."),
+    _NOTE_SCHEMA,
     LABEL,
 )
-RECALL = Tool("recall", "Reads the notes of earlier conversations.", _texts(), LABEL, read_only=True)
-FORGET = Tool("forget", "Deletes the note about something.", _texts("about", about=_ABOUT), LABEL)
+RECALL = Tool("recall", "Reads the notes of earlier conversations.", _NO_SCHEMA, LABEL, read_only=True)
+FORGET = Tool("forget", "Deletes the note about something.", _ABOUT_SCHEMA, LABEL)
 # The functions of each value of `--tool`.
 TOOLS = {"time": (TIME,), "remember": (REMEMBER, RECALL, FORGET)}
 

@@ -23,16 +23,19 @@ CUT_OFF = ToolResult("The user has interrupted, so this call was cancelled.", "p
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A call under way, the item at `output_index` of a response; `response_id` is "" for a call that was approved.
-    `scope` cancels it. The result is then `instead`.
-    """
+    """A call under way."""
 
+    # The call.
     item: Item
+    # Its index in the output of its response.
     output_index: int
+    # The id of the response; "" for a call that was approved.
     response_id: str
+    # The result of a call that is cancelled.
     instead: ToolResult = CUT_OFF
-    # Whether a response is due when its result is known.
+    # Whether a response is due when the result is known.
     is_wanted: bool = True
+    # Cancels the call.
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
