@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import struct
 import subprocess
 import time
+import urllib.request
 from typing import Any, Self
 
 import numpy as np
@@ -32,8 +34,8 @@ from antiphon.audio.g711 import from_ulaw
 from antiphon.protocols.telephony.sip.rtp import RtpPacket
 
 FRAME_S = 0.02
-# Ports of the audio of the server, by which its packets are recognized.
-RTP_PORTS = range(40_000, 41_000)
+# Ports of the audio of the server, by which its packets are recognized: below those that the system gives to others.
+RTP_PORTS = range(10_000, 11_000)
 # From linux/if_ether.h and asm-generic/socket.h.
 ETH_P_IP, SO_TIMESTAMPNS = 0x0800, 35
 
@@ -118,6 +120,14 @@ def lateness_ms(times_s: list[float]) -> list[float]:
     return [float(ms) for ms in (due - due.min()) * 1000]
 
 
+def lag_s(srv: Server) -> float:
+    """Return the upper bound of the longest time for which the server's event loop was busy without a break."""
+    text = urllib.request.urlopen(f"{srv.url}/metrics", timeout=10).read().decode()
+    buckets = re.findall(r'antiphon_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
+    most = max((float(count) for _, count in buckets), default=0.0)
+    return next((float(limit) for limit, count in buckets if float(count) == most), 0.0)
+
+
 def held(srv: Server, calls: int, minutes: float, pcm: np.ndarray[Any, Any]) -> dict[str, Any] | None:
     """Hold calls with sipp, and measure what the server sends and takes."""
     if why := missing("sipp"):
@@ -144,7 +154,8 @@ def held(srv: Server, calls: int, minutes: float, pcm: np.ndarray[Any, Any]) -> 
         "late_p99_ms": round(percentile(every, 99), 2),
         "late_max_ms": round(max(every), 1),
         "core_a_call_percent": round(100 * used_s / took_s / max(1, len(late)), 2),
-        "load": os.getloadavg()[0],
+        "loop_lag_max_ms": round(1000 * lag_s(srv), 1),
+        "load": round(os.getloadavg()[0], 1),
     }
     if caller.returncode:
         print(output[-2000:])

@@ -46,6 +46,7 @@ class Telephone:
         self.tcp, self.user, self.password = tcp, user, password
         self.messages: list[SipRequest | SipResponse] = []
         self.answers: dict[str, int] = {}
+        self.sent: list[bytes] = []
         self.heard: list[rtp.RtpPacket] = []
         self.on_packet: Callable[[rtp.RtpPacket], None] = self.heard.append
         self.call_id, self.tag, self.to_tag = secrets.token_hex(8), secrets.token_hex(4), ""
@@ -90,6 +91,7 @@ class Telephone:
     # --- signalling
 
     def send(self, data: bytes) -> None:
+        self.sent.append(data)
         if self.tcp:
             self._writer.write(data)
         else:

@@ -161,7 +161,7 @@ class SipAgent:
         is_known = peer.host in self._provider
         if self._challenger and not is_known and not self._challenger.admits(request):
             return answer(request, 401, tag=new_tag(), headers=self._challenger.challenges())
-        if self.state.admission.draining or self.num_beginning >= MAX_BEGINNING or self.transactions.is_full:
+        if self.num_beginning >= MAX_BEGINNING or self.transactions.is_full:
             refused.labels("no_room").inc()
             return answer(request, 503, tag=new_tag(), headers=[("retry-after", str(RETRY_S))])
         if required := request.all("require"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from antiphon.audio.telephone import KEYS, MAX_JUMP, JitterBuffer
+from antiphon.audio.telephone import KEYS, JitterBuffer
 from antiphon.errors import RemoteProtocolError
 
 _HEADER = struct.Struct("!BBHII")
@@ -76,19 +76,19 @@ class RtpOrder:
     def __init__(self) -> None:
         self._buffer = JitterBuffer[RtpPacket]()
         self._ssrc: int | None = None
-        self._newest = 0
+        self._last = 0
         self.num_lost = self.num_late = 0
 
     def put(self, packet: RtpPacket) -> list[RtpPacket | None]:
         """Add a packet, and return those that are due, in order; None for one that is missing."""
         if packet.ssrc != self._ssrc:
-            self._ssrc, self._newest = packet.ssrc, packet.sequence
+            self._ssrc, self._last = packet.ssrc, packet.sequence
             self._buffer = JitterBuffer()
-        # The number nearest to the newest one that has these 16 bits.
-        ahead = (packet.sequence - self._newest + _SEQUENCES // 2) % _SEQUENCES - _SEQUENCES // 2
-        number = self._newest + ahead
+        # The number nearest to the last one that has these 16 bits.
+        ahead = (packet.sequence - self._last + _SEQUENCES // 2) % _SEQUENCES - _SEQUENCES // 2
+        number = self._last + ahead
         due = self._buffer.put(number, packet)
-        self._newest = number if abs(ahead) > MAX_JUMP else max(self._newest, number)
+        self._last = number
         self.num_lost += due.count(None)
         self.num_late += self._buffer.has_dropped
         return due
