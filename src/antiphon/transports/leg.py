@@ -94,7 +94,7 @@ class CallPlayer(ResponsePlayer):
         return self.num_cuts == num_cuts
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the event's audio."""
+        """Queue the event's audio, and follow which responses are generated."""
         super().send(event)
         match event:
             case ResponseCreated(response):

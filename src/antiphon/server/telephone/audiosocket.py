@@ -82,7 +82,7 @@ class AudioSocketCall:
         """Do nothing: the session of the call ends it when neither side speaks."""
 
     def cut(self) -> None:
-        """Close the connection."""
+        """Close the connection of the call at once."""
         self._writer.close()
 
 
