@@ -1,6 +1,6 @@
 """One-word answers over a telephone line, beside the same words at 16 kHz: turns found, words right, time to the end.
 
-    python -m bench.one_word [--data DIR] [--words N] [--sections server_vad,semantic_vad]
+    python -m bench.one_word [--data DIR] [--words N] [--sentences N] [--sections server_vad,semantic_vad]
 
 Each word is one turn of a transcription session with the default models: VAD, turn detector, Whisper. The telephone
 line is a band of 300 to 3,400 Hz, 8 kHz and µ-law, as a carrier sends it. Three kinds of words:
@@ -36,7 +36,7 @@ from antiphon.audio.g711 import to_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16
 
 BAND_HZ = (300, 3400)
-STREAMS, TRAIL_S, TURN_S = 2, 2.0, 0.5
+STREAMS, TRAIL_S, TURN_S = 3, 1.5, 0.5
 RECORDED_WORDS = 3
 # Seconds before and after a word that is cut out of a sentence, and of the fades at both ends.
 MARGIN_S, FADE_S = 0.04, 0.02
@@ -104,12 +104,12 @@ def recorded(clips: Sequence[Clip]) -> list[Word]:
     return [Word(c.id, "recorded", group_of(texts[c.id], ""), texts[c.id], levelled(c.pcm)) for c in loaded(short)]
 
 
-async def cut(srv: Server, clips: Sequence[Clip], most: int) -> list[Word]:
+async def cut(srv: Server, clips: Sequence[Clip], most: int, sentences: int) -> list[Word]:
     """Return words out of sentences: all answers, numbers and names, and others up to `most` words together."""
     longer = [c for c in clips if c.language == "en" and len(c.text.split()) > RECORDED_WORDS and c.seconds < 30]
     found: list[Word] = []
     async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
-        for clip in loaded(longer):
+        for clip in loaded(spread(longer, sentences)):
             words = (await transcribe_file(http, clip.pcm, language="en", word_times=True)).words
             found += words_in(clip, words)
     wanted = [w for w in found if w.group != "others"]
@@ -235,18 +235,20 @@ async def beside(srv: Server, words: Sequence[Word], mode: str) -> dict[str, Any
     return {"rows": rows, "points": worse.points, "low": worse.low, "high": worse.high, "differ": differ}
 
 
-async def collected(srv: Server, clips: list[Clip], most: int) -> list[Word]:
+async def collected(srv: Server, clips: list[Clip], most: int, sentences: int) -> list[Word]:
     """Return all words."""
-    return recorded(clips) + await spoken(srv) + await cut(srv, spread(clips, 0), most)
+    return recorded(clips) + await spoken(srv) + await cut(srv, clips, most, sentences)
 
 
 def main() -> None:
     parser = with_data(options("python -m bench.one_word", __doc__, MODES))
     parser.add_argument("--words", type=int, default=160, help="most words out of sentences")
+    parser.add_argument("--sentences", type=int, default=0, help="most sentences that words are cut out of; 0: all")
     args = parser.parse_args()
     clips = [c for c in read_manifest(args.data) if c.kind.startswith("asr_") and c.kind != "asr_noisy"]
     with server("--language-model", "none", "--synthesizer", "hibari-heart") as srv:
-        words = asyncio.run(collected(srv, clips, args.words))
+        print("collecting words", flush=True)
+        words = asyncio.run(collected(srv, clips, args.words, args.sentences))
         sections = {mode: lambda mode=mode: asyncio.run(beside(srv, words, mode)) for mode in MODES}
         measured("one-word", args.sections, sections, data=args.data.name)
 

@@ -73,13 +73,13 @@ INTERNAL = {
     *("max_tokens", "medium", "g711", "replace"),
     # The reason why a bridge interrupts, which is not sent.
     "client_force_listen",
-    # Encodings of a telephone's audio.
-    *("ulaw", "alaw", "pcm16", "pcmu", "pcma"),
     # Names of other vendors' dialects in metrics, and encodings that their clients call by other names.
     *("assemblyai", "cartesia", "cartesia_turns", "cartesia_speech", "elevenlabs", "elevenlabs_multi", "scribe"),
     *("s16", "f32", "container", "clause", "base64", "verbose_json"),
     # Values that clients write for a missing or false one.
     *("undefined", "false", "none", "multi"),
+    # Encodings of a telephone's audio, and a field of the ASGI scope.
+    *("ulaw", "alaw", "pcm16", "pcmu", "pcma", "subprotocols"),
     # Fields of stored sessions, which are not sent.
     *("waiting", "items"),
     # Of Deepgram's dialects: names in metrics, encodings of samples, kinds of items and parts, arguments of methods.

@@ -83,7 +83,7 @@ def test_when_no_flag_is_given_then_no_setting_is_set(name: str) -> None:
 def test_a_secret_has_no_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     secrets = [o.flag for o in options() if o.check.secret]
     keys = ("internal", "turn-detector", "remote", "transcriber", "synthesizer")
-    others = "--twilio-auth-token", "--sip-caller-password", "--sip-password"
+    others = "--twilio-auth-token", "--telephone-webhook-secret", "--sip-caller-password", "--sip-password"
     assert secrets == [*(f"--{name}-key" for name in keys), *others]
     assert all(f"{flag} " not in help_of(name, capsys=capsys) for flag in secrets)
     with pytest.raises(SystemExit):

@@ -93,7 +93,7 @@ class CallPlayer(ResponsePlayer):
         return self.num_cuts == num_cuts
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the event's audio."""
+        """Queue the event's audio, and follow which responses are generated."""
         super().send(event)
         match event:
             case ResponseCreated(response):

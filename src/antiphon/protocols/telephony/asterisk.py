@@ -148,7 +148,7 @@ RATES_HZ = {
 
 
 def framed(kind: int, payload: bytes = b"") -> bytes:
-    """Return a frame of AudioSocket."""
+    """Return a frame of AudioSocket with this kind and payload."""
     return bytes((kind, *divmod(len(payload), 256))) + payload
 
 

@@ -82,7 +82,7 @@ class ForkStream:
     # --- to FreeSWITCH
 
     def audio(self, pcm: npt.NDArray[np.int16]) -> list[str | bytes]:
-        """Return one binary message."""
+        """Return one binary message with these samples."""
         assert self._codec, "nothing is sent before the stream has started"
         return [self._codec.encode(pcm)]
 

@@ -52,7 +52,7 @@ class SipHeader(msgspec.Struct):
 
 
 class IncomingData(msgspec.Struct):
-    """The call of an `IncomingEvent`."""
+    """The call that an `IncomingEvent` is about."""
 
     # The id with which the call is accepted or rejected.
     call_id: str

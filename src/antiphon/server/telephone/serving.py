@@ -106,7 +106,7 @@ async def _started(
 def _announced(started: Started, expected: ExpectedCall) -> Started:
     """Return a stream's call with the facts that its announcement had. Raises RemoteProtocolError for another call."""
     call, announced = started.call, expected.call
-    # An outgoing call may be answered before the carrier has told its id.
+    # An outgoing call may be answered before the carrier's id of it is known.
     is_known = bool(announced.id) or not announced.is_outgoing
     if call.account != announced.account or (is_known and call.id != announced.id):
         raise RemoteProtocolError("bad_event", "The stream carries another call than its URL was made for.", "start")
