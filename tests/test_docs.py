@@ -72,6 +72,10 @@ INTERNAL = {
     *("waiting", "items"),
     # Internal choices for a request during a response, which are not sent.
     *("wait", "cut"),
+    # Why a response is interrupted by a client of Gemini Live, and fields of its stored sessions.
+    *("activity_start", "client_content", "epoch", "calls", "setup"),
+    # Names of dialects in metrics, and a role that clients do not name.
+    *("openai_live", "system"),
 }
 # Prefixes of an error's `param`, which are not fields by themselves, as in `session.audio.input`.
 OLDER_PARAMS = "session.input_audio_", "session.turn_detection", "session.type", "session.include"
