@@ -76,6 +76,8 @@ INTERNAL = {
     *("activity_start", "client_content", "epoch", "calls", "setup"),
     # Names of dialects in metrics, and a role that clients do not name.
     *("openai_live", "system"),
+    # An error handler for decoding text, and a default of `tool_choice`.
+    *("ignore", "auto"),
 }
 # Prefixes of an error's `param`, which are not fields by themselves, as in `session.audio.input`.
 OLDER_PARAMS = "session.input_audio_", "session.turn_detection", "session.type", "session.include"

@@ -122,7 +122,7 @@ class GeminiDialect:
         if message.setup:
             return self.set_up(message.setup, data)
         if not self._session.begun:
-            raise RemoteProtocolError("bad_event", "setup must be the first message.", "setup")
+            raise RemoteProtocolError("invalid_request", "setup must be the first message.", "setup")
         if message.realtime_input:
             return self._realtime(message.realtime_input)
         if message.client_content:

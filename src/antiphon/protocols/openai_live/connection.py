@@ -80,7 +80,7 @@ _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant"
 
 
 class LiveDialect:
-    """The messages of one session."""
+    """Reads and writes the messages of one session."""
 
     name = "openai_live"
 

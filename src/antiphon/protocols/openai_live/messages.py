@@ -202,7 +202,7 @@ class LiveWake(_Event, tag="session.wake"):
 
 
 class LiveClose(_Event, tag="session.close"):
-    """Ends the session, after `session.closed`."""
+    """Ends the session. The answer is `session.closed`."""
 
 
 LiveMessage = (
