@@ -25,7 +25,7 @@ COMMANDS = (TranscriptionCommand, SpeechCommand, ConversationCommand, DuplexComm
 EVENTS = (TranscriptionEvent, SpeechEvent, ConversationEvent, DuplexEvent, VideoEvent)
 VERBS = (
     *("Acknowledge", "Append", "Ask", "BargeIn", "Cancel", "Clear", "Commit", "Configure", "Continue", "Create"),
-    *("Delete", "Finish", "Flush", "Hold", "Retrieve", "Signal", "Skip", "Truncate"),
+    *("Delete", "Finish", "Flush", "Hold", "Pause", "Retrieve", "Signal", "Skip", "Truncate"),
 )
 # Endings of an event's name. An event reports what happened, or is a piece of an output.
 PAST = ("ed", "Began", "Done", "Taken", "Ending")

@@ -31,7 +31,7 @@ from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.gemini.setup import json_schema
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.resume import Draining
+from antiphon.protocols.resume import DrainNotice
 from tests.protocols.gathered import Gathered
 from tests.traces.harness import image
 
@@ -43,7 +43,7 @@ CALL = ArgumentsDone(AT, "call_1", "f", '{"a": 1}')
 
 
 class Client:
-    """A connection, and what it was told."""
+    """A connection, and what it logs."""
 
     def __init__(self, unit_ms: int = 0, *, strict: bool = False, **setup: Any) -> None:
         count = iter(range(10**6))
@@ -304,9 +304,10 @@ def test_a_response_is_complete_when_its_audio_has_been_played() -> None:
     text, audio, done = client.frames()
     assert text == {"serverContent": {"outputTranscription": {"text": "Hello."}}}
     assert audio["serverContent"]["modelTurn"]["parts"][0]["inlineData"]["mimeType"] == "audio/pcm;rate=24000"
-    assert done["usageMetadata"] == {"promptTokenCount": 9, "responseTokenCount": 3, "totalTokenCount": 12}
+    assert done == {"serverContent": {"generationComplete": True}}
     client.wire.send(PlayoutEnded("resp_1"))
-    assert contents(client) == [{"turnComplete": True}]
+    usage = {"promptTokenCount": 9, "responseTokenCount": 3, "totalTokenCount": 12}
+    assert client.frames() == [{"serverContent": {"turnComplete": True}, "usageMetadata": usage}]
 
 
 def test_an_interruption_is_reported_once_with_the_end_of_the_turn() -> None:
@@ -349,7 +350,7 @@ def test_frames_are_binary_and_have_no_number() -> None:
 def test_the_client_hears_of_a_drain_and_of_nothing_else() -> None:
     wire = Client().begun().wire
     wire.frames()
-    assert [json.loads(frame.encode()) for frame in wire.notice(Draining(8.0))] == [{"goAway": {"timeLeft": "8s"}}]
+    assert [json.loads(frame.encode()) for frame in wire.notice(DrainNotice(8.0))] == [{"goAway": {"timeLeft": "8s"}}]
     for notice in ("replaced", "moving", "degraded", "stored"):
         assert wire.notice(notice) == []
 

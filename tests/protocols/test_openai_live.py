@@ -38,7 +38,7 @@ CALL = ArgumentsDone(AT, "call_1", "f", "{}")
 
 
 class Client:
-    """A connection, its clock, and what it was told."""
+    """A connection and its clock."""
 
     def __init__(self, **session: Any) -> None:
         count = iter(range(10**6))

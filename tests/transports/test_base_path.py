@@ -28,6 +28,7 @@ from antiphon.transports.paths import BasePath
         ("//internal/hosts", "//internal/hosts"),
         ("//metrics", "//metrics"),
         ("/x//v1/models", "/x//v1/models"),
+        ("//ws/google.ai//x", "/ws/google.ai//x"),
         ("//v1", "//v1"),
         ("//v1x/models", "//v1x/models"),
         ("//v1/../metrics", "/v1/../metrics"),

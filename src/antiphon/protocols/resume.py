@@ -57,7 +57,7 @@ Control = SessionResume | EventAck | SessionEnd
 
 
 @dataclass(frozen=True, slots=True)
-class Draining:
+class DrainNotice:
     """The server stops, and ends its sessions within `within_s` seconds."""
 
     within_s: float
@@ -66,7 +66,7 @@ class Draining:
 # What the server reports to a client about its connection. Another connection has resumed the session (`replaced`).
 # Another host may continue the session, so that the connection is closed (`moving`). The conversation cannot be stored
 # at present (`degraded`), or can be stored again (`stored`).
-Notice = Literal["replaced", "moving", "degraded", "stored"] | Draining
+Notice = Literal["replaced", "moving", "degraded", "stored"] | DrainNotice
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +160,9 @@ def state_degraded_frame(new_id: NewId, session_id: str, *, degraded: bool) -> F
 
 
 def notice_frames(new_id: NewId, session_id: str, notice: Notice) -> list[Frame]:
-    """Return the frames that report `notice` to a client. Most clients are not told of a drain."""
+    """Return the frames that report `notice` to a client. A drain has no frame in most dialects."""
     match notice:
-        case Draining():
+        case DrainNotice():
             return []
         case "replaced":
             return [replaced_frame(new_id, session_id)]

@@ -24,9 +24,9 @@ _MAX_DECODED = 4
 _NEEDLESS = re.compile(rb"%(?:3[0-9]|[46][1-9a-f]|[57][0-9a])", re.IGNORECASE)
 _NO_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
-# Only the slashes around the prefix `v1` are joined. The rest of a path is not changed, so that no unknown path becomes
+# Only the slashes around the prefix are joined. The rest of a path is not changed, so that no unknown path becomes
 # a known path.
-_PREFIX = re.compile(r"/+v1/+")
+_PREFIX = re.compile(r"/+(v1|ws)/+")
 # Some servers treat a backslash as a slash, and ignore the text after a semicolon in a segment.
 _DOTS = re.compile(r"[/\\]\.\.?(?:[/\\;]|$)")
 
@@ -78,6 +78,8 @@ def flaw(path: str) -> str:
 class BasePath:
     """ASGI middleware for clients whose base URL ends in a slash: `//v1/models` and `/v1//models` become `/v1/models`.
 
+    `/ws/` is joined in the same way.
+
     It must be the outermost middleware, so that all others see the same path.
     """
 
@@ -88,9 +90,9 @@ class BasePath:
         """Forward the request with the corrected path."""
         if scope["type"] in ("http", "websocket") and (found := _PREFIX.match(scope["path"])):
             raw = scope.get("raw_path")
-            scope = scope | {"path": f"/v1/{scope['path'][found.end() :]}"}
+            scope = scope | {"path": f"/{found[1]}/{scope['path'][found.end() :]}"}
             if raw is not None and (found := _PREFIX.match(raw.decode("latin-1"))):
-                scope["raw_path"] = b"/v1/" + raw[found.end() :]
+                scope["raw_path"] = f"/{found[1]}/".encode() + raw[found.end() :]
         await self._app(scope, receive, send)
 
 

@@ -120,7 +120,9 @@ class PlayingWebSocket(WebSocketTransport):
                         continue
                     pcm, num_samples = np.zeros(0, np.int16), int(SILENCE_S * PLAYED_HZ)
                 due_s += num_samples / PLAYED_HZ
-                for frame in self._wire.spoken(padded(pcm, num_samples).astype(np.float32) / 32768, len(pcm)):
+                for frame in self._wire.spoken(
+                    padded(pcm, num_samples).astype(np.float32) / np.float32(32768), len(pcm)
+                ):
                     await self.send(frame.encode())
         except TransportClosed:
             return

@@ -34,12 +34,9 @@ class WakeGate:
         # Samples for which the gate stays open.
         self._left = 0
 
-    def feed(self, pcm: Pcm, *, in_turn: bool) -> Pcm:
-        """Return the audio to be listened to: none while it is quiet. float32 [num_samples] at SAMPLE_RATE_HZ.
-
-        `in_turn`: whether the audio that was passed on has speech that goes on.
-        """
-        if self._opens and (self._is_sound(pcm) or in_turn):
+    def feed(self, pcm: Pcm) -> Pcm:
+        """Return the audio to be listened to: none while it is quiet. float32 [num_samples] at SAMPLE_RATE_HZ."""
+        if self._opens and self._is_sound(pcm):
             self._left = int(OPEN_S * SAMPLE_RATE_HZ)
         if self._left <= 0:
             self._keep(pcm)

@@ -38,12 +38,12 @@ from antiphon.protocols.bridge import OUT_HZ, BridgeConnection, BridgeSession
 from antiphon.protocols.connection import Command, Context, Dialect, Event, FirstFrame, Resume, WireSnapshot
 from antiphon.protocols.fields import typed
 from antiphon.protocols.gemini.messages import (
-    Blob,
     ClientContent,
-    Content,
     FunctionResponse,
+    GeminiBlob,
+    GeminiContent,
+    GeminiSetup,
     RealtimeInput,
-    Setup,
     read_message,
 )
 from antiphon.protocols.gemini.setup import config_of
@@ -51,7 +51,7 @@ from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.items import video_frames
-from antiphon.protocols.resume import Draining, Notice, SessionResume
+from antiphon.protocols.resume import DrainNotice, Notice, SessionResume
 from antiphon.protocols.wire import Frame, Received
 
 PATHS = tuple(
@@ -86,7 +86,7 @@ class GeminiDialect:
     def __init__(self, session: BridgeSession) -> None:
         self._session = session
         self._buffer = AudioBuffer(PCM_16K, openai_audio(session.context.max_append_bytes))
-        self._setup = Setup()
+        self._setup = GeminiSetup()
         # The setup message as it was sent.
         self.raw = msgspec.Raw(b"{}")
         # The calls that the client has not answered yet: their names, by their ids.
@@ -101,6 +101,8 @@ class GeminiDialect:
         # The newest camera image, for models that get images in items.
         self._image = ""
         self._awaits_history = False
+        # The token counts of the model's turn so far, as a field of a message.
+        self._usage: Any = {}
 
     # --- from the client
 
@@ -120,7 +122,7 @@ class GeminiDialect:
         if message.setup:
             return self.set_up(message.setup, data)
         if not self._session.begun:
-            raise RemoteProtocolError("bad_event", "setup must be the first message.", "setup")
+            raise RemoteProtocolError("invalid_request", "setup must be the first message.", "setup")
         if message.realtime_input:
             return self._realtime(message.realtime_input)
         if message.client_content:
@@ -130,7 +132,7 @@ class GeminiDialect:
             return self._results(found if isinstance(found, list) else [found])
         return []
 
-    def set_up(self, setup: Setup, data: str | bytes) -> list[Command]:
+    def set_up(self, setup: GeminiSetup, data: str | bytes) -> list[Command]:
         """Begin the session, or apply the setup of a client that has resumed it."""
         context, models = self._session.context, self._session.context.conversation_models
         name = setup.model.removeprefix("models/")
@@ -164,7 +166,7 @@ class GeminiDialect:
             commands += [*appended(self._buffer.flush()), CommitAudio()]
         return commands
 
-    def _audio(self, blob: Blob) -> list[Command]:
+    def _audio(self, blob: GeminiBlob) -> list[Command]:
         found = _AUDIO_TYPE.fullmatch(blob.mime_type or "audio/pcm")
         rate_hz = int(found["rate"] or PCM_16K.rate_hz) if found else 0
         if not MIN_HZ <= rate_hz <= MAX_HZ:
@@ -175,7 +177,7 @@ class GeminiDialect:
         self._has_audio = self._has_audio or bool(commands)
         return [*self._seen(), *commands]
 
-    def _image_of(self, blob: Blob) -> list[Command]:
+    def _image_of(self, blob: GeminiBlob) -> list[Command]:
         frames = video_frames([blob.base64])
         if self._session.context.unit_ms:
             return [AppendFrames(frames)]
@@ -206,7 +208,7 @@ class GeminiDialect:
             return items
         return [BargeIn("client_content"), *items, CreateResponse(when_busy="cut")]
 
-    def _items(self, content: Content) -> list[Item]:
+    def _items(self, content: GeminiContent) -> list[Item]:
         """Return the items of a content: its message, and its calls and their results."""
         by_model = content.role == "model"
         found, parts = list[Item](), list[ContentPart]()
@@ -276,15 +278,13 @@ class GeminiDialect:
                 if response.status == "cancelled":
                     self._interrupted()
                     return
-                counts = response.usage
-                usage = {"usageMetadata": _usage(counts.prompt_tokens, counts.completion_tokens)} if counts else {}
+                if used := response.usage:
+                    self._usage = {"usageMetadata": _usage(used.prompt_tokens, used.completion_tokens)}
                 if not self.calls:
-                    session.add(serverContent={"generationComplete": True}, **usage)
-                elif usage:
-                    session.add(**usage)
+                    session.add(serverContent={"generationComplete": True})
             case PlayoutEnded() if self._in_turn and not self.calls:
                 self._in_turn = False
-                session.add(serverContent={"turnComplete": True})
+                self._complete()
                 self._add_handle()
             case EpochRaised():
                 self._interrupted()
@@ -304,7 +304,11 @@ class GeminiDialect:
         self._in_turn = False
         self._cancel_calls()
         self._session.add(serverContent={"interrupted": True})
-        self._session.add(serverContent={"turnComplete": True})
+        self._complete()
+
+    def _complete(self) -> None:
+        self._session.add(serverContent={"turnComplete": True}, **self._usage)
+        self._usage = {}
 
     def _cancel_calls(self) -> None:
         if self.calls:
@@ -349,7 +353,7 @@ class GeminiConnection(BridgeConnection):
 
     def notice(self, notice: Notice) -> list[Frame]:
         """Return `goAway` at a drain. Other notices have no message."""
-        if isinstance(notice, Draining) and self._session.begun:
+        if isinstance(notice, DrainNotice) and self._session.begun:
             self._session.add(goAway={"timeLeft": f"{notice.within_s:.0f}s"})
         return self._session.take()
 

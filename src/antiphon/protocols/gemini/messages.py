@@ -21,11 +21,11 @@ _USUAL = str.maketrans("-_", "+/")
 _SNAKE = re.compile(r"_([a-z0-9])")
 
 
-class Fields(msgspec.Struct, rename="camel"):
+class GeminiFields(msgspec.Struct, rename="camel"):
     """An object of the API. Unknown fields are ignored."""
 
 
-class Blob(Fields):
+class GeminiBlob(GeminiFields):
     """Audio or an image: base64, with its media type, such as `audio/pcm;rate=16000`."""
 
     data: str = ""
@@ -37,7 +37,7 @@ class Blob(Fields):
         return self.data.translate(_USUAL)
 
 
-class FunctionCallPart(Fields):
+class FunctionCallPart(GeminiFields):
     """A call that the model has made, in a history that the client sends."""
 
     id: Text = ""
@@ -45,7 +45,7 @@ class FunctionCallPart(Fields):
     args: Any = None
 
 
-class FunctionResponse(Fields):
+class FunctionResponse(GeminiFields):
     """The result of a call. `scheduling`: when the model is to speak of it: `INTERRUPT`, `WHEN_IDLE` or `SILENT`."""
 
     id: Text | None = None
@@ -54,20 +54,20 @@ class FunctionResponse(Fields):
     scheduling: Text | None = None
 
 
-class Part(Fields):
+class GeminiPart(GeminiFields):
     """A part of a content. The first field that is set counts."""
 
     text: Text | None = None
-    inline_data: Blob | None = None
+    inline_data: GeminiBlob | None = None
     function_call: FunctionCallPart | None = None
     function_response: FunctionResponse | None = None
 
 
-class Content(Fields):
+class GeminiContent(GeminiFields):
     """One item of a conversation. `role`: `user` or `model`."""
 
     role: Text | None = None
-    parts: list[Part] | None = None
+    parts: list[GeminiPart] | None = None
 
     @property
     def text(self) -> str:
@@ -75,38 +75,45 @@ class Content(Fields):
         return "\n".join(part.text for part in self.parts or () if part.text)
 
 
-class PrebuiltVoiceConfig(Fields):
-    """A voice by its name."""
+class PrebuiltVoiceConfig(GeminiFields):
+    """A voice that is named, such as `Puck`."""
 
     voice_name: Text | None = None
 
 
-class VoiceConfig(Fields):
-    """How the voice is named."""
+class VoiceConfig(GeminiFields):
+    """How a voice is chosen: only by its name."""
 
     prebuilt_voice_config: PrebuiltVoiceConfig | None = None
 
 
-class SpeechConfig(Fields):
+class GeminiSpeech(GeminiFields):
     """The voice of the responses. `language_code`: language of the conversation, such as `de-DE`."""
 
     voice_config: VoiceConfig | None = None
     language_code: Text | None = None
 
 
-class GenerationConfig(Fields):
+class GenerationConfig(GeminiFields):
     """How the model generates. The sampling parameters apply to native models."""
 
+    # `AUDIO` or `TEXT`.
     response_modalities: list[Text] | None = None
+    # Most tokens of a response.
     max_output_tokens: int | None = None
+    # Sampling temperature, of native models.
     temperature: float | None = None
+    # Top-p sampling, of native models.
     top_p: float | None = None
+    # Top-k sampling, of native models.
     top_k: float | None = None
+    # Random seed, of native models.
     seed: int | None = None
-    speech_config: SpeechConfig | None = None
+    # The voice.
+    speech_config: GeminiSpeech | None = None
 
 
-class FunctionDeclaration(Fields):
+class FunctionDeclaration(GeminiFields):
     """A function that the client carries out. `parameters`: Google's schema; `parameters_json_schema`: JSON schema."""
 
     name: Text
@@ -115,20 +122,28 @@ class FunctionDeclaration(Fields):
     parameters_json_schema: Any = None
 
 
-class ToolGroup(Fields):
+class ToolGroup(GeminiFields):
     """Functions, or one of Google's own tools, of which there are none here."""
 
+    # The functions of the client.
     function_declarations: list[FunctionDeclaration] | None = None
+    # One of Google's own tools, as all below.
     google_search: object = None
+    # Refused.
     google_search_retrieval: object = None
+    # Refused.
     google_maps: object = None
+    # Refused.
     code_execution: object = None
+    # Refused.
     url_context: object = None
+    # Refused.
     file_search: object = None
+    # Refused.
     computer_use: object = None
 
 
-class AutomaticActivityDetection(Fields):
+class AutomaticActivityDetection(GeminiFields):
     """How the server detects turns. `disabled`: the client sends `activityStart` and `activityEnd`."""
 
     disabled: bool | None = None
@@ -137,14 +152,14 @@ class AutomaticActivityDetection(Fields):
     silence_duration_ms: int | None = None
 
 
-class RealtimeInputConfig(Fields):
+class RealtimeInputConfig(GeminiFields):
     """How realtime input becomes turns, and whether it interrupts responses."""
 
     automatic_activity_detection: AutomaticActivityDetection | None = None
     activity_handling: Text | None = None
 
 
-class Transcription(Fields):
+class GeminiTranscription(GeminiFields):
     """Asks for transcripts. The fields are hints for the transcriber."""
 
     language_codes: list[Text] | None = None
@@ -152,81 +167,98 @@ class Transcription(Fields):
     adaptation_phrases: list[Text] | None = None
 
 
-class SessionResumption(Fields):
+class SessionResumption(GeminiFields):
     """Asks for handles, with which the session can be resumed. `handle`: the session to resume."""
 
     handle: Text | None = None
 
 
-class SlidingWindow(Fields):
+class SlidingWindow(GeminiFields):
     """`target_tokens`: the number of tokens that a shortened history has."""
 
     target_tokens: int | str | None = None
 
 
-class ContextWindowCompression(Fields):
+class ContextWindowCompression(GeminiFields):
     """`trigger_tokens`: the number of tokens from which on the history is shortened."""
 
     trigger_tokens: int | str | None = None
     sliding_window: SlidingWindow | None = None
 
 
-class HistoryConfig(Fields):
+class HistoryConfig(GeminiFields):
     """Whether the client's content is a history at first, to which the model does not respond."""
 
     initial_history_in_client_content: bool | None = None
 
 
-class Setup(Fields):
+class GeminiSetup(GeminiFields):
     """The configuration of a session: the first message."""
 
+    # `models/NAME`.
     model: Text = ""
+    # How the model generates.
     generation_config: GenerationConfig | None = None
-    system_instruction: Content | Text | None = None
+    # Instructions for the model.
+    system_instruction: GeminiContent | Text | None = None
+    # The functions that it may call.
     tools: list[ToolGroup] | None = None
+    # How turns are detected.
     realtime_input_config: RealtimeInputConfig | None = None
-    input_audio_transcription: Transcription | None = None
-    output_audio_transcription: Transcription | None = None
+    # Asks for the user's transcripts.
+    input_audio_transcription: GeminiTranscription | None = None
+    # Asks for the text of what is spoken.
+    output_audio_transcription: GeminiTranscription | None = None
+    # Asks for handles, or resumes a session.
     session_resumption: SessionResumption | None = None
+    # How a long history is shortened.
     context_window_compression: ContextWindowCompression | None = None
+    # Whether contents are a history at first.
     history_config: HistoryConfig | None = None
 
 
-class RealtimeInput(Fields):
+class RealtimeInput(GeminiFields):
     """Input as it arises. Several fields may be set; they count in this order."""
 
+    # The user's turn begins.
     activity_start: object = None
-    media_chunks: list[Blob] | None = None
-    audio: Blob | None = None
-    video: Blob | None = None
+    # Audio and images, as older clients send them.
+    media_chunks: list[GeminiBlob] | None = None
+    # Audio of the user.
+    audio: GeminiBlob | None = None
+    # An image of the camera.
+    video: GeminiBlob | None = None
+    # A typed turn.
     text: Text | None = None
+    # The user's turn ends.
     activity_end: object = None
+    # No more audio comes.
     audio_stream_end: bool | None = None
 
 
-class ClientContent(Fields):
+class ClientContent(GeminiFields):
     """Items for the history. With `turn_complete`, the model responds."""
 
-    turns: list[Content] | Content | None = None
+    turns: list[GeminiContent] | GeminiContent | None = None
     turn_complete: bool | None = None
 
 
-class ToolResponse(Fields):
-    """The results of calls."""
+class ToolResponse(GeminiFields):
+    """The results of calls of functions, one or several."""
 
     function_responses: list[FunctionResponse] | FunctionResponse = []
 
 
-class ClientMessage(Fields):
+class GeminiMessage(GeminiFields):
     """One message. Exactly one field is set."""
 
-    setup: Setup | None = None
+    setup: GeminiSetup | None = None
     realtime_input: RealtimeInput | None = None
     client_content: ClientContent | None = None
     tool_response: ToolResponse | None = None
 
 
-def read_message(data: str | bytes) -> tuple[ClientMessage, list[str]]:
+def read_message(data: str | bytes) -> tuple[GeminiMessage, list[str]]:
     """Return a message, and the paths of its unknown fields. Raises RemoteProtocolError if it cannot be read."""
     try:
         value = typed(decode_json(data), dict, "message")
@@ -234,14 +266,14 @@ def read_message(data: str | bytes) -> tuple[ClientMessage, list[str]]:
         raise RemoteProtocolError("invalid_json", f"Invalid JSON payload received: {error}.") from None
     unknown: list[str] = []
     try:
-        found = msgspec.convert(_renamed(value, ClientMessage, "", unknown), ClientMessage)
+        found = msgspec.convert(_renamed(value, GeminiMessage, "", unknown), GeminiMessage)
     except msgspec.ValidationError as error:
         raise refusal(error) from None
     return found, unknown
 
 
 @cache
-def _fields(kind: type[Fields]) -> dict[str, type[Fields] | None]:
+def _fields(kind: type[GeminiFields]) -> dict[str, type[GeminiFields] | None]:
     """Return the fields of an object by their names in camelCase, each with the kind of the objects in it, if any."""
     return {
         field.encode_name: next(_objects([inspect.type_info(field.type)]), None)
@@ -249,18 +281,18 @@ def _fields(kind: type[Fields]) -> dict[str, type[Fields] | None]:
     }
 
 
-def _objects(kinds: Iterable[inspect.Type]) -> Iterator[type[Fields]]:
+def _objects(kinds: Iterable[inspect.Type]) -> Iterator[type[GeminiFields]]:
     for kind in kinds:
         match kind:
             case inspect.UnionType(types=inner):
                 yield from _objects(inner)
             case inspect.ListType(item_type=item):
                 yield from _objects([item])
-            case inspect.StructType(cls=found) if issubclass(found, Fields):
+            case inspect.StructType(cls=found) if issubclass(found, GeminiFields):
                 yield found
 
 
-def _renamed(value: Any, kind: type[Fields], path: str, unknown: list[str]) -> Any:
+def _renamed(value: Any, kind: type[GeminiFields], path: str, unknown: list[str]) -> Any:
     """Return an object with its known names in camelCase, without others. Adds their paths to `unknown`."""
     if isinstance(value, list):
         return [_renamed(item, kind, path, unknown) for item in value]

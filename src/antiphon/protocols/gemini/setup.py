@@ -15,12 +15,12 @@ from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import check_length, number, seed, typed
 from antiphon.protocols.gemini.messages import (
     AutomaticActivityDetection,
-    Content,
     ContextWindowCompression,
+    GeminiContent,
+    GeminiSetup,
+    GeminiTranscription,
     GenerationConfig,
-    Setup,
     ToolGroup,
-    Transcription,
 )
 from antiphon.turns.end_of_turn import semantic_vad
 
@@ -33,10 +33,10 @@ MIN_SILENCE_MS, MAX_SILENCE_MS = 32, 60_000
 MAX_TOKENS, MAX_TEMPERATURE, MAX_TOP_K = 1 << 20, 2, 10_000
 
 
-def config_of(setup: Setup, context: Context) -> ConversationConfig:
+def config_of(setup: GeminiSetup, context: Context) -> ConversationConfig:
     """Return the configuration for a setup. Raises RemoteProtocolError for a field that cannot be served."""
     instructions = setup.system_instruction or ""
-    text = instructions.text if isinstance(instructions, Content) else instructions
+    text = instructions.text if isinstance(instructions, GeminiContent) else instructions
     check_length(len(text), "setup.systemInstruction")
     generation = setup.generation_config or GenerationConfig()
     realtime = setup.realtime_input_config
@@ -83,9 +83,9 @@ def _sampling(generation: GenerationConfig) -> NativeSampling:
 
 
 def _transcription(
-    setup: Setup, spoken: str | None, detection: AutomaticActivityDetection | None, context: Context
+    setup: GeminiSetup, spoken: str | None, detection: AutomaticActivityDetection | None, context: Context
 ) -> TranscriptionConfig:
-    hints = setup.input_audio_transcription or Transcription()
+    hints = setup.input_audio_transcription or GeminiTranscription()
     named = hints.language_codes or ([spoken] if spoken else [])
     languages = tuple(c for c in (name.partition("-")[0].lower() for name in named) if context.knows_language(c))
     return TranscriptionConfig(

@@ -47,21 +47,21 @@ from antiphon.protocols.openai_live.messages import (
     CommentaryAppend,
     ContextAppend,
     FunctionOutput,
-    InputAudioAppend,
-    InputAudioMute,
-    InputAudioUnmute,
     InstructionsAppend,
+    LiveAppend,
     LiveBackend,
+    LiveClose,
     LiveDelegation,
     LiveMessage,
-    LiveSession,
-    ResponseCreate,
+    LiveMute,
+    LivePause,
+    LiveRespond,
+    LiveSessionUpdate,
+    LiveSettings,
+    LiveStart,
+    LiveUnmute,
+    LiveWake,
     ResponseItemCreate,
-    SessionClose,
-    SessionPause,
-    SessionStart,
-    SessionUpdate,
-    SessionWake,
 )
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
@@ -80,7 +80,7 @@ _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant"
 
 
 class LiveDialect:
-    """The messages of one session."""
+    """Reads and writes the messages of one session."""
 
     name = "openai_live"
 
@@ -89,7 +89,7 @@ class LiveDialect:
         self._context = context = session.context
         self._format = PCM_24K
         self._buffer = AudioBuffer(PCM_24K, openai_audio(context.max_append_bytes))
-        self._asked = LiveSession("")
+        self._asked = LiveSettings("")
         self._tools: tuple[Tool, ...] = ()
         self._is_muted = False
         self._began_s = 0.0
@@ -136,39 +136,39 @@ class LiveDialect:
             self.client_event_id = event_id_in(data)
             raise
         self.client_event_id = message.event_id
-        if isinstance(message, SessionStart):
+        if isinstance(message, LiveStart):
             return self._start(message.session, data)
         if not self._session.begun:
             raise RemoteProtocolError("session_start_required", "The first event has to be a session.start.", "type")
         match message:
-            case InputAudioAppend(audio=audio):
+            case LiveAppend(audio=audio):
                 return self._audio(audio)
-            case InputAudioMute() | InputAudioUnmute():
-                self._is_muted = isinstance(message, InputAudioMute)
+            case LiveMute() | LiveUnmute():
+                self._is_muted = isinstance(message, LiveMute)
                 self._event(f"session.input_audio.{'muted' if self._is_muted else 'unmuted'}", **self._quoted())
                 return []
             case ContextAppend():
                 return self._append(message)
-            case SessionUpdate(session=changes):
+            case LiveSessionUpdate(session=changes):
                 self._update(changes.delegation)
                 self._event("session.updated", session=self._shown(), **self._quoted())
                 return [ConfigureConversation(self._config())]
             case ResponseItemCreate(item=item):
                 return [CreateItem(self._item_of(item))]
-            case ResponseCreate():
+            case LiveRespond():
                 if self._calls:
                     text = f"Calls without an output: {', '.join(sorted(self._calls))}."
                     raise RemoteProtocolError("function_call_outputs_required", text)
                 return [CreateResponse(when_busy="wait")]
-            case SessionPause():
+            case LivePause():
                 return [self._pause()]
-            case SessionWake():
+            case LiveWake():
                 return [ConfigureConversation(self._config())]
-            case SessionClose():
+            case LiveClose():
                 self._session.closing = True
         return []
 
-    def _start(self, asked: LiveSession, data: str | bytes) -> list[Command]:
+    def _start(self, asked: LiveSettings, data: str | bytes) -> list[Command]:
         if self._session.begun:
             raise RemoteProtocolError("invalid_event", "The session has started.", "type")
         models, name = self._context.conversation_models, asked.model
@@ -191,7 +191,7 @@ class LiveDialect:
         items = [
             CreateItem(self._message(item.role, item.content[0].text)) for item in asked.input or () if item.content
         ]
-        unread = (warning.param for warning in warnings_of(data, SessionStart))
+        unread = (warning.param for warning in warnings_of(data, LiveStart))
         self._context.log_ignored([path for path in unread if path], self.name)
         self._session.begun = True
         self._began_s = self._context.steady_s()

@@ -28,13 +28,13 @@ class LiveVoice(Strict):
 
 
 class LiveOutput(Strict):
-    """The voice that speaks."""
+    """The voice that speaks the responses."""
 
     voice: Text | LiveVoice | None = None
 
 
 class LiveAudio(Strict):
-    """The format of the audio, and the voice."""
+    """The format of the audio and the voice, fixed at the start."""
 
     format: LiveFormat | None = None
     output: LiveOutput | None = None
@@ -50,7 +50,7 @@ class LiveTool(msgspec.Struct):
 
 
 class NamedFunction(msgspec.Struct):
-    """The function that has to be called."""
+    """The function that the model has to call."""
 
     type: Text
     name: Text = ""
@@ -75,7 +75,7 @@ class LiveDelegation(Strict):
 
 
 class LiveText(msgspec.Struct):
-    """The text of a message."""
+    """The text of a message of the history."""
 
     text: Text
     type: Text | None = None
@@ -88,24 +88,35 @@ class LiveItem(msgspec.Struct):
     content: list[LiveText]
 
 
-class LiveSession(Strict):
+class LiveSettings(Strict):
     """The configuration of a session. Only `delegation` can change later."""
 
+    # The model's name, of any model.
     model: Text
+    # Instructions for the model.
     instructions: Text | None = None
+    # Format and voice.
     audio: LiveAudio | None = None
+    # The functions.
     delegation: LiveDelegation | None = None
+    # The history.
     input: list[LiveItem] | None = None
+    # No effect.
     client: object = None
+    # No effect.
     safety_identifier: Text | None = None
+    # No effect.
     store: bool | None = None
+    # Refused.
     triggers: list[object] | None = None
+    # Ours: seconds without speech after which the session is paused.
     idle_timeout_s: float | None = None
+    # Ours: what wakes a paused session.
     wake_policy: Literal["speech", "manual"] = "speech"
 
 
 class LiveUpdate(Strict):
-    """Changes of a running session."""
+    """Changes of a session that has started."""
 
     delegation: LiveDelegation | None = None
     triggers: list[object] | None = None
@@ -117,30 +128,30 @@ class _Event(msgspec.Struct, tag_field="type"):
     event_id: Text | None = None
 
 
-class SessionStart(_Event, tag="session.start", kw_only=True):
-    """Begins the session."""
+class LiveStart(_Event, tag="session.start", kw_only=True):
+    """Begins the session, with its configuration."""
 
-    session: LiveSession
+    session: LiveSettings
 
 
-class SessionUpdate(_Event, tag="session.update", kw_only=True):
-    """Changes the functions."""
+class LiveSessionUpdate(_Event, tag="session.update", kw_only=True):
+    """Changes the functions and their instructions."""
 
     session: LiveUpdate
 
 
-class InputAudioAppend(_Event, tag="session.input_audio.append", kw_only=True):
+class LiveAppend(_Event, tag="session.input_audio.append", kw_only=True):
     """Audio of the user in the session's format, as base64."""
 
     audio: str
 
 
-class InputAudioMute(_Event, tag="session.input_audio.mute"):
+class LiveMute(_Event, tag="session.input_audio.mute"):
     """From now on, the user's audio counts as silence."""
 
 
-class InputAudioUnmute(_Event, tag="session.input_audio.unmute"):
-    """Ends the mute."""
+class LiveUnmute(_Event, tag="session.input_audio.unmute"):
+    """From now on, the user's audio counts again."""
 
 
 class ContextAppend(_Event, kw_only=True):
@@ -151,7 +162,7 @@ class ContextAppend(_Event, kw_only=True):
 
 
 class InstructionsAppend(ContextAppend, tag="session.instructions.append"):
-    """Further instructions."""
+    """Further instructions, which the model follows from now on."""
 
 
 class ThinkingAppend(ContextAppend, tag="session.thinking.append"):
@@ -178,34 +189,34 @@ class ResponseItemCreate(_Event, tag="response.item.create", kw_only=True):
     item: FunctionOutput
 
 
-class ResponseCreate(_Event, tag="response.create"):
+class LiveRespond(_Event, tag="response.create"):
     """Asks for a response to the items."""
 
 
-class SessionPause(_Event, tag="session.pause"):
+class LivePause(_Event, tag="session.pause"):
     """Pauses the session, if nobody speaks."""
 
 
-class SessionWake(_Event, tag="session.wake"):
-    """Resumes a paused session."""
+class LiveWake(_Event, tag="session.wake"):
+    """Resumes a session that is paused."""
 
 
-class SessionClose(_Event, tag="session.close"):
-    """Ends the session."""
+class LiveClose(_Event, tag="session.close"):
+    """Ends the session. The answer is `session.closed`."""
 
 
 LiveMessage = (
-    SessionStart
-    | SessionUpdate
-    | InputAudioAppend
-    | InputAudioMute
-    | InputAudioUnmute
+    LiveStart
+    | LiveSessionUpdate
+    | LiveAppend
+    | LiveMute
+    | LiveUnmute
     | InstructionsAppend
     | ThinkingAppend
     | CommentaryAppend
     | ResponseItemCreate
-    | ResponseCreate
-    | SessionPause
-    | SessionWake
-    | SessionClose
+    | LiveRespond
+    | LivePause
+    | LiveWake
+    | LiveClose
 )

@@ -20,7 +20,7 @@ from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import ConfigureConversation, CreateItem, CreateResponse
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription, SessionEnding
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume import Control, Draining, HowResumed
+from antiphon.protocols.resume import Control, DrainNotice, HowResumed
 from antiphon.protocols.wire import Frame
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import Persistence
@@ -172,7 +172,7 @@ class LiveRealtime:
 
         A conversation that another host can continue is handed over instead.
         """
-        self.copy.send(self.wire.notice(Draining(within_s)))
+        self.copy.send(self.wire.notice(DrainNotice(within_s)))
         if self.copy.can_move and self._live.lifecycle.reads_frames:
             self._live.start(partial(self.copy.move, within_s))
         else:

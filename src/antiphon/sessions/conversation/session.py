@@ -236,8 +236,8 @@ class ConversationSession:
             await self._emit(rejected(error, command))
 
     async def _resume(self) -> None:
-        if self._listener.gate:
-            self._listener.gate = None
+        if self._listener.inbox.gate:
+            self._listener.inbox.gate = None
             await self._responder.stream()
             await self._emit(ConversationResumed())
 
@@ -245,7 +245,7 @@ class ConversationSession:
         match command:
             case PauseConversation(wakes):
                 if not self._native and self.progress.is_silent and self._responder.park():
-                    self._listener.gate = WakeGate(opens=wakes)
+                    self._listener.inbox.gate = WakeGate(opens=wakes)
                     await self._emit(ConversationPaused())
             case ConfigureConversation(config):
                 self.config = self._responder.config = config

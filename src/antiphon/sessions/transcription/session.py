@@ -54,7 +54,6 @@ from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
 from antiphon.turns.echo import EchoGuard
 from antiphon.turns.floor_claim import FloorClaim
 from antiphon.turns.segmenter import Segmenter
-from antiphon.turns.wake_gate import WakeGate
 from antiphon.turns.windows import TurnEnded, WindowEnded
 
 # Interval in seconds at which the session checks whether audio has stalled.
@@ -141,8 +140,6 @@ class TranscriptionSession:
         start = continued.from_sample if continued else 0
         self._segmenter = Segmenter(self._decoding.profile, config.vad, detector.frame_samples, start=start)
         self.speakers = TurnSpeakers(speaker_model, self._segmenter, on_other_voice)
-        # While it is set, only the audio that it passes on is listened to.
-        self.gate: WakeGate | None = None
         self.continuing = Continuing(
             *(transcriber.profile.id, self._segmenter, self._decoding, self.speakers.labels, self._steps),
             *(continued, detector, keeps_state),
@@ -289,7 +286,6 @@ class TranscriptionSession:
                     return
                 case AppendAudio(pcm):
                     pcm = await self._hear_again(pcm) if self.continuing.is_behind else pcm
-                    pcm = self.gate.feed(pcm, in_turn=self._segmenter.in_turn) if self.gate else pcm
                     is_cut = len(pcm) > 2 * JUDGED_PIECE and (self._pauses.is_on or self.speakers.judges)
                     step = JUDGED_PIECE if is_cut else SAMPLE_RATE_HZ
                     for start in range(0, len(pcm), step):
