@@ -41,7 +41,7 @@ from antiphon.events.conversation import ContentPart, Item
 from antiphon.events.data_uri import decode_image_uri
 from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.connection import Context, WireConnection
-from antiphon.protocols.deepgram.query import Query
+from antiphon.protocols.deepgram.query import DeepgramQuery
 from antiphon.protocols.deepgram.speak import SpeakConnection, SpeakQuery, voice_finder
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.model_names import ModelNames
@@ -365,7 +365,7 @@ def read_query(data: Input) -> None:
         with suppress(RemoteProtocolError):
             dialect_of(opening).connect(opening, context()).open()
     with suppress(RemoteProtocolError):
-        deepgram_speech(Query(pairs))
+        deepgram_speech(DeepgramQuery(pairs))
 
 
 def draw_query(draw: random.Random) -> Input:
@@ -381,7 +381,7 @@ def draw_query(draw: random.Random) -> Input:
     return urlencode([(draw.choice(names), draw.choice(values)) for _ in range(draw.randrange(9))])
 
 
-def deepgram_speech(query: Query) -> SpeakConnection:
+def deepgram_speech(query: DeepgramQuery) -> SpeakConnection:
     find = voice_finder(CATALOG.voices, CATALOG.languages, CATALOG.models.lenient, CATALOG.log_alias)
     return SpeakConnection(SpeakQuery(query, find, live=True), "hibari-heart", random_id)
 
@@ -401,7 +401,7 @@ def _streams() -> dict[str, Target]:
     watched = [p for p in recorded_frames() if p.startswith("/v1/video/chat/stream")]
     return {
         "speech stream": Target(lambda: stream(SpeechDialect(CATALOG)), frames_of(spoken)),
-        "/v1/speak": Target(lambda: stream(deepgram_speech(Query([]))), frames_of(said)),
+        "/v1/speak": Target(lambda: stream(deepgram_speech(DeepgramQuery([]))), frames_of(said)),
         "queries of Deepgram's clients": Target(raising(read_query), draw_query),
         "containers in pieces": Target(raising(read_pieces), one_of(sounds()), COSTLY),
         "video stream": Target(lambda: stream(VideoDialect(lambda: 0.0)), frames_of(watched)),
