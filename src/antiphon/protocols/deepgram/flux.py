@@ -69,12 +69,10 @@ _MESSAGE: Reader[FluxMessage] = Reader(FluxMessage)
 
 
 class FluxWord(msgspec.Struct):
-    """A word, with its confidence in [0, 1] and its times in seconds of the session's audio."""
+    """A word, with its confidence in [0, 1]. It has no times: SDKs before version 6 refuse them."""
 
     word: str
     confidence: float
-    start: float
-    end: float
 
 
 @dataclass(slots=True)
@@ -213,9 +211,7 @@ class FluxConnection(LiveListener):
             audio_window_start=round(turn.start_s, 3),
             audio_window_end=round(max(turn.start_s, self.received_s), 3),
             transcript=text.strip(),
-            words=[
-                FluxWord(w.text, round(w.probability, 4), round(w.start_s, 3), round(w.end_s, 3)) for w in turn.words
-            ],
+            words=[FluxWord(word.text, round(word.probability, 4)) for word in turn.words],
             end_of_turn_confidence=certain.get(event, 0.0),
         )
 

@@ -245,7 +245,7 @@ class ListenConnection(LiveListener):
         ]
 
     def _error(self, code: str, text: str) -> list[Frame]:
-        return [message(type="Error", variant=code[:MAX_SHOWN_CHARS], description=text, message=text)]
+        return [message(type="Error", variant=code[:MAX_SHOWN_CHARS], description=text)]
 
 
 DIALECT = Dialect(

@@ -190,7 +190,7 @@ class SpeakConnection:
 
     def refuse(self, reason: str) -> Frame:
         """Return a warning, because Deepgram's streams go on after an error of one message."""
-        return message(type="Warning", description=reason, code="UNPROCESSABLE", warn_msg=reason)
+        return message(type="Warning", description=reason, code="UNPROCESSABLE")
 
 
 def voice_finder(
