@@ -353,6 +353,7 @@ def _sockets() -> dict[str, Target]:
         "/ws/duplex": [p for p in paths if p == "/ws/duplex"],
         f"/v1/listen?{RAW_AUDIO}": [p for p in paths if p.startswith("/v1/listen")],
         f"/v2/listen?{RAW_AUDIO}": [p for p in paths if p.startswith("/v2/listen")],
+        "/v1/agent/converse": [p for p in paths if p == "/v1/agent/converse"],
     }
     return {door: Target(functools.partial(connection, door), frames_of(seeds)) for door, seeds in doors.items()}
 
