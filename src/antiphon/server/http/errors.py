@@ -94,7 +94,7 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
 
     An unexpected exception becomes a 500 `server_error` without details.
     """
-    response, path = _openai_response(connection, error), connection.scope["path"]
+    response, path = _openai_response(connection, error), connection.scope.get("path", "")
     shape = next((shape for start, shape in SHAPES.items() if f"{path}/".startswith(f"{start}/")), None)
     if shape is None:
         return response
