@@ -13,10 +13,14 @@ from deepgram import AsyncDeepgramClient, DeepgramClient, DeepgramClientEnvironm
 from deepgram.core.events import EventType
 
 try:
+    from deepgram.agent.v1.types import AgentV1InjectUserMessage as INJECT
+    from deepgram.agent.v1.types import AgentV1Settings as SETTINGS
     from deepgram.speak.v1.types import SpeakV1Text as SPEAK
 except ImportError:
     # Before version 6.
     from deepgram.extensions.types import sockets
+    from deepgram.extensions.types.sockets import AgentV1InjectUserMessageMessage as INJECT
+    from deepgram.extensions.types.sockets import AgentV1SettingsMessage as SETTINGS
     from deepgram.extensions.types.sockets import SpeakV1TextMessage as SPEAK
 
 RATE_HZ = 16_000
@@ -159,6 +163,44 @@ async def speak(client, turns):
     return num_bytes / 48_000
 
 
+async def agent(client, pcm):
+    """A spoken turn and a written one, each answered in sound."""
+    provider = {"type": "deepgram", "model": "nova-3"}
+    settings = {
+        "audio": {
+            "input": {"encoding": "linear16", "sample_rate": RATE_HZ},
+            "output": {"encoding": "linear16", "sample_rate": RATE_HZ, "container": "none"},
+        },
+        "agent": {
+            "language": "en",
+            "listen": {"provider": provider},
+            "think": {"provider": {"type": "open_ai", "model": "gpt-4o-mini"}, "prompt": "You are terse."},
+            "speak": {"provider": provider | {"model": "aura-2-thalia-en"}},
+            "greeting": "Hello there.",
+        },
+    }
+    async with client.agent.v1.connect() as connection:
+        heard = Heard(connection)
+        reading = asyncio.create_task(connection.start_listening())
+        await heard.until(1, "Welcome")
+        await connection.send_settings(SETTINGS(type="Settings", **settings))
+        await heard.until(1, "SettingsApplied")
+        await heard.until(1, "AgentAudioDone")
+        await say(connection, pcm, 4.0)
+        await heard.until(1, "ConversationText", role="user")
+        await heard.until(2, "AgentAudioDone")
+        await connection.send_inject_user_message(INJECT(type="InjectUserMessage", content="Say goodbye."))
+        await heard.until(3, "AgentAudioDone")
+        reading.cancel()
+    assert "surpassed" in heard.of("ConversationText", role="user")[0].content
+    num_bytes = sum(len(m) for m in heard.messages if isinstance(m, bytes))
+    assert num_bytes > 30_000, num_bytes
+    assert heard.of("AgentStartedSpeaking")
+    assert not heard.of("Error"), heard.of("Error")
+    assert not heard.errors, heard.errors
+    return num_bytes / (2 * RATE_HZ)
+
+
 def files(client, recording):
     """The sync client, from a thread of its own."""
     with open(recording, "rb") as file:
@@ -186,6 +228,7 @@ async def main():
     right = await listen(client, pcm, turns)
     eager = await flux(client, pcm, max(1, turns // 10))
     spoken_s = await speak(client, max(1, turns // 10))
+    spoken_s += await agent(client, pcm)
     failures = []
     thread = threading.Thread(target=run, args=(DeepgramClient(api_key="none", environment=where), recording, failures))
     thread.start()

@@ -127,7 +127,8 @@ class RawDecoder:
             case "s16":
                 return from_pcm16(data)
             case "f32":
-                return np.clip(np.nan_to_num(np.frombuffer(data, "<f4"), posinf=1.0, neginf=-1.0), -1.0, 1.0)
+                finite = np.nan_to_num(np.frombuffer(data, "<f4"), posinf=1.0, neginf=-1.0)
+                return np.asarray(np.clip(finite, -1.0, 1.0), np.float32)
             case "ulaw":
                 return from_ulaw(data)
             case "alaw":
@@ -297,7 +298,7 @@ def _decode_to_end(pipe: _Pipe) -> None:
 
 
 def _mono(frame: AudioFrame) -> Pcm:
-    return np.asarray(frame.to_ndarray(), np.float32).mean(axis=0)
+    return np.asarray(frame.to_ndarray().mean(axis=0), np.float32)
 
 
 class OpusPacketDecoder:

@@ -26,7 +26,7 @@ from antiphon.events.words import Word
 from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume
 from antiphon.protocols.deepgram.listen import CloseStream, KeepAlive
 from antiphon.protocols.deepgram.live import LiveListener
-from antiphon.protocols.deepgram.query import COMMON, Query
+from antiphon.protocols.deepgram.query import COMMON, DeepgramQuery
 from antiphon.protocols.fields import Reader, Text, number
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame, message
@@ -61,7 +61,7 @@ class FluxConfigure(msgspec.Struct, tag_field="type", tag="Configure"):
 
 
 class ForceEndTurn(msgspec.Struct, tag_field="type", tag="ForceEndTurn"):
-    """Ends the open turn now."""
+    """Ends the open turn at once, without waiting for a pause."""
 
 
 FluxMessage = KeepAlive | CloseStream | FluxConfigure | ForceEndTurn
@@ -69,12 +69,10 @@ _MESSAGE: Reader[FluxMessage] = Reader(FluxMessage)
 
 
 class FluxWord(msgspec.Struct):
-    """A word, with its confidence in [0, 1] and its times in seconds of the session's audio."""
+    """A word, with its confidence in [0, 1]. It has no times: SDKs before version 6 refuse them."""
 
     word: str
     confidence: float
-    start: float
-    end: float
 
 
 @dataclass(slots=True)
@@ -91,7 +89,7 @@ class _Turn:
 
 
 class FluxConnection(LiveListener):
-    """One stream."""
+    """One stream of a client of `/v2/listen`."""
 
     dialect = "flux"
     # Flux has no message that keeps a stream open.
@@ -104,7 +102,7 @@ class FluxConnection(LiveListener):
         self._num_sent = self._num_turns = 0
         self._thresholds = Thresholds()
 
-    def _open(self, query: Query) -> list[Frame]:
+    def _open(self, query: DeepgramQuery) -> list[Frame]:
         given = {name: query.number(name, 0, *RANGES[name]) for name in RANGES if query.text(name)}
         self._thresholds = Thresholds(**given)
         self._config = query.config(self.context, self._vad(), partials=True, preflight=self._is_eager)
@@ -148,7 +146,7 @@ class FluxConnection(LiveListener):
                     number(value, f"thresholds.{name}", low, high)
             terms = self._config.keyterms
             if asked.keyterms is not UNSET:
-                terms = Query([("keyterm", term) for term in asked.keyterms]).terms()
+                terms = DeepgramQuery([("keyterm", term) for term in asked.keyterms]).terms()
         except RemoteProtocolError as error:
             return [], [self._message("ConfigureFailure", error_code=error.code, description=error.message)]
         given = {name: v for name in RANGES if (v := getattr(asked.thresholds, name)) is not UNSET}
@@ -213,9 +211,7 @@ class FluxConnection(LiveListener):
             audio_window_start=round(turn.start_s, 3),
             audio_window_end=round(max(turn.start_s, self.received_s), 3),
             transcript=text.strip(),
-            words=[
-                FluxWord(w.text, round(w.probability, 4), round(w.start_s, 3), round(w.end_s, 3)) for w in turn.words
-            ],
+            words=[FluxWord(word.text, round(word.probability, 4)) for word in turn.words],
             end_of_turn_confidence=certain.get(event, 0.0),
         )
 

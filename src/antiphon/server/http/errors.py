@@ -100,14 +100,14 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
 
     An unexpected exception becomes a 500 `server_error` without details.
     """
-    response, path = _openai_response(connection, error), connection.scope["path"]
+    response, path = _openai_response(connection, error), connection.scope.get("path", "")
     shape = next((shape for start, shape in SHAPES.items() if f"{path}/".startswith(f"{start}/")), None)
     if shape is None:
         return response
     refused = msgspec.json.decode(response.body, type=_Body).error
     shaped = shape(response.status_code, refused.code or "", refused.message, current_request().id)
     headers = {k: v for k, v in response.headers.items() if k not in ("content-length", "content-type")}
-    return JSONResponse(shaped.body, response.status_code, headers | shaped.headers)
+    return JSONResponse(shaped.body, response.status_code, {**headers, **shaped.headers})
 
 
 def _openai_response(connection: HTTPConnection, error: Exception) -> JSONResponse:
