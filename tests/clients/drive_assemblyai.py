@@ -71,8 +71,8 @@ def main():
     assert counts["Begin"] == 1
     frames = sum(counts.values())
     print(
-        f"assemblyai: {len(turns)} turns, {turns[0].transcript!r}, {sorted(waits_s)[TURNS // 2] * 1000:.0f} ms after the "
-        f"last audio (median); {frames} messages, 0 refused"
+        f"assemblyai: {len(turns)} turns, {turns[0].transcript!r}, {sorted(waits_s)[TURNS // 2] * 1000:.0f} ms after "
+        f"the last audio (median); {frames} messages, 0 refused"
     )
 
 
