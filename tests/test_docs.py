@@ -204,7 +204,7 @@ def test_every_event_of_a_client_is_documented(name: str, event: str) -> None:
 # --- recorded traces
 
 # Objects whose keys clients or models choose, not the server.
-FREE = {"parameters", "metadata", "payload", "arguments", "sha256"}
+FREE = {"parameters", "metadata", "payload", "arguments", "sha256", "model_info"}
 SHARED = ("index",)
 REALTIME = ("openai-realtime", "openai-transcription", "vllm-realtime")
 BY_PATH: dict[str, tuple[str, ...]] = {

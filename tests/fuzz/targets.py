@@ -42,7 +42,7 @@ from antiphon.events.data_uri import decode_image_uri
 from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.cartesia.speaking import CartesiaStreams
 from antiphon.protocols.connection import Context, WireConnection
-from antiphon.protocols.deepgram.query import Query
+from antiphon.protocols.deepgram.query import DeepgramQuery
 from antiphon.protocols.deepgram.speak import SpeakConnection, SpeakQuery, voice_finder
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.elevenlabs.streams import ElevenLabsStreams
@@ -421,7 +421,7 @@ def read_query(data: Input) -> None:
         with suppress(RemoteProtocolError):
             dialect_of(opening).connect(opening, context()).open()
     with suppress(RemoteProtocolError):
-        deepgram_speech(Query(pairs))
+        deepgram_speech(DeepgramQuery(pairs))
 
 
 def draw_query(draw: random.Random) -> Input:
@@ -437,7 +437,7 @@ def draw_query(draw: random.Random) -> Input:
     return urlencode([(draw.choice(names), draw.choice(values)) for _ in range(draw.randrange(9))])
 
 
-def deepgram_speech(query: Query) -> SpeakConnection:
+def deepgram_speech(query: DeepgramQuery) -> SpeakConnection:
     find = voice_finder(CATALOG.voices, CATALOG.languages, CATALOG.models.lenient, CATALOG.log_alias)
     return SpeakConnection(SpeakQuery(query, find, live=True), "hibari-heart", random_id)
 
@@ -460,7 +460,7 @@ def _streams() -> dict[str, Target]:
         "elevenlabs": Target(lambda: stream(elevenlabs(multi=False)), mixed(TEXTS)),
         "elevenlabs contexts": Target(lambda: stream(elevenlabs(multi=True)), mixed(TEXTS)),
         "cartesia speech": Target(lambda: stream(CartesiaStreams(CATALOG)), mixed(GENERATIONS)),
-        "/v1/speak": Target(lambda: stream(deepgram_speech(Query([]))), frames_of(said)),
+        "/v1/speak": Target(lambda: stream(deepgram_speech(DeepgramQuery([]))), frames_of(said)),
         "queries of Deepgram's clients": Target(raising(read_query), draw_query),
         "containers in pieces": Target(raising(read_pieces), one_of(sounds()), COSTLY),
         "video stream": Target(lambda: stream(VideoDialect(lambda: 0.0)), frames_of(watched)),

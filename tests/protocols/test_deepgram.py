@@ -29,7 +29,7 @@ from antiphon.protocols.deepgram.flux import FluxConnection
 from antiphon.protocols.deepgram.forms import plain, shown_text
 from antiphon.protocols.deepgram.listen import ListenConnection
 from antiphon.protocols.deepgram.live import LiveListener
-from antiphon.protocols.deepgram.query import REFUSED, Query
+from antiphon.protocols.deepgram.query import REFUSED, DeepgramQuery
 from antiphon.protocols.deepgram.speak import SpeakConnection, SpeakQuery
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
@@ -143,7 +143,7 @@ def test_a_wish_that_cannot_be_fulfilled_is_refused_unless_it_is_off(name: str) 
     ],
 )
 def test_the_language_is_english_unless_another_is_asked_for(query: dict[str, str], expected: str | None) -> None:
-    assert Query(list(query.items())).language(CONTEXT) == expected
+    assert DeepgramQuery(list(query.items())).language(CONTEXT) == expected
 
 
 def test_how_the_server_ends_a_stream_is_its_close_code() -> None:
@@ -222,7 +222,7 @@ def test_thresholds_choose_the_turn_detection() -> None:
 
 
 def spoken(*pieces: str) -> list[SpeechCommand]:
-    wire = SpeakConnection(SpeakQuery(Query([]), lambda _: (None, None), live=True), "voice", lambda _: "id")
+    wire = SpeakConnection(SpeakQuery(DeepgramQuery([]), lambda _: (None, None), live=True), "voice", lambda _: "id")
     said = [{"type": "Speak", "text": piece} for piece in pieces] + [{"type": "Close"}]
     return [command for message in said for command in wire.feed(json.dumps(message)).commands]
 
@@ -241,7 +241,7 @@ def test_sentences_without_a_space_between_them_are_not_joined() -> None:
 
 
 def test_telephone_audio_is_a_byte_a_sample() -> None:
-    asked = SpeakQuery(Query([("encoding", "mulaw")]), lambda _: (None, None), live=True)
+    asked = SpeakQuery(DeepgramQuery([("encoding", "mulaw")]), lambda _: (None, None), live=True)
     wire = SpeakConnection(asked, "voice", lambda _: "id")
     assert asked.config.rate_hz == 8000
     payload = wire.send(SentenceAudio(0, 0, b"\0" * 200, 0.0, 0.1))[0].payload

@@ -299,7 +299,7 @@ class WireConnection(Protocol):
         ...
 
 
-class SpeechWire(Protocol):
+class SpeechStreamWire(Protocol):
     """The wire side of a speech stream: reads the client's messages into commands, and writes events as frames.
 
     It never waits and does not use the socket. No method raises errors for a client's input.

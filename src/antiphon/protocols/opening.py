@@ -10,11 +10,11 @@ import msgspec
 NULL = msgspec.Raw(b"null")
 # Values of a query parameter that switch an option on.
 TRUE_VALUES = ("1", "true", "yes")
-# Query parameters with a key: of Google's, AssemblyAI's and Cartesia's clients where they can set no header.
+# QueryParameters parameters with a key: of Google's, AssemblyAI's and Cartesia's clients where they can set no header.
 URL_KEYS = ("key", "token", "api_key", "access_token")
 
 
-class Query(Protocol):
+class QueryParameters(Protocol):
     """The query of a URL, such as Starlette's QueryParams."""
 
     def get(self, key: str, default: str, /) -> str:
@@ -40,11 +40,11 @@ class Opening(msgspec.Struct, frozen=True):
     Recordings and stored sessions contain these field names, so never rename a field.
     """
 
-    # Query parameter `model`, unchecked; empty if missing.
+    # QueryParameters parameter `model`, unchecked; empty if missing.
     model: str = ""
-    # Query parameter `dialect`, unchecked; empty if missing.
+    # QueryParameters parameter `dialect`, unchecked; empty if missing.
     dialect: str = ""
-    # Query parameter `intent`, unchecked; empty if missing.
+    # QueryParameters parameter `intent`, unchecked; empty if missing.
     intent: str = ""
     # Whether to use OpenAI's beta event names: header `OpenAI-Beta: realtime=v1` or `?events=beta`.
     beta: bool = False
@@ -57,9 +57,9 @@ class Opening(msgspec.Struct, frozen=True):
     duplex: bool = False
     # Path of the URL. Some dialects are chosen by it.
     path: str = ""
-    # Query parameter `mode`, unchecked. Some dialects are chosen by it.
+    # QueryParameters parameter `mode`, unchecked. Some dialects are chosen by it.
     mode: str = ""
-    # Query parameter `record`: whether the speaker has agreed to be recorded.
+    # QueryParameters parameter `record`: whether the speaker has agreed to be recorded.
     consents: bool = False
     # The whole query without keys, for dialects that are configured by it.
     query: tuple[tuple[str, str], ...] = ()
@@ -75,7 +75,7 @@ class Opening(msgspec.Struct, frozen=True):
         return bytes(self.session) != b"null"
 
 
-def opening_of(path: str, query: Query, headers: Headers, session: msgspec.Raw = NULL) -> Opening:
+def opening_of(path: str, query: QueryParameters, headers: Headers, session: msgspec.Raw = NULL) -> Opening:
     """Return the opening of an upgrade request. `session` is that of its client secret."""
     return Opening(
         model=query.get("model", ""),

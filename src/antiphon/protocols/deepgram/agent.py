@@ -47,18 +47,18 @@ from antiphon.events.transcription import (
 from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume
 from antiphon.protocols.deepgram.agent_messages import (
     AGENT_MESSAGE,
+    AgentAudioFields,
     AgentForceEndTurn,
+    AgentHistoryMessage,
     AgentKeepAlive,
+    AgentListen,
     AgentMessage,
-    AudioFields,
+    AgentSettings,
+    AgentSpeak,
+    AgentThink,
     FunctionCallResponse,
-    HistoryMessage,
     InjectAgentMessage,
     InjectUserMessage,
-    Listen,
-    Settings,
-    SpeakSettings,
-    Think,
     UpdateListen,
     UpdatePrompt,
     UpdateSpeak,
@@ -66,7 +66,7 @@ from antiphon.protocols.deepgram.agent_messages import (
 )
 from antiphon.protocols.deepgram.forms import BAD_AUDIO, FAILED, SILENT
 from antiphon.protocols.deepgram.live import NeverResumed
-from antiphon.protocols.deepgram.query import COMMON, ENCODINGS, Query
+from antiphon.protocols.deepgram.query import COMMON, ENCODINGS, DeepgramQuery
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame, Received, message
 from antiphon.turns.end_of_turn import semantic_vad
@@ -94,7 +94,7 @@ class AgentConnection(NeverResumed):
         self.finishing: tuple[int, str] | None = None
         self._config: ConversationConfig | None = None
         self._audio = IncomingAudio("s16")
-        self._output = AudioFields()
+        self._output = AgentAudioFields()
         self._resampler: Resampler | None = None
         # The epoch of each response in progress; the response whose audio is sent; calls without a result.
         self._epochs: dict[str, int] = {}
@@ -110,7 +110,7 @@ class AgentConnection(NeverResumed):
         """Return the `Welcome`. Raises RemoteProtocolError if no conversation model is loaded, or a native one."""
         if self.context.conversation_models is None or self.context.unit_ms:
             raise RemoteProtocolError("model_not_found", "No language model is loaded.", "model")
-        Query(self.opening.query)
+        DeepgramQuery(self.opening.query)
         return [message(type="Welcome", request_id=self.id)]
 
     # --- from the client
@@ -123,7 +123,7 @@ class AgentConnection(NeverResumed):
             if isinstance(data, bytes):
                 return Received(self._append(data))
             asked = AGENT_MESSAGE.read(data)
-            if isinstance(asked, Settings):
+            if isinstance(asked, AgentSettings):
                 return self._begin(asked)
             return self._received(asked)
         except RemoteProtocolError as error:
@@ -143,7 +143,7 @@ class AgentConnection(NeverResumed):
             raise RemoteProtocolError("SETTINGS_NOT_RECEIVED", "The first message has to be a Settings.")
         return self._config
 
-    def _begin(self, settings: Settings) -> Received[Command]:
+    def _begin(self, settings: AgentSettings) -> Received[Command]:
         if self._config is not None:
             raise RemoteProtocolError("SETTINGS_ALREADY_APPLIED", "The conversation has begun: send an update.")
         audio, agent = settings.audio, settings.agent
@@ -156,8 +156,8 @@ class AgentConnection(NeverResumed):
         config = ConversationConfig(
             self._listening(heard, agent.listen), reports_transcripts=True, duplex=DuplexConfig(policy="auto")
         )
-        config = self._thinking(config, _first(agent.think, Think()))
-        self._config = self._speaking_with(config, _first(agent.speak, SpeakSettings()))
+        config = self._thinking(config, _first(agent.think, AgentThink()))
+        self._config = self._speaking_with(config, _first(agent.speak, AgentSpeak()))
         self._audio = IncomingAudio(ENCODINGS[audio.input.encoding], round(audio.input.sample_rate))
         self._output = output
         commands: list[Command] = [ConfigureConversation(self._config)]
@@ -172,14 +172,14 @@ class AgentConnection(NeverResumed):
             case UpdatePrompt(prompt):
                 return self._changed(replace(config, instructions=prompt), "PromptUpdated")
             case UpdateSpeak(speak):
-                return self._changed(self._speaking_with(config, _first(speak, SpeakSettings())), "SpeakUpdated")
+                return self._changed(self._speaking_with(config, _first(speak, AgentSpeak())), "SpeakUpdated")
             case UpdateThink(think):
-                return self._changed(self._thinking(config, _first(think, Think())), "ThinkUpdated")
+                return self._changed(self._thinking(config, _first(think, AgentThink())), "ThinkUpdated")
             case UpdateListen(listen):
                 heard = self._listening(config.transcription, listen)
                 return self._changed(replace(config, transcription=heard), "ListenUpdated")
             case InjectUserMessage(content):
-                item = CreateItem(self._said(HistoryMessage("user", content)))
+                item = CreateItem(self._said(AgentHistoryMessage("user", content)))
                 return Received([item, CreateResponse(when_busy="cut")])
             case InjectAgentMessage(said):
                 return Received([_say(said)])
@@ -187,7 +187,7 @@ class AgentConnection(NeverResumed):
                 return Received(self._answered(call_id, content))
             case AgentForceEndTurn():
                 return Received([CommitAudio()])
-            case AgentKeepAlive() | Settings():
+            case AgentKeepAlive() | AgentSettings():
                 return Received()
 
     def _answered(self, call_id: str, content: str) -> list[Command]:
@@ -203,7 +203,7 @@ class AgentConnection(NeverResumed):
         self._config = config
         return Received([ConfigureConversation(config)], [message(type=kind)])
 
-    def _said(self, said: HistoryMessage) -> Item:
+    def _said(self, said: AgentHistoryMessage) -> Item:
         role, kind = ("assistant", "output_text") if said.role == "assistant" else ("user", "input_text")
         return Item(self.context.new_id("item_"), role=role, parts=[ContentPart(kind, said.content)])  # type: ignore[arg-type]
 
@@ -214,15 +214,15 @@ class AgentConnection(NeverResumed):
         code = language_code(name)
         return code if name != "multi" and self.context.knows_language(code) else None
 
-    def _listening(self, heard: TranscriptionConfig, listen: Listen) -> TranscriptionConfig:
+    def _listening(self, heard: TranscriptionConfig, listen: AgentListen) -> TranscriptionConfig:
         asked = listen.provider
         if asked.language:
             heard = replace(heard, language=self._language(asked.language))
         if asked.keyterms is not None:
-            heard = replace(heard, keyterms=Query([("keyterm", term) for term in asked.keyterms]).terms())
+            heard = replace(heard, keyterms=DeepgramQuery([("keyterm", term) for term in asked.keyterms]).terms())
         return heard
 
-    def _thinking(self, config: ConversationConfig, think: Think) -> ConversationConfig:
+    def _thinking(self, config: ConversationConfig, think: AgentThink) -> ConversationConfig:
         models, name = self.context.conversation_models, think.provider.model or ""
         if models and name and models.exact(name) is None:
             if models.strict:
@@ -239,7 +239,7 @@ class AgentConnection(NeverResumed):
         self.context.check_tools(tools, "agent.think.functions")
         return replace(config, tools=tools)
 
-    def _speaking_with(self, config: ConversationConfig, speak: SpeakSettings) -> ConversationConfig:
+    def _speaking_with(self, config: ConversationConfig, speak: AgentSpeak) -> ConversationConfig:
         name = speak.provider.model
         voice = self.context.loaded_voice(name)
         if name and not voice and self.context.voices:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.events.tools import JsonSchema
 from antiphon.protocols.fields import Reader, Text
+from antiphon.protocols.realtime.items import ToolFields
 
 
-class AudioFields(msgspec.Struct):
-    """The audio of one direction."""
+class AgentAudioFields(msgspec.Struct):
+    """The audio that one side sends: its encoding and sample rate."""
 
     # `linear16`, `mulaw` or `alaw`; for the client's audio also the other encodings of `/v1/listen`.
     encoding: Text = "linear16"
@@ -20,14 +20,14 @@ class AudioFields(msgspec.Struct):
     container: Text = "none"
 
 
-class AudioSettings(msgspec.Struct):
-    """The audio of both directions."""
+class AgentAudio(msgspec.Struct):
+    """The audio of the user, and that of the agent."""
 
-    input: AudioFields = msgspec.field(default_factory=AudioFields)
-    output: AudioFields = msgspec.field(default_factory=AudioFields)
+    input: AgentAudioFields = msgspec.field(default_factory=AgentAudioFields)
+    output: AgentAudioFields = msgspec.field(default_factory=AgentAudioFields)
 
 
-class ListenProvider(msgspec.Struct):
+class AgentListenProvider(msgspec.Struct):
     """The transcriber. Its name is not read."""
 
     # Code of the language; `multi` to detect it.
@@ -36,51 +36,48 @@ class ListenProvider(msgspec.Struct):
     keyterms: list[Text] | None = None
 
 
-class Listen(msgspec.Struct):
-    """How the user is heard."""
+class AgentListen(msgspec.Struct):
+    """How the user's speech is transcribed."""
 
-    provider: ListenProvider = msgspec.field(default_factory=ListenProvider)
+    provider: AgentListenProvider = msgspec.field(default_factory=AgentListenProvider)
 
 
-class AgentFunction(msgspec.Struct):
+class AgentFunction(ToolFields):
     """A function that the model may call. `parameters` is the JSON schema of its arguments."""
 
-    name: Text
-    description: Text | None = None
-    parameters: JsonSchema | None = None
     # A server that carries the function out; refused.
     endpoint: object = None
 
 
-class ThinkProvider(msgspec.Struct):
+class AgentThinkProvider(msgspec.Struct):
     """The language model, by any name."""
 
     model: Text | None = None
 
 
-class Think(msgspec.Struct):
-    """How answers are found."""
+class AgentThink(msgspec.Struct):
+    """The instructions and functions of the language model."""
 
-    provider: ThinkProvider = msgspec.field(default_factory=ThinkProvider)
+    provider: AgentThinkProvider = msgspec.field(default_factory=AgentThinkProvider)
     # Instructions for the model.
     prompt: Text | None = None
     # The functions that the model may call.
     functions: list[AgentFunction] | None = None
 
 
-class SpeakProvider(msgspec.Struct):
+class AgentSpeakProvider(msgspec.Struct):
     """The voice: a loaded voice, or a name of Deepgram's."""
 
     model: Text | None = None
 
 
-class SpeakSettings(msgspec.Struct):
-    """How answers are spoken."""
+class AgentSpeak(msgspec.Struct):
+    """The voice that speaks the answers."""
 
-    provider: SpeakProvider = msgspec.field(default_factory=SpeakProvider)
+    provider: AgentSpeakProvider = msgspec.field(default_factory=AgentSpeakProvider)
 
 
-class HistoryMessage(msgspec.Struct):
+class AgentHistoryMessage(msgspec.Struct):
     """A message of an earlier conversation."""
 
     role: Text = "user"
@@ -88,9 +85,9 @@ class HistoryMessage(msgspec.Struct):
 
 
 class AgentContext(msgspec.Struct):
-    """What was said before."""
+    """What was said in an earlier conversation."""
 
-    messages: list[HistoryMessage] = []
+    messages: list[AgentHistoryMessage] = []
 
 
 class AgentFields(msgspec.Struct):
@@ -98,43 +95,48 @@ class AgentFields(msgspec.Struct):
 
     # Code of the language; `multi` to detect it.
     language: Text = "en"
-    listen: Listen = msgspec.field(default_factory=Listen)
-    think: Think | list[Think] = msgspec.field(default_factory=Think)
-    speak: SpeakSettings | list[SpeakSettings] = msgspec.field(default_factory=SpeakSettings)
+    # How the user is heard.
+    listen: AgentListen = msgspec.field(default_factory=AgentListen)
+    # How answers are found.
+    think: AgentThink | list[AgentThink] = msgspec.field(default_factory=AgentThink)
+    # How answers are spoken.
+    speak: AgentSpeak | list[AgentSpeak] = msgspec.field(default_factory=AgentSpeak)
     # What the agent says first.
     greeting: Text | None = None
+    # What was said before.
     context: AgentContext = msgspec.field(default_factory=AgentContext)
 
 
-class Settings(msgspec.Struct, tag_field="type", tag="Settings"):
+class AgentSettings(msgspec.Struct, tag_field="type", tag="Settings"):
     """Begins the conversation. It has to be the first message."""
 
-    audio: AudioSettings = msgspec.field(default_factory=AudioSettings)
+    audio: AgentAudio = msgspec.field(default_factory=AgentAudio)
     agent: AgentFields = msgspec.field(default_factory=AgentFields)
 
 
 class UpdatePrompt(msgspec.Struct, tag_field="type", tag="UpdatePrompt"):
-    """Replaces the instructions."""
+    """Replaces the instructions for the model."""
 
     prompt: Text
 
 
 class UpdateSpeak(msgspec.Struct, tag_field="type", tag="UpdateSpeak"):
-    """Replaces the voice."""
+    """Replaces the voice of later answers."""
 
-    speak: SpeakSettings | list[SpeakSettings]
+    speak: AgentSpeak | list[AgentSpeak]
 
 
 class UpdateThink(msgspec.Struct, tag_field="type", tag="UpdateThink"):
     """Replaces the instructions and functions that it has."""
 
-    think: Think | list[Think]
+    # How answers are found.
+    think: AgentThink | list[AgentThink]
 
 
 class UpdateListen(msgspec.Struct, tag_field="type", tag="UpdateListen"):
     """Replaces the language and keyterms that it has."""
 
-    listen: Listen
+    listen: AgentListen
 
 
 class InjectUserMessage(msgspec.Struct, tag_field="type", tag="InjectUserMessage"):
@@ -144,7 +146,7 @@ class InjectUserMessage(msgspec.Struct, tag_field="type", tag="InjectUserMessage
 
 
 class InjectAgentMessage(msgspec.Struct, tag_field="type", tag="InjectAgentMessage"):
-    """Lets the agent say something."""
+    """Lets the agent say a text next."""
 
     message: Text
 
@@ -162,11 +164,11 @@ class AgentKeepAlive(msgspec.Struct, tag_field="type", tag="KeepAlive"):
 
 
 class AgentForceEndTurn(msgspec.Struct, tag_field="type", tag="ForceEndTurn"):
-    """Ends the user's turn now."""
+    """Ends the user's turn at once, without waiting for a pause."""
 
 
 AgentMessage = (
-    Settings
+    AgentSettings
     | UpdatePrompt
     | UpdateSpeak
     | UpdateThink

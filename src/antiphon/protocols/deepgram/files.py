@@ -20,7 +20,7 @@ from antiphon.protocols.deepgram.forms import (
     shown_text,
     shown_words,
 )
-from antiphon.protocols.deepgram.query import COMMON, Query
+from antiphon.protocols.deepgram.query import COMMON, DeepgramQuery
 from antiphon.protocols.fields import Text
 
 # The parameters of a file.
@@ -46,7 +46,7 @@ class FileUrl(msgspec.Struct):
     url: Text
 
 
-class Sentence(msgspec.Struct):
+class FileSentence(msgspec.Struct):
     """One sentence of a paragraph, with its times in seconds."""
 
     text: str
@@ -57,7 +57,7 @@ class Sentence(msgspec.Struct):
 class Paragraph(msgspec.Struct):
     """A part of the text, with its times in seconds."""
 
-    sentences: list[Sentence]
+    sentences: list[FileSentence]
     start: float
     end: float
     num_words: int
@@ -72,7 +72,7 @@ class Paragraphs(msgspec.Struct):
 
 
 class FileAlternative(msgspec.Struct):
-    """The transcript of a channel."""
+    """The transcript of one channel, or of the mixed channels."""
 
     transcript: str
     confidence: float
@@ -87,16 +87,24 @@ class Channel(msgspec.Struct):
     detected_language: str | UnsetType = UNSET
 
 
-class Utterance(msgspec.Struct):
+class FileUtterance(msgspec.Struct):
     """What one speaker says without a long pause. Times are seconds."""
 
+    # When its first word begins.
     start: float
+    # When its last word ends.
     end: float
+    # The mean confidence of its words.
     confidence: float
+    # The number of its channel, from 0.
     channel: int
+    # Its text.
     transcript: str
+    # Its words.
     words: list[DeepgramWord]
+    # Its id, which is made of the request's id and its number.
     id: str
+    # The number of its speaker, if speakers are distinguished.
     speaker: int | UnsetType = UNSET
 
 
@@ -104,31 +112,39 @@ class Results(msgspec.Struct):
     """The transcripts of all channels, and the utterances in order."""
 
     channels: list[Channel]
-    utterances: list[Utterance] | UnsetType = UNSET
+    utterances: list[FileUtterance] | UnsetType = UNSET
 
 
 class Metadata(msgspec.Struct):
     """What is known of the request and the file. `duration` is in seconds."""
 
+    # Always "deprecated".
     transaction_key: str
+    # The id of the request.
     request_id: str
+    # The SHA-256 of the file, as hexadecimal digits.
     sha256: str
+    # When the answer was made, as ISO 8601 text.
     created: str
+    # The length of the audio.
     duration: float
+    # The number of channels that were transcribed.
     channels: int
+    # The ids of the models.
     models: list[str]
+    # What is known of each model, by its id.
     model_info: dict[str, dict[str, str]]
 
 
 class FileTranscript(msgspec.Struct):
-    """The answer."""
+    """The answer about a file: its facts, and its transcript."""
 
     metadata: Metadata
     results: Results
 
 
 @dataclass(frozen=True, slots=True)
-class HeardFile:
+class TranscribedFile:
     """What was heard in a file. `channels`: the names of the channels' speakers, in order; () if they were mixed."""
 
     segments: Sequence[TranscriptSegment]
@@ -137,7 +153,9 @@ class HeardFile:
     sha256: str
 
 
-def file_transcript(query: Query, heard: HeardFile, model: str, request_id: str, now_s: float) -> FileTranscript:
+def file_transcript(
+    query: DeepgramQuery, heard: TranscribedFile, model: str, request_id: str, now_s: float
+) -> FileTranscript:
     """Return the answer about a file. `model` is the name of the transcriber."""
     names, speakers = heard.channels or ("",), Speakers()
     punctuate = query.flag("punctuate") or query.flag("smart_format") or query.flag("paragraphs")
@@ -153,7 +171,7 @@ def file_transcript(query: Query, heard: HeardFile, model: str, request_id: str,
             _paragraphs(own, heard, speakers) if query.flag("paragraphs") else UNSET,
         )
         channels.append(Channel([alternative], heard.info.language if detects else UNSET))
-    utterances: list[Utterance] | UnsetType = UNSET
+    utterances: list[FileUtterance] | UnsetType = UNSET
     if query.flag("utterances"):
         pause_s = query.number("utt_split", UTTERANCE_PAUSE_S, 0.0, 60.0)
         utterances = list(_utterances(heard, speakers, pause_s, request_id, punctuate=punctuate))
@@ -165,31 +183,31 @@ def file_transcript(query: Query, heard: HeardFile, model: str, request_id: str,
     return FileTranscript(metadata, Results(channels, utterances))
 
 
-def _speaker(segment: TranscriptSegment, heard: HeardFile, speakers: Speakers) -> int | UnsetType:
+def _speaker(segment: TranscriptSegment, heard: TranscribedFile, speakers: Speakers) -> int | UnsetType:
     """Return the number of a segment's speaker; UNSET if each channel has one speaker, or nobody was asked for."""
     return UNSET if heard.channels else speakers.number(segment.speaker)
 
 
-def _paragraphs(segments: Sequence[TranscriptSegment], heard: HeardFile, speakers: Speakers) -> Paragraphs:
+def _paragraphs(segments: Sequence[TranscriptSegment], heard: TranscribedFile, speakers: Speakers) -> Paragraphs:
     found = []
     for s in segments:
-        sentence = Sentence(s.text.strip(), round(s.start_s, 3), round(s.end_s, 3))
+        sentence = FileSentence(s.text.strip(), round(s.start_s, 3), round(s.end_s, 3))
         speaker = _speaker(s, heard, speakers)
         found.append(Paragraph([sentence], sentence.start, sentence.end, len(s.words), speaker))
     return Paragraphs("\n\n".join(p.sentences[0].text for p in found), found)
 
 
 def _utterances(
-    heard: HeardFile, speakers: Speakers, pause_s: float, request_id: str, *, punctuate: bool
-) -> Iterator[Utterance]:
+    heard: TranscribedFile, speakers: Speakers, pause_s: float, request_id: str, *, punctuate: bool
+) -> Iterator[FileUtterance]:
     """Yield runs of words of one speaker without a pause of `pause_s`."""
     words: list[Word] = []
     of: TranscriptSegment | None = None
 
-    def utterance(number: int) -> Utterance:
+    def utterance(number: int) -> FileUtterance:
         assert of
         text = " ".join(word.text for word in words)
-        return Utterance(
+        return FileUtterance(
             *(round(words[0].start_s, 3), round(words[-1].end_s, 3), confidence(words)),
             heard.channels.index(of.speaker) if heard.channels else 0,
             shown_text(text, punctuate=punctuate),

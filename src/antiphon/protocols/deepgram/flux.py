@@ -26,7 +26,7 @@ from antiphon.events.words import Word
 from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume
 from antiphon.protocols.deepgram.listen import CloseStream, KeepAlive
 from antiphon.protocols.deepgram.live import LiveListener
-from antiphon.protocols.deepgram.query import COMMON, Query
+from antiphon.protocols.deepgram.query import COMMON, DeepgramQuery
 from antiphon.protocols.fields import Reader, Text, number
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame, message
@@ -61,7 +61,7 @@ class FluxConfigure(msgspec.Struct, tag_field="type", tag="Configure"):
 
 
 class ForceEndTurn(msgspec.Struct, tag_field="type", tag="ForceEndTurn"):
-    """Ends the open turn now."""
+    """Ends the open turn at once, without waiting for a pause."""
 
 
 FluxMessage = KeepAlive | CloseStream | FluxConfigure | ForceEndTurn
@@ -91,7 +91,7 @@ class _Turn:
 
 
 class FluxConnection(LiveListener):
-    """One stream."""
+    """One stream of a client of `/v2/listen`."""
 
     dialect = "flux"
     # Flux has no message that keeps a stream open.
@@ -104,7 +104,7 @@ class FluxConnection(LiveListener):
         self._num_sent = self._num_turns = 0
         self._thresholds = Thresholds()
 
-    def _open(self, query: Query) -> list[Frame]:
+    def _open(self, query: DeepgramQuery) -> list[Frame]:
         given = {name: query.number(name, 0, *RANGES[name]) for name in RANGES if query.text(name)}
         self._thresholds = Thresholds(**given)
         self._config = query.config(self.context, self._vad(), partials=True, preflight=self._is_eager)
@@ -148,7 +148,7 @@ class FluxConnection(LiveListener):
                     number(value, f"thresholds.{name}", low, high)
             terms = self._config.keyterms
             if asked.keyterms is not UNSET:
-                terms = Query([("keyterm", term) for term in asked.keyterms]).terms()
+                terms = DeepgramQuery([("keyterm", term) for term in asked.keyterms]).terms()
         except RemoteProtocolError as error:
             return [], [self._message("ConfigureFailure", error_code=error.code, description=error.message)]
         given = {name: v for name in RANGES if (v := getattr(asked.thresholds, name)) is not UNSET}

@@ -33,7 +33,7 @@ from antiphon.protocols.deepgram.forms import (
     shown_words,
 )
 from antiphon.protocols.deepgram.live import LiveListener
-from antiphon.protocols.deepgram.query import COMMON, MAX_SHOWN_CHARS, Query
+from antiphon.protocols.deepgram.query import COMMON, MAX_SHOWN_CHARS, DeepgramQuery
 from antiphon.protocols.fields import Reader, Text
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame, message
@@ -92,7 +92,7 @@ class _Turn:
 
 
 class ListenConnection(LiveListener):
-    """One stream."""
+    """One stream of a client of `/v1/listen`."""
 
     dialect = "deepgram"
 
@@ -105,7 +105,7 @@ class ListenConnection(LiveListener):
         # The end of the last word, in seconds, until its UtteranceEnd was sent.
         self._last_word_s: float | None = None
 
-    def _open(self, query: Query) -> list[Frame]:
+    def _open(self, query: DeepgramQuery) -> list[Frame]:
         self._interim = query.flag("interim_results")
         self._vad_events = query.flag("vad_events")
         self._punctuate = query.flag("punctuate") or query.flag("smart_format")
@@ -142,7 +142,7 @@ class ListenConnection(LiveListener):
         if not changes:
             return [], [message(type="ConfigureSuccess", request_id=self.id)]
         try:
-            keyterms = Query([("keyterm", term) for term in terms]).terms()
+            keyterms = DeepgramQuery([("keyterm", term) for term in terms]).terms()
         except RemoteProtocolError as error:
             return [], [message(type="ConfigureFailure", request_id=self.id, description=error.message)]
         self._config = replace(self._config, keyterms=keyterms)

@@ -16,7 +16,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.connection import Command, Context, Event, WireSnapshot
 from antiphon.protocols.deepgram.forms import BAD_AUDIO, FAILED, SILENT
-from antiphon.protocols.deepgram.query import Query
+from antiphon.protocols.deepgram.query import DeepgramQuery
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume import Control
 from antiphon.protocols.wire import Frame, Received
@@ -37,7 +37,7 @@ class NeverResumed:
         return None
 
     def snapshot(self) -> WireSnapshot | None:
-        """Return None: nothing is stored."""
+        """Return None, because these sessions are not stored."""
         return None
 
     def resumed(self, token: str, **facts: Any) -> Frame:
@@ -74,7 +74,7 @@ class LiveListener(NeverResumed):
 
     def open(self) -> list[Frame]:
         """Check the query, and return the first frames. Raises RemoteProtocolError, for a refusal over HTTP."""
-        query = Query(self.opening.query)
+        query = DeepgramQuery(self.opening.query)
         self._audio = query.audio()
         return self._open(query)
 
@@ -150,12 +150,12 @@ class LiveListener(NeverResumed):
         return self._error("invalid_message", f"The message is larger than {max_bytes} bytes.")
 
     def close(self) -> list[Frame]:
-        """Return the last frames."""
+        """Return the last frames, after the results of all audio."""
         return []
 
     # --- each dialect
 
-    def _open(self, query: Query) -> list[Frame]:
+    def _open(self, query: DeepgramQuery) -> list[Frame]:
         raise NotImplementedError
 
     def _read(self, data: str) -> tuple[list[Command], list[Frame]]:

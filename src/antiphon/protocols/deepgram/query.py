@@ -71,7 +71,7 @@ ENCODINGS: dict[str, Encoding] = {
 RAW = ("linear16", "linear32", "mulaw", "alaw")
 
 
-class Query:
+class DeepgramQuery:
     """The query parameters of one request. The last value counts, except in lists.
 
     All methods raise RemoteProtocolError for an invalid value.

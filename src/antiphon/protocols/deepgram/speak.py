@@ -25,7 +25,7 @@ from antiphon.events.speech import (
     UtteranceDone,
 )
 from antiphon.protocols.deepgram.forms import VERSION, model_uuid
-from antiphon.protocols.deepgram.query import MAX_SHOWN_CHARS, Query
+from antiphon.protocols.deepgram.query import MAX_SHOWN_CHARS, DeepgramQuery
 from antiphon.protocols.fields import Reader, Text
 from antiphon.protocols.wire import Frame, NewId, Received, message
 
@@ -69,11 +69,11 @@ class Clear(msgspec.Struct, tag_field="type", tag="Clear"):
     """Drops all text and audio that was not sent yet."""
 
 
-class Close(msgspec.Struct, tag_field="type", tag="Close"):
+class CloseSpeech(msgspec.Struct, tag_field="type", tag="Close"):
     """Closes the stream after the text so far is spoken."""
 
 
-SpeakMessage = Speak | Flush | Clear | Close
+SpeakMessage = Speak | Flush | Clear | CloseSpeech
 _MESSAGE: Reader[SpeakMessage] = Reader(SpeakMessage)
 
 
@@ -90,7 +90,7 @@ class SpeakQuery:
     - `encoding`: the name of the encoding, `linear16` for a WebSocket if none is given, else `mp3`.
     """
 
-    def __init__(self, query: Query, find_voice: FindVoice, *, live: bool) -> None:
+    def __init__(self, query: DeepgramQuery, find_voice: FindVoice, *, live: bool) -> None:
         self.encoding = query.text("encoding", "linear16" if live else "mp3")
         if self.encoding not in (LIVE_ENCODINGS if live else _ENCODINGS):
             raise query.invalid("encoding", f"one of {', '.join(LIVE_ENCODINGS if live else _ENCODINGS)}")
@@ -168,7 +168,7 @@ class SpeakConnection:
             case Clear():
                 self._last = ""
                 return Received([CancelSpeech()], [self._numbered("Cleared")])
-            case Close():
+            case CloseSpeech():
                 self.finishing = 1000, ""
                 return Received([FlushText()] if self._last else [])
 

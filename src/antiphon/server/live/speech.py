@@ -8,7 +8,7 @@ import anyio.lowlevel
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import ConfigureSpeech, SentenceAudio, SpeechCommand
-from antiphon.protocols.connection import SpeechWire
+from antiphon.protocols.connection import SpeechStreamWire
 from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechDialect
 from antiphon.protocols.wire import Received
 from antiphon.server.credentials import Caller
@@ -42,7 +42,7 @@ class LiveSpeech:
         state: ServerState,
         caller: Caller,
         token: ResumeToken | None,
-        wire: SpeechWire | None = None,
+        wire: SpeechStreamWire | None = None,
         label: str = LABEL,
         opened: Received[SpeechCommand] | None = None,
     ) -> None:
@@ -50,7 +50,7 @@ class LiveSpeech:
         self._stream = LiveStream(
             self, socket, state, caller, token, label, MAX_WAITING_FRAMES, waits_detached=True, stall_s=STALL_S
         )
-        self._wire: SpeechWire = wire or SpeechDialect(speech_catalog(state, caller))
+        self._wire: SpeechStreamWire = wire or SpeechDialect(speech_catalog(state, caller))
         self._opened: Received[SpeechCommand] = opened or Received()
         self._session = SpeechSession(
             state.loaded().required_synthesizer, self._stream.live.measure, state.loaded().transcriber

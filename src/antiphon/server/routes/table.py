@@ -17,7 +17,9 @@ from antiphon.server.routes.speech import batch, speech
 from antiphon.server.routes.telephone import MEDIA, TWILIO, media, twilio
 from antiphon.server.routes.telephone import calls as telephone_calls
 from antiphon.server.routes.transcriptions import transcriptions, translations
-from antiphon.server.routes.vendors import cartesia, deepgram, elevenlabs, scribe
+from antiphon.server.routes.vendors import cartesia, elevenlabs, scribe
+from antiphon.server.routes.vendors.deepgram_listen import listen
+from antiphon.server.routes.vendors.deepgram_speak import speak, speak_stream
 from antiphon.server.routes.voices import voice, voices
 
 ROUTES: tuple[BaseRoute, ...] = (
@@ -61,9 +63,9 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/tts/bytes", cartesia.speak_bytes, methods=["POST"]),
     Route("/tts/sse", cartesia.speak_events, methods=["POST"]),
     WebSocketRoute("/tts/websocket", cartesia.speak_in_contexts),
-    Route("/v1/listen", deepgram.listen, methods=["POST"]),
-    Route("/v1/speak", deepgram.speak, methods=["POST"]),
-    WebSocketRoute("/v1/speak", deepgram.speak_stream),
+    Route("/v1/listen", listen, methods=["POST"]),
+    Route("/v1/speak", speak, methods=["POST"]),
+    WebSocketRoute("/v1/speak", speak_stream),
     WebSocketRoute("/v1/audio/speech/stream", speech_stream),
     WebSocketRoute("/v1/video/chat/stream", video_stream),
     Route("/v1/realtime/calls", calls, methods=["POST"]),
