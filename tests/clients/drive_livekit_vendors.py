@@ -36,22 +36,22 @@ async def speak(plugin, turns):
 async def listen(plugin, pcm, turns):
     """Send the recording and a pause for each of these turns; return the final transcripts."""
     sound = np.concatenate((pcm, np.zeros(32_000, np.int16)))
-    finals, stream = [], plugin.stream()
+    finals, received, stream = [], asyncio.Semaphore(0), plugin.stream()
 
     async def send():
-        for turn in range(turns):
+        for _turn in range(turns):
             for at in range(0, len(sound), 1600):
                 part = sound[at : at + 1600]
                 stream.push_frame(rtc.AudioFrame(part.tobytes(), 16_000, 1, len(part)))
                 await asyncio.sleep(0.02)
-            while len(finals) <= turn:
-                await asyncio.sleep(0.02)
+            await received.acquire()
         stream.end_input()
 
     sending = asyncio.create_task(send())
     async for event in stream:
         if event.type == stt.SpeechEventType.FINAL_TRANSCRIPT and event.alternatives[0].text:
             finals.append(event.alternatives[0].text)
+            received.release()
         if len(finals) >= turns:
             break
     sending.cancel()

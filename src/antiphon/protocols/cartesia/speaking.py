@@ -144,7 +144,7 @@ class CartesiaSpeech:
     def media_type(self) -> str:
         """The media type of the audio."""
         codec = self.encoding.codec
-        return MEDIA_TYPES[codec] if codec in ("wav", "mp3") else "audio/pcm"  # type: ignore[index]
+        return MEDIA_TYPES[codec] if codec in ("wav", "mp3") else "audio/pcm"
 
 
 class WordTimestamps(msgspec.Struct):
@@ -192,8 +192,8 @@ def read_request(found: SpokenRequest, catalog: SpeechCatalog, *, files: bool) -
     config = replace(
         config, stream=True, word_times=wants_times, rate_hz=encoding.rate_hz, speed=_speed(found), granularity="none"
     )
-    name = found.context_id if isinstance(found, EventsRequest | GenerationRequest) else None
-    return CartesiaSpeech(found.transcript, config, encoding, wants_times, name)
+    context_id = found.context_id if isinstance(found, EventsRequest | GenerationRequest) else None
+    return CartesiaSpeech(found.transcript, config, encoding, wants_times, context_id)
 
 
 def _read_format(found: OutputFormat, *, files: bool) -> StreamEncoding:

@@ -107,7 +107,7 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
     refused = msgspec.json.decode(response.body, type=_Body).error
     shaped = shape(response.status_code, refused.code or "", refused.message, current_request().id)
     headers = {k: v for k, v in response.headers.items() if k not in ("content-length", "content-type")}
-    return JSONResponse(shaped.body, response.status_code, headers | shaped.headers)
+    return JSONResponse(shaped.body, response.status_code, {**headers, **shaped.headers})
 
 
 def _openai_response(connection: HTTPConnection, error: Exception) -> JSONResponse:
