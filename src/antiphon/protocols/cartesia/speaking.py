@@ -167,7 +167,13 @@ def word_timestamps(words: tuple[Word, ...], offset_s: float = 0.0) -> WordTimes
 def cartesia_error(status: int, code: str, text: str, request_id: str) -> ShapedError:
     """Return a refusal in Cartesia's shape."""
     title = code.replace("_", " ")
-    body = {"error_code": code, "title": title, "message": text, "status_code": status, "request_id": request_id}
+    body: dict[str, str | int] = {
+        "error_code": code,
+        "title": title,
+        "message": text,
+        "status_code": status,
+        "request_id": request_id,
+    }
     return ShapedError(body, {})
 
 
