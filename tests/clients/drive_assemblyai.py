@@ -22,7 +22,8 @@ def client_of(where):
             v3.RealTimeEvents,
             v3.RealTimeParameters,
         )
-    options = v3.StreamingClientOptions(api_key="none", api_host=where)
+    # The version of 2025 adds the scheme itself.
+    options = v3.StreamingClientOptions(api_key="none", api_host=where.removeprefix("wss://"))
     return v3.StreamingClient(options), v3.StreamingEvents, v3.StreamingParameters
 
 

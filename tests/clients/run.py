@@ -44,11 +44,11 @@ UNAWARE = ("agents", "livekit", "pipecat")
 # Clients of Deepgram's service: its SDK of today and of a year ago, and plugins.
 DEEPGRAM = ("deepgram", "deepgram_2025", "livekit_deepgram", "pipecat_deepgram", "node_deepgram")
 # Clients in folders of their own, which run in Node.
-NODE = ("node", "node_deepgram")
+NODE = ("node", "node_deepgram", "node_vendors")
 # Clients of other hosted services, with plugins for several of them.
-HOSTED = ("assemblyai", "assemblyai_2025", "cartesia", "livekit_vendors", "pipecat_vendors")
+HOSTED = ("assemblyai", "cartesia", "livekit_vendors", "pipecat_vendors")
 # Clients that always use TLS. Their server has a certificate.
-TLS = ("elevenlabs", "elevenlabs_2025")
+TLS = ("elevenlabs", "elevenlabs_2025", "assemblyai_2025", "node_vendors")
 NAMES = (
     *UNAWARE,
     "node",
@@ -213,7 +213,7 @@ def drive(names: Sequence[str], url: str, folder: Path, port: int = 0, trusts: P
                 [*command(name), where, sound],
                 timeout=SOAK_S if name == "soak" else LIMIT_S,
                 check=False,
-                env=os.environ | ({"SSL_CERT_FILE": str(trusts)} if trusts else {}),
+                env=os.environ | ({"SSL_CERT_FILE": str(trusts), "NODE_EXTRA_CA_CERTS": str(trusts)} if trusts else {}),
             ).returncode
         except subprocess.TimeoutExpired:
             code = 124
