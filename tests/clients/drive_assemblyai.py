@@ -22,7 +22,8 @@ def client_of(where):
             v3.RealTimeEvents,
             v3.RealTimeParameters,
         )
-    options = v3.StreamingClientOptions(api_key="none", api_host=where)
+    # The version of 2025 adds the scheme itself.
+    options = v3.StreamingClientOptions(api_key="none", api_host=where.removeprefix("wss://"))
     return v3.StreamingClient(options), v3.StreamingEvents, v3.StreamingParameters
 
 
@@ -71,8 +72,8 @@ def main():
     assert counts["Begin"] == 1
     frames = sum(counts.values())
     print(
-        f"assemblyai: {len(turns)} turns, {turns[0].transcript!r}, {sorted(waits_s)[TURNS // 2] * 1000:.0f} ms after the "
-        f"last audio (median); {frames} messages, 0 refused"
+        f"assemblyai: {len(turns)} turns, {turns[0].transcript!r}, {sorted(waits_s)[TURNS // 2] * 1000:.0f} ms after "
+        f"the last audio (median); {frames} messages, 0 refused"
     )
 
 

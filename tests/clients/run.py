@@ -45,16 +45,25 @@ UNAWARE = ("agents", "livekit", "pipecat")
 # Clients of Deepgram's service: its SDK of today and of a year ago, and plugins.
 DEEPGRAM = ("deepgram", "deepgram_2025", "livekit_deepgram", "pipecat_deepgram", "node_deepgram")
 # Clients of other hosted services, with plugins for several of them.
-HOSTED = ("assemblyai", "assemblyai_2025", "cartesia", "livekit_vendors", "pipecat_vendors")
+HOSTED = ("assemblyai", "cartesia", "livekit_vendors", "pipecat_vendors")
 # Clients that always use TLS. Their server has a certificate.
-TLS = ("elevenlabs", "elevenlabs_2025", "gemini", "gemini_2025", "gemini_pipecat", "gemini_livekit")
+TLS = (
+    *("assemblyai_2025", "elevenlabs", "elevenlabs_2025", "node_vendors"),
+    *("gemini", "gemini_2025", "gemini_pipecat", "gemini_livekit"),
+)
 # Clients of OpenAI's Live API.
 LIVE = ("openai_live", "live_pipecat")
 # Programs in JavaScript. The folder of each has the list of its packages.
-NODE = {"node": "node/drive.mjs", "gemini_node": "node/gemini.mjs", "node_deepgram": "node_deepgram/drive.mjs"}
+NODE = {
+    "node": "node/drive.mjs",
+    "gemini_node": "node/gemini.mjs",
+    "node_deepgram": "node_deepgram/drive.mjs",
+    "node_vendors": "node_vendors/drive.mjs",
+}
 NAMES = (
     *UNAWARE,
-    *(name for name in NODE if name not in DEEPGRAM),
+    "node",
+    "gemini_node",
     *DEEPGRAM,
     *HOSTED,
     *LIVE,
@@ -218,7 +227,7 @@ def drive(names: Sequence[str], url: str, folder: Path, port: int = 0, trusts: P
                 [*command(name), where, sound],
                 timeout=SOAK_S if name == "soak" else LIMIT_S,
                 check=False,
-                env=os.environ | ({"SSL_CERT_FILE": str(trusts)} if trusts else {}),
+                env=os.environ | ({"SSL_CERT_FILE": str(trusts), "NODE_EXTRA_CA_CERTS": str(trusts)} if trusts else {}),
             ).returncode
         except subprocess.TimeoutExpired:
             code = 124

@@ -86,7 +86,7 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
 class ShapedError:
     """The answer to a refused request in the shape of a vendor: its JSON body, and headers to add."""
 
-    body: Mapping[str, str]
+    body: Mapping[str, str | int | Mapping[str, str]]
     headers: Mapping[str, str]
 
 

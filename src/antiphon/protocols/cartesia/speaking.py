@@ -144,7 +144,7 @@ class CartesiaSpeech:
     def media_type(self) -> str:
         """The media type of the audio."""
         codec = self.encoding.codec
-        return MEDIA_TYPES[codec] if codec in ("wav", "mp3") else "audio/pcm"  # type: ignore[index]
+        return MEDIA_TYPES[codec] if codec in ("wav", "mp3") else "audio/pcm"
 
 
 class WordTimestamps(msgspec.Struct):
@@ -167,7 +167,13 @@ def word_timestamps(words: tuple[Word, ...], offset_s: float = 0.0) -> WordTimes
 def cartesia_error(status: int, code: str, text: str, request_id: str) -> ShapedError:
     """Return a refusal in Cartesia's shape."""
     title = code.replace("_", " ")
-    body = {"error_code": code, "title": title, "message": text, "status_code": status, "request_id": request_id}
+    body: dict[str, str | int] = {
+        "error_code": code,
+        "title": title,
+        "message": text,
+        "status_code": status,
+        "request_id": request_id,
+    }
     return ShapedError(body, {})
 
 
@@ -192,8 +198,8 @@ def read_request(found: SpokenRequest, catalog: SpeechCatalog, *, files: bool) -
     config = replace(
         config, stream=True, word_times=wants_times, rate_hz=encoding.rate_hz, speed=_speed(found), granularity="none"
     )
-    name = found.context_id if isinstance(found, EventsRequest | GenerationRequest) else None
-    return CartesiaSpeech(found.transcript, config, encoding, wants_times, name)
+    context_id = found.context_id if isinstance(found, EventsRequest | GenerationRequest) else None
+    return CartesiaSpeech(found.transcript, config, encoding, wants_times, context_id)
 
 
 def _read_format(found: OutputFormat, *, files: bool) -> StreamEncoding:

@@ -189,11 +189,11 @@ class LiveContexts:
                 self._stream.live.start(partial(self._run_session, session))
                 self._stream.live.start(partial(self._send_events, name, context))
             case SpeakInContext(name, speech):
-                if context := self._contexts.get(name):
-                    context.session.handle(speech)
+                if opened := self._contexts.get(name):
+                    opened.session.handle(speech)
             case EndContext(name):
-                if context := self._contexts.get(name):
-                    context.session.close()
+                if opened := self._contexts.get(name):
+                    opened.session.close()
             case CloseWhenSpoken():
                 self._closes = self._closes or command
 
