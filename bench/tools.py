@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 import tempfile
@@ -40,6 +41,8 @@ from antiphon.remote.mcp.servers import McpServers
 
 WARM_UP = 5
 STDIO = (sys.executable, "-m", "bench.tools", "--serve", "stdio")
+# MCP servers that are started here get few variables of the environment.
+ENV = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
 # --- the other processes ----------------------------------------------------------------------------------------------
@@ -137,8 +140,8 @@ def client_section(calls: int) -> dict[str, Any]:
     found = {}
     with tool_over_http() as url:
         command, *arguments = STDIO
-        program = StdioServerParameters(command=command, args=arguments, cwd=str(HERE.parent))
-        local = McpServer(command, tuple(arguments), cwd=str(HERE.parent))
+        program = StdioServerParameters(command=command, args=arguments, env=ENV, cwd=str(HERE.parent))
+        local = McpServer(command, tuple(arguments), ENV, str(HERE.parent))
         for name, library, given in (("stdio", program, local), ("http", url, McpServer(url=url))):
             found[name] = asyncio.run(beside_library(library, given, calls))
             found[name]["added_50_ms"] = round(found[name]["own_50_ms"] - found[name]["alone_50_ms"], 2)
@@ -193,7 +196,7 @@ def session_section(calls: int, sessions: Sequence[int]) -> dict[str, Any]:
     command, *arguments = STDIO
     with tempfile.TemporaryDirectory() as folder, tool_over_http() as url, model() as address:
         kinds = {
-            "stdio": {"command": command, "args": arguments, "cwd": str(HERE.parent)},
+            "stdio": {"command": command, "args": arguments, "env": ENV, "cwd": str(HERE.parent)},
             "http": {"url": url},
         }
         for kind, given in kinds.items():

@@ -65,8 +65,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
 INTERNAL = {
     # Names of dialects and refusals in metrics.
     *("bridge", "minicpmo", "undecided", "unauthorized", "no_room", "first_sound", "first_token", "live"),
-    # A kind of session.
-    "captions",
+    # A kind of session, and a kind of item.
+    *("captions", "tool_list"),
     # Codes of errors of dialects that send only the message.
     *("too_large", "unexpected", "invalid_request"),
     # Internal words: a setting of vLLM's tuning, a default eagerness, a prefix, an error handler for decoding text.

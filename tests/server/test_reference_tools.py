@@ -70,7 +70,6 @@ def called(running: Running, name: str, **arguments: Any) -> dict[str, Any]:
                 item = (await client.until("conversation.item.done"))["item"]
                 if item["type"] == "mcp_call":
                     await client.until("response.done")
-                    await client.until("response.done")
                     return dict(item)
 
     return asyncio.run(main())
@@ -154,7 +153,8 @@ def test_a_server_that_dies_in_a_call_fails_it_and_is_started_again(running: Run
                 if "server-everything" in " ".join(child.cmdline()):
                     child.kill()
             await client.until("response.mcp_call.failed")
-            return dict((await client.until("conversation.item.done"))["item"])
+            await client.until("conversation.item.done")
+            return dict(client.seen[-1]["item"])
 
     assert asyncio.run(main())["error"]["type"] in ("protocol_error", "http_error")
     connection = running.tools.connections["everything"]

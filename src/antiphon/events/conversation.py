@@ -72,8 +72,7 @@ class Item:
     """
 
     id: str  # The item's id on the wire.
-    # A message, a function call, its result, the tools of a server, or the answer to a request for an approval.
-    kind: ItemKind = "message"
+    kind: ItemKind = "message"  # What the item is. An `approval` is the answer to a request for one.
     role: ItemRole = "user"  # For a message: the speaker or writer.
     status: ItemStatus = "completed"  # Whether the item is complete.
     parts: list[ContentPart] = field(default_factory=list)  # For a message: its content parts, in order.
@@ -117,35 +116,25 @@ class Item:
 class ConversationConfig:
     """The configuration of one conversation. It is always replaced as a whole."""
 
-    # How the user's audio is transcribed, and how turns are detected.
-    transcription: TranscriptionConfig
-    # Instructions for the model, at the beginning of its prompt.
-    instructions: str = ""
-    # Whether responses are spoken. If not, they are text.
-    audio_output: bool = True
-    # Voice of the responses; None for the model's default.
-    voice: str | None = None
-    # Speaking rate; 1.0 is the voice's normal speed.
-    speed: float = 1.0
-    # The client's functions that the model may call.
-    tools: tuple[Tool, ...] = ()
+    transcription: TranscriptionConfig  # How the user's audio is transcribed, and how turns are detected.
+    instructions: str = ""  # Instructions for the model, at the beginning of its prompt.
+    audio_output: bool = True  # Whether responses are spoken. If not, they are text.
+    voice: str | None = None  # Voice of the responses; None for the model's default.
+    speed: float = 1.0  # Speaking rate; 1.0 is the voice's normal speed.
+    tools: tuple[Tool, ...] = ()  # The client's functions that the model may call.
     # The tool servers that the client names, whose calls it can approve. If it names any of the operator's, the others
     # of these are not used.
     servers: tuple[NamedServer, ...] = ()
-    # "auto", "none", "required" or the name of a function.
-    tool_choice: str = "auto"
+    tool_choice: str = "auto"  # "auto", "none", "required" or the name of a function.
     parallel_tool_calls: bool = True  # Whether a response may have several calls. If not, its first call ends it.
     calls: CallOptions | None = None  # Until the results of calls are known; None: as the operator has set it.
     # Maximum number of tokens in a response; None for the limit of the context.
     max_tokens: int | None = None
-    # Whether the end of a turn creates a response.
-    create_response: bool = True
-    # Whether speech ends the response in progress.
-    interrupt_response: bool = True
+    create_response: bool = True  # Whether the end of a turn creates a response.
+    interrupt_response: bool = True  # Whether speech ends the response in progress.
     # Whether a native model itself ends what it says. `interrupt_response` then applies to other models' responses.
     native_decides_interruptions: bool = False
-    # Whether the client receives the transcripts of the user's turns.
-    reports_transcripts: bool = False
+    reports_transcripts: bool = False  # Whether the client receives the transcripts of the user's turns.
     # A response was a false start if the user goes on at most this number of milliseconds after it became audible. The
     # user's turn then continues. 0: it never does.
     false_start_ms: float = FALSE_START_MS
@@ -153,10 +142,8 @@ class ConversationConfig:
     idle_timeout_ms: float | None = None
     # How to shorten a history that exceeds the context; same as `ReplyOptions.truncation`.
     truncation: Literal["auto", "disabled"] | float = "auto"
-    # Whether a response continues if the user only says a backchannel.
-    allows_backchannels: bool = False
-    # Whether the client, which plays the responses itself, gets events that say when to pause and continue.
-    reports_ducking: bool = False
+    allows_backchannels: bool = False  # Whether a response continues if the user only says a backchannel.
+    reports_ducking: bool = False  # Whether the client, which plays the responses itself, gets events about ducking.
     # Settings of full duplex, in which epochs, overlap and turn states are reported; None if it is not full duplex.
     duplex: DuplexConfig | None = None
 

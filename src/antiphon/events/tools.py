@@ -34,17 +34,15 @@ ToolFailure = Literal["", "tool_execution_error", "protocol_error", "http_error"
 class Tool:
     """A function that the model may call. `parameters` is the JSON schema of its arguments; empty if it has none.
 
-    `server` is the label of the tool server that carries it out. If it is empty, the client carries it out. Of such a
-    server's tool, `read_only` says that a call changes nothing, so that it may be cancelled at any time, and
-    `needs_approval` that each call has to be approved before it is carried out.
+    `server` is the label of the tool server that carries it out. If it is empty, the client carries it out.
     """
 
-    name: str
-    description: str = ""
-    parameters: JsonSchema = field(default_factory=dict)
-    server: str = ""
-    read_only: bool = False
-    needs_approval: bool = False
+    name: str  # The function's name for the model.
+    description: str = ""  # What it does, for the model.
+    parameters: JsonSchema = field(default_factory=dict)  # See above.
+    server: str = ""  # See above.
+    read_only: bool = False  # Whether a call changes nothing, so that it may be cancelled at any time.
+    needs_approval: bool = False  # Whether the client has to approve each call. Only for a server's tool.
 
     @property
     def own_name(self) -> str:
@@ -80,21 +78,16 @@ class ToolFilter:
 
 @dataclass(frozen=True, slots=True)
 class NamedServer:
-    """A tool server that a session names: one of the operator's, or with `url` one that the client has chosen.
+    """A tool server that a session names: one of the operator's, or with `url` one that the client has chosen."""
 
-    - `headers`: sent with each request to the URL. They are secrets, so they are neither shown nor stored.
-    - `allowed`: the tools that the model may call.
-    - `always`, `never`: the tools whose calls have to be approved, and those whose calls do not. `asks` is for the
-      others.
-    """
-
-    label: str
-    url: str = ""
+    label: str  # The server's name in the session, or in the operator's settings.
+    url: str = ""  # The address of the client's server.
+    # Sent with each request to the URL. They are secrets, so they are neither shown nor stored.
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    allowed: ToolFilter = ToolFilter()
-    always: ToolFilter | None = None
-    never: ToolFilter | None = None
-    asks: bool = False
+    allowed: ToolFilter = ToolFilter()  # The tools that the model may call.
+    always: ToolFilter | None = None  # The tools whose calls have to be approved.
+    never: ToolFilter | None = None  # The tools whose calls need no approval.
+    asks: bool = False  # Whether the calls of all other tools have to be approved.
 
     def chosen(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
         """Return the tools of this server that the session may use, each with `needs_approval`. If the operator

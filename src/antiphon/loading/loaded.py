@@ -39,6 +39,7 @@ from antiphon.errors import ModelError
 from antiphon.pipelines.cascade import Cascade, line
 from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
+from antiphon.pipelines.tool_calls import LanguageModelWithTools
 from antiphon.pipelines.turn_blend import CheckedBackchannel, DetectorFailures, TurnBlend
 from antiphon.remote.pool import Pool
 from antiphon.roles import ModelRole, shown_role
@@ -173,6 +174,11 @@ class LoadedModels:
 
     def _cascade(self, language: LanguageModel) -> Cascade:
         return Cascade(language, self.synthesizer, self.failure_line)
+
+    def language_with(self, tool_servers: ToolServers | None) -> LanguageModel | None:
+        """Return the language model for replies without a session, in which `tool_servers` carry out calls."""
+        model = self.language_model
+        return LanguageModelWithTools(model, tool_servers) if model and tool_servers else model
 
     @property
     def for_video(self) -> VideoModel | None:

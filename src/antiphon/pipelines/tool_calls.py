@@ -6,7 +6,7 @@ conversations, calls run while the user speaks, and are items of the history (se
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar, cast
@@ -14,7 +14,11 @@ from typing import TypeVar, cast
 import anyio
 
 from antiphon.contracts import (
+    LanguageLoad,
+    LanguageModel,
+    LanguageStream,
     Message,
+    Reply,
     ReplyDone,
     ReplyOptions,
     ResponseAudio,
@@ -42,6 +46,39 @@ def server_tools(servers: ToolServers | None, options: ReplyOptions = PLAIN) -> 
     if servers is None or options.schema is not None or options.tool_choice != "auto":
         return ()
     return tuple(tool for tool in servers.tools if not tool.needs_approval)
+
+
+class LanguageModelWithTools:
+    """A LanguageModel whose replies use the tools of servers. The caller owns `model` and closes it."""
+
+    def __init__(self, model: LanguageModel, servers: ToolServers) -> None:
+        self._model, self._servers = model, servers
+        self.profile = model.profile
+
+    async def open(self, owner: Hashable | None = None) -> LanguageStream:
+        """Open a conversation, as the model does."""
+        return _StreamWithTools(await self._model.open(owner), self._servers)
+
+    def load(self) -> LanguageLoad:
+        """Return the load of the model."""
+        return self._model.load()
+
+    def close(self) -> None:
+        """Do nothing: the caller that loaded the model closes it."""
+
+
+class _StreamWithTools:
+    def __init__(self, stream: LanguageStream, servers: ToolServers) -> None:
+        self._stream, self._servers = stream, servers
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        await self._stream.prefill(messages, offered(tuple(tools), server_tools(self._servers)))
+
+    def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
+        return reply_with_tools(self._stream.reply, messages, options, self._servers)
+
+    def close(self, *, keep: bool = False) -> None:
+        self._stream.close(keep=keep)
 
 
 async def reply_with_tools(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from antiphon.engine.schemas import check_schemas
@@ -18,6 +19,9 @@ from antiphon.settings import Settings
 from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 FLAG, CLIENTS_FLAG = "--mcp", "--mcp-from-clients"
+# Imported at the start, because imports take up to a second. The MCP library itself imports the second one only when
+# the first result arrives, in the event loop.
+LIBRARIES = ("mcp.client", "jsonschema")
 
 
 def open_mcp(settings: Settings) -> McpServers | None:
@@ -29,6 +33,8 @@ def open_mcp(settings: Settings) -> McpServers | None:
     if not (tools.mcp or tools.mcp_from_clients):
         return None
     require_extra("mcp", FLAG if tools.mcp else CLIENTS_FLAG)
+    for name in LIBRARIES:
+        import_module(name)
     servers = read_mcp_file(Path(tools.mcp), os.environ) if tools.mcp else {}
     return McpServers(servers, _check, AllowedHosts(tools.mcp_from_clients, CLIENTS_FLAG))
 

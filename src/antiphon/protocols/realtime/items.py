@@ -186,20 +186,20 @@ class ResponseFields(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ItemContext:
-    """The parts of a session that are needed to read items and responses.
+    """The parts of a session that are needed to read items and responses."""
 
-    `decode`: decodes base64 audio in the session's format to float32 [num_samples] at 16 kHz. Its second argument is
-    the path of the field. It raises RemoteProtocolError. `voice_of`: returns the loaded voice with a name; None for the
-    default. `output_format`: returns the format of the session's audio, as the client sees it. `check_tools`: see
-    `Context` of the connection. `check_server`: checks a tool server that a response names; None if the dialect has
-    none.
-    """
-
+    # See `Context` of the connection.
     new_id: NewId
+    # Decodes base64 audio in the session's format to float32 [num_samples] at 16 kHz. Its second argument is the path
+    # of the field. Raises RemoteProtocolError.
     decode: Callable[[str, str], Pcm]
+    # Returns the loaded voice with a name; None for the default.
     voice_of: Callable[[VoiceId | str], str | None]
+    # Returns the format of the session's audio, as the client sees it.
     output_format: Callable[[], object]
+    # See `Context` of the connection.
     check_tools: CheckTools
+    # Checks a tool server that a response names; None if the dialect has none.
     check_server: CheckServer | None = None
 
 

@@ -11,7 +11,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.events.conversation import ContentPart, ContentPosition, Item, Metadata, Response
-from antiphon.events.tools import JsonSchema
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.items import VoiceId
 
@@ -87,7 +86,7 @@ class ShownTool(msgspec.Struct):
     name: str
     description: str
     # JSON schema of the arguments.
-    input_schema: JsonSchema
+    input_schema: object
     # What the server says of the tool: `readOnlyHint`.
     annotations: dict[str, bool]
 

@@ -36,8 +36,8 @@ class FilterFields(msgspec.Struct, forbid_unknown_fields=True):
     read_only: bool | None = None
 
 
-class ApprovalFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The object form of `require_approval`."""
+class ApprovalRules(msgspec.Struct, forbid_unknown_fields=True):
+    """The object form of `require_approval`: the tools whose calls have to be approved, and those whose do not."""
 
     always: FilterFields | None = None
     never: FilterFields | None = None
@@ -46,6 +46,7 @@ class ApprovalFields(msgspec.Struct, forbid_unknown_fields=True):
 class ServerFields(msgspec.Struct):
     """A tool of the type `mcp`, as a client sends it."""
 
+    # The server's name in the session, or in the operator's settings.
     server_label: Text
     # Missing: the operator's server with this label.
     server_url: Text | None = None
@@ -56,7 +57,7 @@ class ServerFields(msgspec.Struct):
     # The tools that the model may call; null: all.
     allowed_tools: list[Text] | FilterFields | None = None
     # The tools whose calls have to be approved: `always`, `never`, or some. Missing: those of a server at a URL.
-    require_approval: Text | ApprovalFields | None = None
+    require_approval: Text | ApprovalRules | None = None
     # Accepted, but has no effect.
     server_description: Text | None = None
     # Refused unless null or false: a hosted service has them.
@@ -144,7 +145,7 @@ def _server(given: ServerFields, where: str, headers: Mapping[str, Mapping[str, 
             "invalid_value", f"Invalid value: '{asked}'. Supported values are: 'always', 'never'.",
             f"{where}.require_approval",
         )  # fmt: skip
-    rules = asked if isinstance(asked, ApprovalFields) else ApprovalFields()
+    rules = asked if isinstance(asked, ApprovalRules) else ApprovalRules()
     return NamedServer(
         given.server_label,
         given.server_url or "",

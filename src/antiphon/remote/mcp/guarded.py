@@ -61,7 +61,7 @@ class _Guarded(httpx2.AsyncBaseTransport):
         return answer
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections, in use or not."""
         await self._inner.aclose()
 
 

@@ -18,7 +18,6 @@ from starlette.responses import Response
 
 from antiphon.contracts import LanguageModel, LanguageStream, Reply, ReplyOptions
 from antiphon.errors import AntiphonError, RemoteProtocolError
-from antiphon.pipelines.tool_calls import reply_with_tools
 from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
 from antiphon.server.credentials import Caller
@@ -73,7 +72,7 @@ def _check_schemas(options: ReplyOptions) -> None:
 
 
 def _language_model(state: ServerState) -> LanguageModel:
-    model = state.loaded().language_model
+    model = state.loaded().language_with(state.tool_servers)
     if model is None:
         raise RemoteProtocolError("model_not_found", "No language model is loaded.", "model")
     return model
@@ -87,8 +86,7 @@ async def _replies(
         stream: LanguageStream = await model.open(caller.key)
         try:
             begun = False
-            made = reply_with_tools(stream.reply, asked.messages, asked.options, state.tool_servers)
-            async with aclosing(made) as replies:
+            async with aclosing(stream.reply(asked.messages, asked.options)) as replies:
                 async for reply in replies:
                     if not begun:
                         begun = True

@@ -14,7 +14,6 @@ import anyio
 from antiphon.admission.certificate import Kind
 from antiphon.contracts import Message, MessageRole, ReplyOptions, TextDelta
 from antiphon.errors import ModelError, RemoteProtocolError
-from antiphon.pipelines.tool_calls import reply_with_tools
 from antiphon.protocols.wyoming.messages import Asked, Handled, HandledStart, Text
 from antiphon.text.markup import plain
 from antiphon.wyoming import WyomingEvent
@@ -104,7 +103,7 @@ class HandleJob:
 
     async def _answer(self, asked: Asked) -> str:
         """Stream the answer, remember the exchange, and return the whole answer. Raises Refused and ModelError."""
-        model = self._state.loaded().language_model
+        model = self._state.loaded().language_with(self._state.tool_servers)
         if model is None:
             raise RemoteProtocolError("model_not_found", "No language model is loaded.")
         address, histories = self._connection.caller.address, self._connection.histories
@@ -119,8 +118,7 @@ class HandleJob:
         stream = await model.open(self._connection.caller.key)
         try:
             options = ReplyOptions(max_tokens=MAX_ANSWER_TOKENS)
-            made = reply_with_tools(stream.reply, messages, options, self._state.tool_servers)
-            async with aclosing(made) as replies:
+            async with aclosing(stream.reply(messages, options)) as replies:
                 async for reply in replies:
                     if isinstance(reply, TextDelta):
                         if not text:

@@ -234,7 +234,7 @@ def _with_server_results(items: Iterable[Item]) -> Iterator[Item]:
     results: list[Item] = []
     late = defaultdict[str, list[Item]](list)
     for item in items:
-        is_shown = item.kind not in ("tool_list", "approval")
+        is_shown = bool(item.parts or item.call_id) or item.kind not in ("tool_list", "approval")
         if is_shown and item.kind != "function_call":
             yield from results
             results = []
