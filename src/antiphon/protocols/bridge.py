@@ -14,7 +14,7 @@ import numpy as np
 
 from antiphon.audio import Pcm
 from antiphon.audio.pcm import Resampler
-from antiphon.errors import LocalProtocolError, RemoteProtocolError
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     CommandRejected,
     ConfigureConversation,
@@ -34,11 +34,10 @@ from antiphon.events.transcription import (
     TranscriptFailed,
     TranscriptionConfig,
 )
-from antiphon.protocols.connection import Command, Context, Event, WireSnapshot
+from antiphon.protocols.connection import Command, Context, Event, NeverResumed
 from antiphon.protocols.fields import LIMIT_CODES, check_length, decode
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.messages import type_in
-from antiphon.protocols.resume import Control, Notice
 from antiphon.protocols.wire import Frame, Received
 from antiphon.turns.end_of_turn import semantic_vad
 
@@ -191,7 +190,7 @@ class BridgeDialect(Protocol):
         ...
 
 
-class BridgeConnection:
+class BridgeConnection(NeverResumed):
     """One connection in the dialect of a bridge. `make`: returns the dialect for a session."""
 
     # A commit is only valid if there is some new audio.
@@ -290,28 +289,6 @@ class BridgeConnection:
         """Return the dialect's last frames. The server calls it after it has closed the session for the client."""
         self._dialect.closed()
         return self._session.take()
-
-    # --- resuming (bridges do not support it)
-
-    def control(self, data: str | bytes) -> Control | None:
-        """Return None: these dialects have no messages about the connection itself."""
-        return None
-
-    def snapshot(self) -> WireSnapshot | None:
-        """Return None: these sessions end with their connection, so they are not stored."""
-        return None
-
-    def notice(self, notice: Notice) -> list[Frame]:
-        """Return []: these dialects have no messages about the connection itself."""
-        return []
-
-    def resumed(self, token: str, **facts: Any) -> Frame:
-        """Raise LocalProtocolError, because the session cannot be resumed."""
-        raise LocalProtocolError("a session of a bridge cannot be resumed")
-
-    def restore(self, kept: WireSnapshot) -> None:
-        """Raise LocalProtocolError, because the session is never stored."""
-        raise LocalProtocolError("a session of a bridge is not stored")
 
 
 def read_bridge(data: str | bytes, kind: TypeForm[T]) -> T:

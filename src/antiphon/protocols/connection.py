@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from antiphon.contracts import TranscriberProfile, TuningCaps
-from antiphon.errors import RemoteProtocolError
+from antiphon.errors import LocalProtocolError, RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
 from antiphon.events.speech import SpeechCommand, SpeechEvent
 from antiphon.events.transcription import (
@@ -372,3 +372,27 @@ class SpeechStreamWire(Protocol):
     def refuse(self, reason: str) -> Frame:
         """Return an error for the client."""
         ...
+
+
+class NeverResumed:
+    """The methods of a WireConnection whose session cannot be resumed and is not stored."""
+
+    def control(self, data: str | bytes) -> Control | None:
+        """Return None: no messages are about the connection."""
+        return None
+
+    def notice(self, notice: Notice) -> list[Frame]:
+        """Return no frames: nothing is reported about the connection."""
+        return []
+
+    def snapshot(self) -> WireSnapshot | None:
+        """Return None: nothing is stored."""
+        return None
+
+    def resumed(self, token: str, **facts: Any) -> Frame:
+        """Raise LocalProtocolError: sessions cannot be resumed."""
+        raise LocalProtocolError(f"a {type(self).__name__} cannot be resumed")
+
+    def restore(self, kept: WireSnapshot) -> None:
+        """Raise LocalProtocolError: sessions are not stored."""
+        raise LocalProtocolError(f"a {type(self).__name__} is not stored")

@@ -5,18 +5,15 @@ A dialect derives from HearingConnection. Its session begins with the connection
 
 from __future__ import annotations
 
-from typing import Any
-
 from antiphon.audio.incoming import Encoding, IncomingAudio
-from antiphon.errors import LocalProtocolError, MediaError, RemoteProtocolError
+from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription, TranscriptionConfig
-from antiphon.protocols.connection import Command, Context, WireSnapshot
+from antiphon.protocols.connection import Command, Context, NeverResumed
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.resume import Control
 from antiphon.protocols.wire import Frame, Received
 
 
-class HearingConnection:
+class HearingConnection(NeverResumed):
     """One connection. A dialect implements `configure`, `read`, `refuse` and `send`, and sets `finishing` at the end.
 
     `query`: the parameters of the URL without keys. Of a repeated parameter, the last value counts.
@@ -141,25 +138,3 @@ class HearingConnection:
     def close(self) -> list[Frame]:
         """Return the last frames, after the last transcript."""
         return []
-
-    # --- resuming, which these dialects do not have
-
-    def control(self, data: str | bytes) -> Control | None:
-        """Return None: no messages are about the connection itself."""
-        return None
-
-    def snapshot(self) -> WireSnapshot | None:
-        """Return None: these sessions end with their connection."""
-        return None
-
-    def resumed(self, token: str, **facts: Any) -> Frame:
-        """Raise LocalProtocolError, because the session cannot be resumed."""
-        raise LocalProtocolError(f"a session of {self.dialect} cannot be resumed")
-
-    def replaced(self) -> Frame:
-        """Raise LocalProtocolError, because the session cannot be resumed."""
-        raise LocalProtocolError(f"a session of {self.dialect} cannot be resumed")
-
-    def restore(self, kept: WireSnapshot) -> None:
-        """Raise LocalProtocolError, because the session is never stored."""
-        raise LocalProtocolError(f"a session of {self.dialect} is not stored")

@@ -44,7 +44,7 @@ from antiphon.events.transcription import (
     TranscriptFailed,
     TranscriptionConfig,
 )
-from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume
+from antiphon.protocols.connection import Command, Context, Dialect, Event, NeverResumed, Resume
 from antiphon.protocols.deepgram.agent_messages import (
     AGENT_MESSAGE,
     AgentAudioFields,
@@ -65,7 +65,6 @@ from antiphon.protocols.deepgram.agent_messages import (
     UpdateThink,
 )
 from antiphon.protocols.deepgram.forms import BAD_AUDIO, FAILED, SILENT
-from antiphon.protocols.deepgram.live import NeverResumed
 from antiphon.protocols.deepgram.query import COMMON, ENCODINGS, DeepgramQuery
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame, Received, message

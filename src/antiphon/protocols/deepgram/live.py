@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.errors import LocalProtocolError, MediaError, RemoteProtocolError
+from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events.transcription import (
     AppendAudio,
     CommitAudio,
@@ -14,43 +13,16 @@ from antiphon.events.transcription import (
     SessionEnding,
     TranscriptionConfig,
 )
-from antiphon.protocols.connection import Command, Context, Event, WireSnapshot
+from antiphon.protocols.connection import Command, Context, Event, NeverResumed
 from antiphon.protocols.deepgram.forms import BAD_AUDIO, FAILED, SILENT
 from antiphon.protocols.deepgram.query import DeepgramQuery
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.resume import Control
 from antiphon.protocols.wire import Frame, Received
 
 # Codes of a SessionEnding after which Deepgram closes with 1011. Other ends keep the server's close code.
 _FAILURES = {"idle_timeout": SILENT, "server_error": FAILED, "resource_exhausted": FAILED}
 # Seconds without a frame after which Deepgram ends a stream.
 IDLE_S = 10.0
-
-
-class NeverResumed:
-    """The methods of a connection whose session cannot be resumed and is not stored. `dialect` is its name."""
-
-    dialect = ""
-
-    def control(self, data: str | bytes) -> Control | None:
-        """Return None: no messages are about the connection."""
-        return None
-
-    def snapshot(self) -> WireSnapshot | None:
-        """Return None, because these sessions are not stored."""
-        return None
-
-    def resumed(self, token: str, **facts: Any) -> Frame:
-        """Raise an error: sessions cannot be resumed."""
-        raise LocalProtocolError(f"{self.dialect} cannot be resumed")
-
-    def replaced(self) -> Frame:
-        """Raise an error: sessions cannot be resumed."""
-        raise LocalProtocolError(f"{self.dialect} cannot be resumed")
-
-    def restore(self, kept: WireSnapshot) -> None:
-        """Raise an error: sessions are not stored."""
-        raise LocalProtocolError(f"{self.dialect} is not stored")
 
 
 class LiveListener(NeverResumed):

@@ -109,11 +109,9 @@ class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
     instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
     tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
     tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
-    # Maximum number of tokens in a response, or "inf".
-    max_response_output_tokens: int | Text | UnsetType | None = UNSET
+    max_response_output_tokens: int | Text | UnsetType | None = UNSET  # Maximum tokens of a response, or "inf".
     input_audio_format: FormatFields | Text | UnsetType = UNSET  # Format of the client's audio.
-    # Transcripts of the user's turns; null turns them off.
-    input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
+    input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET  # Transcripts; null turns them off.
     input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown to the client; has no effect.
     # Turn detection; if null, the client ends turns by committing its audio.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET

@@ -99,6 +99,10 @@ class ConversationHistory:
         """
         return self._items[self._find(item_id, "item_retrieve_invalid_item_id", "item_id")]
 
+    def newest_user_item(self) -> str | None:
+        """Return the id of the newest item of the user, or None without one."""
+        return next((item.id for item in reversed(self._items) if item.role == "user"), None)
+
     def before(self, item_id: str) -> str | None:
         """Return the id of the item before this one, or None for the first item. Raises RemoteProtocolError if the id
         is unknown.

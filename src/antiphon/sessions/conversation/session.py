@@ -201,9 +201,7 @@ class ConversationSession:
 
     @property
     def _answers_detected_turns(self) -> bool:
-        """Whether the server answers a turn that it has detected, if the turn has words. False for a native model,
-        which takes turns by itself.
-        """
+        """Whether the server answers a detected turn that has words. False for a native model, which takes turns."""
         return self._creates_responses and self.config.transcription.vad is not None
 
     @property
@@ -213,17 +211,13 @@ class ConversationSession:
 
     @property
     def may_interrupt(self) -> bool:
-        """Whether speech ends a response, according to the configuration. False for a native model that decides this by
-        itself.
-        """
+        """Whether speech ends a response, as configured. False for a native model that decides this by itself."""
         config = self.config
         return config.interrupt_response and not (config.native_decides_interruptions and self._queue.takes_turns)
 
     @property
     def interruptible(self) -> bool:
-        """Whether speech that begins now ends a response, according to the configuration and the client's last
-        decision.
-        """
+        """Whether speech that begins now ends a response, as configured and as the client has decided last."""
         return self.may_interrupt and not self._floor.is_dismissed(self._listener.audio_s)
 
     async def handle(self, command: ConversationCommand) -> None:
@@ -238,7 +232,7 @@ class ConversationSession:
     async def _resume(self) -> None:
         if self._listener.inbox.gate:
             self._listener.inbox.gate = None
-            await self._responder.stream()
+            await self._responder.reopen()
             await self._emit(ConversationResumed())
 
     async def _carry_out(self, command: ConversationCommand) -> None:
@@ -410,7 +404,7 @@ class ConversationSession:
         if self._last_turn is None or not (self._creates_responses and config.false_start_ms):
             return False
         item, speech_end_ms = self._last_turn
-        is_newest = self._responder.newest_user_item() == item.id
+        is_newest = self.history.newest_user_item() == item.id
         has_content = bool(item.text.strip()) or item.id in self.progress.unread_items
         is_pause = onset_ms - speech_end_ms <= MAX_SILENCE_MS["auto"]
         if not (is_newest and has_content and is_pause and self.interruptible):

@@ -28,6 +28,7 @@ from antiphon.contracts import (
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.conversation import ContentPart, ConversationConfig, CreateResponse, Item, Response
 from antiphon.events.words import Word
+from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.history import ConversationHistory
 
 # Chunks of a response that may wait for its reader. At the limit, the model waits.
@@ -129,6 +130,31 @@ def given(source: ResponseSource) -> Callable[[Response], Awaitable[ResponseSour
         return source
 
     return give
+
+
+class ModelStream:
+    """The stream of a conversation's model. It may be closed, which frees its KV, and is opened again when needed."""
+
+    def __init__(self, context: ConversationContext) -> None:
+        self._context = context
+        self._stream: ConversationStream | None = None
+
+    async def open(self) -> ConversationStream:
+        """Return the stream. Raises Refused if the model has no room for it."""
+        if self._stream is None:
+            self._stream = await self._context.model.open(self._context.owner)
+        return self._stream
+
+    def is_this(self, stream: ConversationStream) -> bool:
+        """Whether this is the stream."""
+        return stream is self._stream
+
+    def close(self) -> bool:
+        """Close the stream. Returns whether it was open."""
+        stream, self._stream = self._stream, None
+        if stream:
+            stream.close()
+        return stream is not None
 
 
 class ResponseGeneration:

@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from antiphon.contracts import AudioPart, ConversationStream, ReplyOptions
+from antiphon.contracts import AudioPart, ReplyOptions
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ConversationConfig,
@@ -31,6 +31,7 @@ from antiphon.sessions.conversation.history import ROOT, ConversationHistory
 from antiphon.sessions.conversation.native_turns import NativeResponse
 from antiphon.sessions.conversation.responses.generation import (
     FAILURES,
+    ModelStream,
     ResponseGeneration,
     ResponseRequest,
     ResponseSource,
@@ -51,6 +52,8 @@ log = logging.getLogger(__name__)
 
 # Maximum number of out-of-band responses under way per conversation. Each holds KV and takes rows of the model's steps.
 MAX_OUT_OF_BAND = 4
+MakeSource = Callable[[Response], Awaitable[ResponseSource]]
+Asked = tuple[ConversationConfig, CreateResponse]
 
 
 class Responder:
@@ -83,7 +86,7 @@ class Responder:
         self._emit = emit
         self._heard = heard
         self._floor = floor
-        self._stream: ConversationStream | None = None
+        self._stream = ModelStream(context)
         self._group: anyio.abc.TaskGroup | None = None
         self.active: ResponseTask | None = None
         # The newest response of the conversation itself since the user's last turn ended.
@@ -116,7 +119,7 @@ class Responder:
         """Open the model's stream for the conversation. Responses are generated in tasks of `group`. Raises Refused if
         the model has no room for another conversation.
         """
-        self._stream = await self._context.model.open(self._context.owner)
+        await self._stream.open()
         self._group = group
 
     async def close(self) -> None:
@@ -124,22 +127,15 @@ class Responder:
         conversation is under way, and also if `open` failed.
         """
         await self.drop_preemptive()
-        if self._stream:
-            self._stream.close()
+        self._stream.close()
 
     def park(self) -> bool:
         """Close the model's stream, which frees its KV, unless a response is produced. Returns whether it is closed."""
-        if self.is_busy or self._out_of_band or self._stream is None:
-            return False
-        self._stream.close()
-        self._stream = None
-        return True
+        return not (self.is_busy or self._out_of_band) and self._stream.close()
 
-    async def stream(self) -> ConversationStream:
-        """Return the model's stream, opened again after `park`. Raises Refused if the model has no room."""
-        if self._stream is None:
-            self._stream = await self._context.model.open(self._context.owner)
-        return self._stream
+    async def reopen(self) -> None:
+        """Open the model's stream again after `park`. Raises Refused if the model has no room."""
+        await self._stream.open()
 
     def cancel_all(self, reason: str) -> None:
         """Cancel all responses with `reason`, including the preemptive and out-of-band ones. Returns at once. The tasks
@@ -193,7 +189,7 @@ class Responder:
             raise RemoteProtocolError("too_many_responses", message)
         if command.stored and self.active:
             is_plain = replace(command, metadata=None, event_id=None) == CreateResponse()
-            if is_plain and self._unasked == (self.active, self.newest_user_item()):
+            if is_plain and self._unasked == (self.active, self._history.newest_user_item()):
                 self._unasked = None
                 return None
             message = f"Conversation already has an active response in progress: {self.active.response.id}."
@@ -202,7 +198,7 @@ class Responder:
         config, items = self.config, list(self._history.items)
         task = self._start(command, lambda response: self._make(response, command, config, items))
         if command.stored:
-            self._unasked = (task, self.newest_user_item()) if unasked else None
+            self._unasked = (task, self._history.newest_user_item()) if unasked else None
         return task
 
     def turn_ended(self) -> None:
@@ -210,7 +206,7 @@ class Responder:
         self._answer = None
 
     def is_false_start(self, onset_s: float, most_s: float) -> bool:
-        """Return whether the user, who speaks since `onset_s` seconds of audio, goes on with the last turn.
+        """Whether the user, who speaks since `onset_s` seconds of audio, goes on with the last turn.
 
         True if the response to that turn has not begun, or became audible at most `most_s` before and is not over.
         False if that response contains a function call, because the client may have carried it out.
@@ -221,8 +217,7 @@ class Responder:
         is_under_way = self._answer is self.active and response.status == "in_progress"
         if any(item.kind == "function_call" for item in response.output):
             return False
-        began_s = self._heard.began_s(response.id)
-        if began_s is None:
+        if (began_s := self._heard.began_s(response.id)) is None:
             return is_under_way
         return onset_s - began_s <= most_s and (is_under_way or self._heard.goes_on)
 
@@ -319,9 +314,6 @@ class Responder:
         task.is_filler, task.after = True, self._history.before(calls[0].id) or ROOT
         return task
 
-    def newest_user_item(self) -> str | None:
-        return next((i.id for i in reversed(self._history.items) if i.role == "user"), None)
-
     async def begin_unasked(self, source: NativeResponse) -> ResponseTask | None:
         """Begin a response from a native model's turn and return it. The caller has to `run` it. Waits until the
         previous response is closed. If the turn was interrupted by then, `source` is dropped and None is returned. If
@@ -340,13 +332,7 @@ class Responder:
             task.cancel(source.cut_reason)
         return task
 
-    def _start(
-        self,
-        command: CreateResponse,
-        make: Callable[[Response], Awaitable[ResponseSource]],
-        *,
-        is_filler: bool = False,
-    ) -> ResponseTask:
+    def _start(self, command: CreateResponse, make: MakeSource, *, is_filler: bool = False) -> ResponseTask:
         config = self.config
         response = Response(
             self._context.new_id("resp_"),
@@ -413,7 +399,7 @@ class Responder:
         if not response.stored:
             return self._generate(ResponseGeneration(await self._context.model.open(self._context.owner), *request))
         await self.drop_preemptive()
-        return self._generate(ResponseGeneration(await self.stream(), *request))
+        return self._generate(ResponseGeneration(await self._stream.open(), *request))
 
     def _generate(self, generation: ResponseGeneration) -> ResponseGeneration:
         """Run a generation in a task. The streams of responses out of band, and of fillers, are closed at its end."""
@@ -422,7 +408,7 @@ class Responder:
             try:
                 await generation.run()
             finally:
-                if generation.model_stream is not self._stream:
+                if not self._stream.is_this(generation.model_stream):
                     generation.model_stream.close()
 
         assert self._group
@@ -436,9 +422,7 @@ class Responder:
         config, command = self._with_server_tools(self.config, command)
         return request_for(config, self._history, profile, command, voice, max_tokens, items)
 
-    def _with_server_tools(
-        self, config: ConversationConfig, command: CreateResponse
-    ) -> tuple[ConversationConfig, CreateResponse]:
+    def _with_server_tools(self, config: ConversationConfig, command: CreateResponse) -> Asked:
         """Return the configuration and the request with the functions of the tool servers."""
         tools = self._tools.of_request(command, config)
         return replace(config, tools=self._tools.of_config(config)), replace(command, tools=tools)
@@ -461,7 +445,7 @@ class Responder:
             [*others, spoken_item(own, text, audio)],
         )
         await self.drop_preemptive()
-        stream = await self.stream()
+        stream = await self._stream.open()
         task = self._preemptive = self._new_task()
         task.begin_preemptive(ResponseGeneration(stream, *request), self._group)
 
@@ -511,7 +495,7 @@ class Responder:
     async def _prefill(self, more: list[Item]) -> None:
         messages = self._history.messages(self.config.instructions, [*self._history.items, *more])
         try:
-            await (await self.stream()).prefill(messages, self._tools.of_config(self.config))
+            await (await self._stream.open()).prefill(messages, self._tools.of_config(self.config))
         except FAILURES as error:
             # If the failure persists, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)
