@@ -20,9 +20,11 @@ from antiphon.events.tools import (
     ToolCallEnded,
     ToolFailure,
     ToolResult,
+    offered,
 )
 from antiphon.sessions.conversation.history import RESULT_TO_COME
-from antiphon.sessions.conversation.responses.server_calls import HOST_LOST, MAX_ROUNDS, together
+from antiphon.sessions.conversation.responses.server_calls import HOST_LOST, MAX_ROUNDS
+from antiphon.sessions.conversation.responses.session_tools import together
 from tests.sessions.conversation.scripted import RATE_HZ, Scene, play
 
 SAYS = (TextDelta("One two."), ResponseAudio(np.zeros(RATE_HZ, np.float32)))
@@ -389,8 +391,8 @@ def test_several_tool_servers_are_one_and_a_name_that_is_taken_gets_its_label() 
         assert together(None, None) is None
         both = together(own, others)
         assert both
-        assert [(t.server, t.name) for t in both.tools] == [
-            ("call", "look_up"),
+        assert [(t.server, t.name) for t in offered((), both.tools)] == [
+            ("call", "call__look_up"),
             ("call", "hang_up"),
             ("files", "files__look_up"),
         ]

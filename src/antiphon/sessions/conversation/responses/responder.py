@@ -322,7 +322,6 @@ class Responder:
         while self.active:
             await self.active.ended.wait()
             await anyio.lowlevel.checkpoint()
-
         if source.is_cut and not (source.due and source.due.request):
             await source.drop()
             return None
