@@ -15,6 +15,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.carriers import CarrierStream, stream_of
 from antiphon.protocols.telephony.functions import described, digits_in, session_of, target_of
 from antiphon.protocols.telephony.stream import (
+    MAX_PARAMETERS,
     Call,
     CallerAudio,
     MarkReturned,
@@ -291,6 +292,8 @@ def test_facts_of_a_call_are_bounded() -> None:
     start["start"]["customParameters"] = {str(n): "x" * (n * 100) for n in range(100)} | {"deep": {"a": 1}}
     _, started = begun(start)
     assert list(started.call.parameters) == ["0", "1", "2"]
+    start["start"]["customParameters"] = {str(n): "x" for n in range(100)}
+    assert len(begun(start)[1].call.parameters) == MAX_PARAMETERS
 
 
 # --- functions
