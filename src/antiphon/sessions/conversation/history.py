@@ -238,13 +238,12 @@ def _with_server_results(items: Iterable[Item]) -> Iterator[Item]:
     results: list[Item] = []
     late = defaultdict[str, list[Item]](list)
     for item in items:
-        is_shown = bool(item.parts or item.call_id) or item.kind not in ("tool_list", "approval")
-        if is_shown and item.kind != "function_call":
+        if item.kind != "function_call":
             yield from results
             results = []
-        if is_shown and not item.server:
+        if not item.server:
             yield item
-        elif is_shown and item.status != "incomplete":
+        elif item.status != "incomplete":
             yield item
             is_known = item.status == "completed" and not item.result_after
             to_come = APPROVAL_TO_COME if item.needs_approval else RESULT_TO_COME

@@ -152,6 +152,31 @@ def test_a_result_is_marked_as_data_for_the_model() -> None:
     play_in(Calling, act)
 
 
+def test_a_result_that_comes_late_is_marked_as_data_too() -> None:
+    async def act(room: Calling) -> None:
+        await room.ask("What is an antiphon?")
+        await room.say("And are you well?")
+        await room.answer("A short chant.")
+        assert room.model.asked[-1][-1].text == f"{DATA_MARK}A short chant."
+
+    play_in(Calling, act)
+
+
+def test_when_the_response_is_cut_off_after_its_call_then_the_call_is_not_carried_out() -> None:
+    calls = (ToolCallStarted("call_1", "look_up"), ToolCallDelta("{}"), TextDelta("So I will. "))
+
+    async def act(room: Calling) -> None:
+        room.model.end.clear()
+        await room.say("What is an antiphon?")
+        await room.session.interrupt("turn_detected")
+        await room.settle()
+        room.model.end.set()
+        assert room.servers.asked == []
+
+    room = play_in(lambda: Calling(chunks=calls), act)
+    assert [o.item.status for o in room.out if isinstance(o, ItemDone) and o.item.server] == ["incomplete"]
+
+
 def test_a_model_that_has_to_call_a_function_need_not_call_another_after_the_result() -> None:
     async def act(room: Calling) -> None:
         await room.ask("What is an antiphon?")
