@@ -39,14 +39,16 @@ CUT_OFF = "ASGI callable returned without completing response."
 def quiet_log(is_cut: Callable[[], bool]) -> None:
     """Filter uvicorn's log.
 
-    Drops false alarms, and lines about accepted and refused WebSockets, because they have the URL, which may have a
-    key. Drops errors about responses that were cut off, while `is_cut` returns true. Limits warnings about invalid
-    requests to a few lines a minute, because anyone can send such requests without a key.
+    Drops false alarms. Drops lines about accepted and refused requests, and all lines of the level DEBUG, because they
+    have the URL or headers, which may have a key. Drops errors about responses that were cut off, while `is_cut`
+    returns true. Limits warnings about invalid requests to a few lines a minute, because anyone can send such requests
+    without a key.
     """
     limit = LineLimit(time.monotonic)
 
     def passes(record: logging.LogRecord) -> bool:
-        if record.msg == FALSE_ALARM or WITH_URL in str(record.msg) or (record.msg == CUT_OFF and is_cut()):
+        has_key = record.levelno < logging.INFO or WITH_URL in str(record.msg)
+        if has_key or record.msg == FALSE_ALARM or (record.msg == CUT_OFF and is_cut()):
             return False
         if record.levelno != logging.WARNING:
             return True
@@ -56,6 +58,11 @@ def quiet_log(is_cut: Callable[[], bool]) -> None:
         return unlogged is not None
 
     logging.getLogger("uvicorn.error").addFilter(passes)
+    logging.getLogger("uvicorn.access").addFilter(_never)
+
+
+def _never(record: logging.LogRecord) -> bool:
+    return False
 
 
 class QuietServer(uvicorn.Server):
