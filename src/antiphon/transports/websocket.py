@@ -17,6 +17,8 @@ from antiphon.transports.transport import AudioPlayer, TransportClosed
 
 # Sample rate of what is played, in Hz; the most frames of the player in one message; and how much silence has one.
 PLAYED_HZ, MAX_FRAMES, SILENCE_S = 24_000, 2, 0.1
+# How often a paused session is asked whether silence is due again.
+RESTING_S = 1.0
 
 
 class WebSocketTransport:
@@ -104,7 +106,7 @@ class PlayingWebSocket(WebSocketTransport):
 
     async def play(self) -> None:
         """Send audio until the client has left, or until it is cancelled."""
-        player, due_s = self._player, self._clock()
+        player, due_s, wait_s = self._player, self._clock(), SILENCE_S
         try:
             while True:
                 if player.has_frame:
@@ -114,15 +116,17 @@ class PlayingWebSocket(WebSocketTransport):
                     num_samples = MAX_FRAMES * PLAYED_HZ // FRAMES_PER_S
                 else:
                     # Silence is sent when it has passed, so that speech need not wait for its end.
-                    with anyio.move_on_after(due_s + SILENCE_S - self._clock()) as waiting:
+                    with anyio.move_on_after(due_s + wait_s - self._clock()) as waiting:
                         await player.changed.wait()
                     if not waiting.cancelled_caught:
                         continue
                     pcm, num_samples = np.zeros(0, np.int16), int(SILENCE_S * PLAYED_HZ)
-                due_s += num_samples / PLAYED_HZ
-                for frame in self._wire.spoken(
-                    padded(pcm, num_samples).astype(np.float32) / np.float32(32768), len(pcm)
-                ):
+                samples = padded(pcm, num_samples).astype(np.float32) / np.float32(32768)
+                frames = self._wire.spoken(samples, len(pcm))
+                # Without frames, the session is paused. Then no silence is due, and the wait costs less.
+                due_s = due_s + num_samples / PLAYED_HZ if frames and wait_s == SILENCE_S else self._clock()
+                wait_s = SILENCE_S if frames else RESTING_S
+                for frame in frames:
                     await self.send(frame.encode())
         except TransportClosed:
             return
