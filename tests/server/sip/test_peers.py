@@ -88,7 +88,7 @@ def test_what_baresip_has_recorded_is_what_the_history_says_was_heard() -> None:
         pcm = said(silence(1.2), speech(1, 6))
         async with port(Echo(), telephone_greeting="Hello.") as served:
             with Baresip(pcm) as phone:
-                leg = await established(served, phone)
+                await established(served, phone)
                 app = Application(served)
                 await count(app, "conversation.item.truncated", 1)
                 # The greeting may have begun before the application was attached.
