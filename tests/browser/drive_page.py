@@ -6,7 +6,7 @@ It talks, hears the answer and interrupts a long one by the button, over WebSock
 speech, video, and the keyboard alone. Screenshots go to FOLDER. With a transport, it only talks over that, at a door
 whose host dies during the first answer. With `returns`, it starts captions, prints that, and continues after the server
 was killed and restarted. With `calls`, it does the same in a WebRTC call, at a door in front of a model that repeats
-what it is told.
+what is written.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Captions:
 
     `take` raises AssertionError for an event that contradicts earlier ones. `completed` has the transcripts in order,
     and `streamed` the joined deltas of each. `words` has all words with times, and `deltas` each delta with its arrival
-    time. `is_exact`: the deltas of a turn are its transcript, and its words do not overlap. A real model's transcript may
-    have other words than the deltas that were sent before it was known (docs/wire/openai-transcription.md), and the
+    time. `is_exact`: the deltas of a turn are its transcript, and its words do not overlap. A real model's transcript
+    may have other words than the deltas that were sent before it was known (docs/wire/openai-transcription.md), and the
     times of its words come from several decodes.
     """
 

@@ -85,7 +85,7 @@ class Continuing:
         events = unreported([*decoding.to_emit, *steps])
         settled = max(0, min(starts))
         unread, num_labels = decoding.transcripts.unread, self._labels.num_labels if self._labels else 0
-        until = decoding.partial_until if sent else 0
+        until = decoding.partial_at[1] if sent else 0
         return TranscriptionState(
             self._model, settled, segmenter, ended, events, unread, window, sent, num_labels, until
         )
@@ -95,7 +95,7 @@ class Continuing:
         """The fields `window`, `sent` and `sent_until` of the state."""
         if self._continued:
             return self._continued.state.window, self._continued.state.sent, self._continued.state.sent_until
-        return *self._decoding.transcripts.sent, self._decoding.partial_until
+        return *self._decoding.transcripts.sent, self._decoding.partial_at[1]
 
     @property
     def emits_more(self) -> bool:
@@ -141,7 +141,7 @@ class Continuing:
             self._labels.num_labels = state.num_labels
         self._decoding.transcripts.restore(continued.valid_parts, state.window, state.sent)
         if state.sent:
-            self._decoding.continue_partials(state.window, state.sent_until)
+            self._decoding.partial_at = state.window, state.sent_until
         steps: list[Step] = [each.event for each in state.unreported]
         return [*steps, *self._ended_in(state)], _unread_from_ms(state)
 

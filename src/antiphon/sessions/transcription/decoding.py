@@ -165,8 +165,8 @@ class Decoding:
         self._partial_scope: anyio.CancelScope | None = None
         # The window that is decoded for a partial. While it waits in the lane, newer audio replaces it.
         self._partial_window: SpeechWindow | None = None
-        # (window, sample) at which the last partial ended.
-        self._partial_at = (0, 0)
+        # (window, sample) at which the last partial ended. The next one is decoded later.
+        self.partial_at = (0, 0)
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
@@ -213,15 +213,6 @@ class Decoding:
             guess.reported = False
             await self._emit(GuessDropped(guess.turn))
 
-    @property
-    def partial_until(self) -> int:
-        """The sample after the audio of the last partial."""
-        return self._partial_at[1]
-
-    def continue_partials(self, window: int, until: int) -> None:
-        """Decode no partial of the window `window` before it has more audio than up to the sample `until`."""
-        self._partial_at = window, until
-
     def end(self) -> None:
         """Let `run` return after all its input is decoded. Returns at once."""
         self._ending = True
@@ -239,7 +230,7 @@ class Decoding:
             return
         window = window.from_sample(waiting.start)
         if self._stream.replace(self._partial_request(window)):
-            self._partial_window, self._partial_at = window, (window.id, window.end)
+            self._partial_window, self.partial_at = window, (window.id, window.end)
 
     def _cancel_partial(self) -> None:
         if self._partial_scope:
@@ -326,7 +317,7 @@ class Decoding:
         if self._transcriber.busy():
             # If other sessions wait, partials are less frequent, so that finals stay on time.
             step_s *= BUSY_STEPS
-        window_id, sample = self._partial_at
+        window_id, sample = self.partial_at
         since = sample if window_id == window.id else window.spans[0].start
         return window.end - since >= step_s * SAMPLE_RATE_HZ
 
@@ -470,7 +461,7 @@ class Decoding:
             await self._emit(TranscriptGuessed(turn, text, window.quiet_since * 1000 // SAMPLE_RATE_HZ))
 
     async def _partial(self, window: SpeechWindow) -> None:
-        self._partial_window, self._partial_at = window, (window.id, window.end)
+        self._partial_window, self.partial_at = window, (window.id, window.end)
         started = self._clock()
         partial = await self._decode_partial(window)
         window, self._partial_window = self._partial_window, None
