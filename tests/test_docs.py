@@ -65,8 +65,8 @@ INTERNAL = {
     *("max_tokens", "medium", "g711", "replace"),
     # The reason why a bridge interrupts, which is not sent.
     "client_force_listen",
-    # Encodings of a telephone's audio, and a field of the ASGI scope.
-    *("ulaw", "alaw", "pcm16", "pcmu", "pcma", "subprotocols"),
+    # Encodings of a telephone's audio, a field of the ASGI scope, and words of schemas of functions.
+    *("ulaw", "alaw", "pcm16", "pcmu", "pcma", "subprotocols", "properties", "required", "enum", "object", "string"),
     # Fields of stored sessions, which are not sent.
     *("waiting", "items"),
     # Internal choices for a request during a response, which are not sent.
