@@ -66,7 +66,20 @@ INTERNAL = {
     # The reason why a bridge interrupts, which is not sent.
     "client_force_listen",
     # Encodings of a telephone's audio, a field of the ASGI scope, and words of schemas of functions.
-    *("ulaw", "alaw", "pcm16", "pcmu", "pcma", "subprotocols", "properties", "required", "enum", "object", "string"),
+    *(
+        "ulaw",
+        "alaw",
+        "pcm16",
+        "pcmu",
+        "pcma",
+        "subprotocols",
+        "properties",
+        "required",
+        "enum",
+        "object",
+        "string",
+        "is_outgoing",
+    ),
     # Fields of stored sessions, which are not sent.
     *("waiting", "items"),
     # Internal choices for a request during a response, which are not sent.
