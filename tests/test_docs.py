@@ -78,8 +78,9 @@ INTERNAL = {
     *("s16", "f32", "container", "clause", "base64", "verbose_json"),
     # Values that clients write for a missing or false one.
     *("undefined", "false", "none", "multi"),
-    # Encodings of a telephone's audio, and a field of the ASGI scope.
-    *("ulaw", "alaw", "pcm16", "pcmu", "pcma", "subprotocols"),
+    # Encodings of a telephone's audio, a field of the ASGI scope, and words of schemas of functions.
+    *("ulaw", "alaw", "pcm16", "pcmu", "pcma", "subprotocols", "stereo"),
+    *("properties", "required", "enum", "object", "string", "is_outgoing"),
     # Fields of stored sessions, which are not sent.
     *("waiting", "items"),
     # Of Deepgram's dialects: names in metrics, encodings of samples, kinds of items and parts, arguments of methods.
