@@ -32,7 +32,7 @@ from bench.hearing.clips import Clip, loaded, read_manifest, spread, with_data
 from bench.hearing.figures import difference
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.g711 import to_ulaw
+from antiphon.audio.line.g711 import to_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16
 
 BAND_HZ = (300, 3400)

@@ -30,7 +30,7 @@ from bench.sip_phone import Telephone
 from bench.softphones import free_ports, missing, sipp
 from bench.telephone import ANSWER, LOUD, SILENCE, PhoneCaller, barge_in, latency
 
-from antiphon.audio.g711 import from_ulaw
+from antiphon.audio.line.g711 import from_ulaw
 from antiphon.protocols.telephony.sip.rtp import RtpPacket
 
 FRAME_S = 0.02

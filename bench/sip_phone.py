@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from antiphon.audio import Pcm
-from antiphon.audio.g711 import from_ulaw, to_ulaw
+from antiphon.audio.line.g711 import from_ulaw, to_ulaw
 from antiphon.audio.pcm import Resampler
 from antiphon.protocols.telephony.sip import rtp, sdp
 from antiphon.protocols.telephony.sip.digest import answered

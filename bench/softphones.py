@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from antiphon.audio import Pcm
-from antiphon.audio.g711 import to_ulaw
+from antiphon.audio.line.g711 import to_ulaw
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 
 LIMIT_S = 20.0

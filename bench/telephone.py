@@ -28,7 +28,7 @@ from bench.hearing.clips import Clip, whole_turns, with_data
 from websockets.asyncio.client import connect
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.g711 import from_ulaw, to_ulaw
+from antiphon.audio.line.g711 import from_ulaw, to_ulaw
 
 SILENCE = to_ulaw(np.zeros(160, np.float32))
 FRAME_BYTES = len(SILENCE)

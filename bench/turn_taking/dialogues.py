@@ -17,7 +17,7 @@ from bench.turn_taking.figures import active_level_db
 from bench.turn_taking.speakers import Voice, active, may_be_same, read_noises, read_recordings
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.g711 import from_ulaw, to_ulaw
+from antiphon.audio.line.g711 import from_ulaw, to_ulaw
 
 # Seconds of a turn, of the pause after it, and of an interruption.
 TURN_S, PAUSE_S, OVERLAP_S = (0.6, 10.0), (0.05, 1.0), (0.2, 0.8)

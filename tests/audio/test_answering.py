@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.answering import LISTEN_S, MONOLOGUE_S, AnsweringMachine
-from antiphon.audio.g711 import from_ulaw, to_ulaw
+from antiphon.audio.line.answering import LISTEN_S, MONOLOGUE_S, AnsweringMachine
+from antiphon.audio.line.g711 import from_ulaw, to_ulaw
+from antiphon.audio.line.telephone import tones
 from antiphon.audio.pcm import Resampler
-from antiphon.audio.telephone import tones
 from tests.conftest import Recording
 
 

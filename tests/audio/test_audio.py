@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.audio.containers import decode_all
-from antiphon.audio.g711 import from_alaw, from_ulaw
+from antiphon.audio.line.g711 import from_alaw, from_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
 from antiphon.errors import MediaError
 from tests.conftest import Recording

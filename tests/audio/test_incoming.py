@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.g711 import to_alaw, to_ulaw
 from antiphon.audio.incoming import MAX_PIECE_S, Encoding, IncomingAudio
+from antiphon.audio.line.g711 import to_alaw, to_ulaw
 from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import ALAW, FLOAT, PCM, ULAW, wav_header
 from antiphon.errors import MediaError

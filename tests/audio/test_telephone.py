@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import Pcm
-from antiphon.audio.telephone import KEYS, PAUSE_S, TONE_S, JitterBuffer, tones
+from antiphon.audio.line.telephone import KEYS, PAUSE_S, TONE_S, JitterBuffer, tones
 
 RATE_HZ = 8000
 ROWS_HZ, COLUMNS_HZ = (697, 770, 852, 941), (1209, 1336, 1477, 1633)

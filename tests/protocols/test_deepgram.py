@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.audio.g711 import from_ulaw
+from antiphon.audio.line.g711 import from_ulaw
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import AppendText, FlushText, SentenceAudio, SpeechCommand, UtteranceDone
 from antiphon.events.transcription import (

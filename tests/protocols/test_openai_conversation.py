@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
-from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
+from antiphon.audio.line.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import AudioPart
 from antiphon.events.conversation import (

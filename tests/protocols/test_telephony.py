@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from antiphon.audio.g711 import to_ulaw
+from antiphon.audio.line.g711 import to_ulaw
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.carriers import CarrierStream, stream_of
 from antiphon.protocols.telephony.functions import described, digits_in, session_of, target_of

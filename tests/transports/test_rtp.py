@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from antiphon.audio.g711 import from_ulaw, to_ulaw
-from antiphon.audio.line_codecs import line_codec
-from antiphon.audio.telephone import tones
+from antiphon.audio.line.g711 import from_ulaw, to_ulaw
+from antiphon.audio.line.line_codecs import line_codec
+from antiphon.audio.line.telephone import tones
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPart,

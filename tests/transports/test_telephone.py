@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from bench import carrier
 
-from antiphon.audio.g711 import from_ulaw, to_ulaw
-from antiphon.audio.telephone import tones
+from antiphon.audio.line.g711 import from_ulaw, to_ulaw
+from antiphon.audio.line.telephone import tones
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPart,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from antiphon.audio import Pcm, SpeechFormat
-from antiphon.audio.g711 import to_alaw, to_ulaw
+from antiphon.audio.line.g711 import to_alaw, to_ulaw
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.audio.wav import wav_header
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, cast, get_args
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.g711 import from_alaw, from_ulaw
+from antiphon.audio.line.g711 import from_alaw, from_ulaw
 from antiphon.audio.pcm import MAX_CHANNELS, RATES_HZ, Resampler, from_pcm16
 from antiphon.audio.wav import ALAW, FLOAT, PCM, ULAW
 from antiphon.errors import MediaError

@@ -54,6 +54,10 @@ class Tool:
         return replace(self, name=f"{self.server}__{self.own_name}")
 
 
+# The labels of functions that this server itself carries out: antiphon's own, and those of a telephone call.
+OWN_LABELS = ANTIPHON, TELEPHONE = "antiphon", "telephone"
+
+
 def offered(own: tuple[Tool, ...], of_servers: Sequence[Tool]) -> tuple[Tool, ...]:
     """Return the functions that a model may call: the client's `own`, and those of tool servers.
 

@@ -16,9 +16,9 @@ from typing import Literal, Protocol
 import anyio
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.answering import AnsweringMachine
+from antiphon.audio.line.answering import AnsweringMachine
+from antiphon.audio.line.telephone import tones
 from antiphon.audio.pcm import Doubler, Resampler
-from antiphon.audio.telephone import tones
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPosition, ConversationEvent, ResponseCreated, ResponseDone
 from antiphon.events.transcription import AppendAudio, TranscriptionEvent

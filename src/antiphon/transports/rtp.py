@@ -16,7 +16,7 @@ import anyio
 import numpy as np
 
 from antiphon.audio import Pcm
-from antiphon.audio.line_codecs import LineCodec, rate_of_frame
+from antiphon.audio.line.line_codecs import LineCodec, rate_of_frame
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.sip import rtp
 from antiphon.protocols.telephony.sip.sdp import SUITES, Agreed, Crypto, Description

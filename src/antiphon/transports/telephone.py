@@ -12,7 +12,7 @@ import anyio
 import numpy as np
 
 from antiphon.audio import Pcm
-from antiphon.audio.telephone import JitterBuffer
+from antiphon.audio.line.telephone import JitterBuffer
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.stream import (
     Arrived,

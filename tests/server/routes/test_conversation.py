@@ -12,7 +12,7 @@ import openai
 import pytest
 import websockets
 
-from antiphon.audio.g711 import from_ulaw
+from antiphon.audio.line.g711 import from_ulaw
 from antiphon.audio.pcm import from_pcm16
 from tests.adapters.test_rapid_ocr import page
 from tests.conftest import Process, Recording

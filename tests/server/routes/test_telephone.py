@@ -18,7 +18,7 @@ from bench import carrier
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from antiphon.audio.g711 import to_ulaw
+from antiphon.audio.line.g711 import to_ulaw
 from antiphon.audio.pcm import Resampler
 from antiphon.server.state import ServerState
 from antiphon.server.telephone.tickets import signature_of

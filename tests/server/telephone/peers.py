@@ -20,7 +20,7 @@ from bench import carrier
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from antiphon.audio.g711 import to_ulaw
+from antiphon.audio.line.g711 import to_ulaw
 from antiphon.contracts import (
     Message,
     ReplyDone,

@@ -17,7 +17,7 @@ from bench import carrier
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from antiphon.audio.g711 import to_ulaw
+from antiphon.audio.line.g711 import to_ulaw
 from antiphon.server.state import ServerState
 from antiphon.server.telephone.tickets import signature_of
 from tests.server.scripted import serving

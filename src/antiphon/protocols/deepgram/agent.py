@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from antiphon.audio import Pcm
-from antiphon.audio.g711 import to_alaw, to_ulaw
 from antiphon.audio.incoming import IncomingAudio
+from antiphon.audio.line.g711 import to_alaw, to_ulaw
 from antiphon.audio.pcm import RATES_HZ, Resampler, to_pcm16
 from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.errors import MediaError, RemoteProtocolError

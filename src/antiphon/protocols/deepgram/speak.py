@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from antiphon.audio import SpeechFormat
-from antiphon.audio.g711 import to_alaw, to_ulaw
+from antiphon.audio.line.g711 import to_alaw, to_ulaw
 from antiphon.audio.pcm import from_pcm16
 from antiphon.audio.wav import ALAW, PCM, ULAW, wav_header
 from antiphon.errors import RemoteProtocolError

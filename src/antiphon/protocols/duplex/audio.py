@@ -13,7 +13,7 @@ from typing import TypedDict
 import numpy as np
 
 from antiphon.audio import Pcm
-from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
+from antiphon.audio.line.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
 from antiphon.audio.wav import wav_header
 from antiphon.errors import RemoteProtocolError

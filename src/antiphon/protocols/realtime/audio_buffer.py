@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.g711 import from_alaw, from_ulaw
+from antiphon.audio.line.g711 import from_alaw, from_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64

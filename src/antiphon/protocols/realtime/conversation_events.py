@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Callable
 
 from antiphon.audio import Pcm
-from antiphon.audio.g711 import to_alaw, to_ulaw
+from antiphon.audio.line.g711 import to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, to_pcm16
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.tools import Tool
+from antiphon.events.tools import TELEPHONE, Tool
 from antiphon.protocols.fields import any_value, decode
 from antiphon.protocols.telephony.stream import Call
 
 # The label of the functions, as that of a tool server.
-LABEL = "telephone"
+LABEL = TELEPHONE
 _DIGITS_SCHEMA = {"type": "object", "properties": {"digits": {"type": "string"}}, "required": ["digits"]}
 HANG_UP = Tool("hang_up", "End the telephone call. Say goodbye first.", {"type": "object", "properties": {}}, LABEL)
 SEND_DIGITS = Tool("send_digits", "Press keys of the telephone, for a menu of the other side.", _DIGITS_SCHEMA, LABEL)

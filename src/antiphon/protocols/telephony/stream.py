@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.audio import Pcm, g711
+from antiphon.audio import Pcm
+from antiphon.audio.line import g711
 from antiphon.audio.pcm import from_pcm16
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64

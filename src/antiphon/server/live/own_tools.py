@@ -12,13 +12,13 @@ import msgspec
 
 from antiphon.contracts.language import ToolConnection
 from antiphon.errors import LocalProtocolError, RemoteProtocolError, StoreError
-from antiphon.events.tools import NamedServer, Tool, ToolResult
+from antiphon.events.tools import ANTIPHON, NamedServer, Tool, ToolResult
 from antiphon.protocols.fields import decode
 from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.store.voices import NoteStore, StoredNote
 
 # The label of these functions, as that of a tool server.
-LABEL = "antiphon"
+LABEL = ANTIPHON
 # The longest name and the longest text of a note, in characters, and the most notes that one result has.
 MAX_NAME_CHARS, MAX_TEXT_CHARS, MAX_RECALLED = 100, 2000, 100
 

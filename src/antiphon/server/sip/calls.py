@@ -12,7 +12,7 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from antiphon.audio.line_codecs import line_codec
+from antiphon.audio.line.line_codecs import line_codec
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.telephony.sip import sdp
 from antiphon.protocols.telephony.sip.dialog import ALLOWED, Dialog, new_tag

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from antiphon.audio.telephone import KEYS, JitterBuffer
+from antiphon.audio.line.telephone import KEYS, JitterBuffer
 from antiphon.errors import RemoteProtocolError
 
 _HEADER = struct.Struct("!BBHII")

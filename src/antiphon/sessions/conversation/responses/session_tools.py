@@ -9,7 +9,7 @@ import anyio.abc
 
 from antiphon.contracts.language import ToolConnection, ToolServers
 from antiphon.events.conversation import ConversationConfig, CreateResponse, Item, ItemAdded, ItemDone
-from antiphon.events.tools import NamedServer, Tool, ToolListBegan, ToolListEnded, ToolResult, offered
+from antiphon.events.tools import OWN_LABELS, NamedServer, Tool, ToolListBegan, ToolListEnded, ToolResult, offered
 from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
 
@@ -141,11 +141,15 @@ class SessionTools:
         """Return the functions that a model may call according to a configuration.
 
         A client that does not name the operator's servers cannot be expected to approve calls. It gets no functions of
-        theirs that need an approval.
+        theirs that need an approval. Functions of OWN_LABELS belong to every session.
         """
         found = self._of(config.servers)
-        if self._servers and all(server.url for server in config.servers):
-            found += [tool for tool in self._servers.tools if not tool.needs_approval]
+        names_none = all(server.url for server in config.servers)
+        found += [
+            tool
+            for tool in (self._servers.tools if self._servers else ())
+            if tool.server in OWN_LABELS or (names_none and not tool.needs_approval)
+        ]
         return offered(config.tools, found)
 
     def of_request(self, command: CreateResponse, config: ConversationConfig) -> tuple[Tool, ...] | None:

@@ -13,7 +13,7 @@ from av.audio.codeccontext import AudioCodecContext
 
 from antiphon.audio import Pcm
 from antiphon.audio.channels import channels_of
-from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
+from antiphon.audio.line.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.errors import RemoteProtocolError
 
 FRAMES_PER_S = 50

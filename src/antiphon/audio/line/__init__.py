@@ -1,0 +1,1 @@
+"""The audio of telephone lines: codecs, jitter, tones, answering machines."""
