@@ -143,7 +143,7 @@ class CallOptions:
 
     @property
     def has_fillers(self) -> bool:
-        """Whether fillers are said."""
+        """Whether fillers are said during calls."""
         return bool(self.fillers) or self.generates_fillers
 
 

@@ -386,7 +386,7 @@ class NeverResumed:
         return []
 
     def snapshot(self) -> WireSnapshot | None:
-        """Return None: nothing is stored."""
+        """Return None: nothing of the session is stored."""
         return None
 
     def resumed(self, token: str, **facts: Any) -> Frame:

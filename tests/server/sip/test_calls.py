@@ -22,7 +22,7 @@ from antiphon.server.sip.agent import SipAgent
 from antiphon.server.sip.calls import Calls
 from antiphon.server.sip.listening import check_sip
 from antiphon.server.state import ServerState
-from antiphon.server.telephone.tickets import CallOptions
+from antiphon.server.telephone.tickets import HoldOptions
 from antiphon.signals import become
 from tests.fuzz.mutations import mutated_bytes
 from tests.scripted import speech
@@ -383,7 +383,7 @@ def test_the_server_registers_calls_a_number_and_leaves() -> None:
             async with asyncio.timeout(LIMIT_S):
                 await become(lambda: b"antiphon_sip_registered 1.0" in served.state.metrics.text(), 0.01)
             dialer = cast(Calls, served.state.switchboard.sip)
-            await dialer.dial(Caller(), call_to("+4930123"), CallOptions("rtc_1"), {"x-campaign": "7"})
+            await dialer.dial(Caller(), call_to("+4930123"), HoldOptions("rtc_1"), {"x-campaign": "7"})
             assert list(served.state.sessions.calls) == ["rtc_1"]
             invite = (await registrar.asked("INVITE", 2))[-1]
             assert invite.uri == f"sip:+4930123@127.0.0.1:{registrar.port}"
@@ -406,10 +406,10 @@ def test_a_call_that_is_not_taken_says_why() -> None:
             dialer = served.state.switchboard.sip
             assert dialer
             with pytest.raises(RemoteProtocolError, match="486 Busy Here"):
-                await dialer.dial(Caller(), call_to("+4930123"), CallOptions("rtc_1"))
+                await dialer.dial(Caller(), call_to("+4930123"), HoldOptions("rtc_1"))
             for wrong in ("tel:+49", "sips:a@127.0.0.1", "a b", "http://x"):
                 with pytest.raises(RemoteProtocolError):
-                    await dialer.dial(Caller(), call_to(wrong), CallOptions("rtc_1"))
+                    await dialer.dial(Caller(), call_to(wrong), HoldOptions("rtc_1"))
             await ended(served)
         registrar.transport.close()
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import av
-import av.error
 import numpy as np
 import numpy.typing as npt
-from av.audio.codeccontext import AudioCodecContext
 
 from antiphon.audio import Pcm
-from antiphon.audio.channels import channels_of
 from antiphon.audio.line.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from av.audio.codeccontext import AudioCodecContext
 
 FRAMES_PER_S = 50
 
@@ -69,23 +68,34 @@ class FFmpegCodec:
 
     def decode(self, payload: bytes) -> Pcm:
         """Return the audio of one packet. Raises RemoteProtocolError (`bad_audio`) for a payload of another codec."""
+        import av
+        from av.error import FFmpegError
+
+        from antiphon.audio.channels import channels_of
+
         try:
             frames = self._decoder.decode(av.Packet(payload))
-        except av.error.FFmpegError as error:
+        except FFmpegError as error:
             raise RemoteProtocolError("bad_audio", f"A packet cannot be decoded: {error}") from error
         parts = [np.asarray(channels_of(frame), np.float32).mean(0) for frame in frames]
         return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
     def encode(self, pcm: npt.NDArray[np.int16]) -> bytes:
-        """Return the payload of one frame."""
-        frame = av.AudioFrame(format="s16", layout="mono", samples=len(pcm))
+        """Return the payload of one frame of 20 ms."""
+        from av import AudioFrame
+
+        frame = AudioFrame(format="s16", layout="mono", samples=len(pcm))
         frame.planes[0].update(pcm.tobytes())
         frame.sample_rate = self.rate_hz
         return b"".join(bytes(packet) for packet in self._encoder.encode(frame))
 
 
 def _context(name: str, mode: Literal["r", "w"], rate_hz: int) -> AudioCodecContext:
-    context = av.CodecContext.create(name, mode)
+    # A server without telephone calls needs no FFmpeg.
+    from av import CodecContext
+    from av.audio.codeccontext import AudioCodecContext
+
+    context = CodecContext.create(name, mode)
     assert isinstance(context, AudioCodecContext)
     context.sample_rate, context.layout, context.format = rate_hz, "mono", "s16"
     return context

@@ -53,7 +53,7 @@ PARAMETERS = frozenset(
 )
 
 
-class GenerationConfig(msgspec.Struct):
+class ChunkSchedule(msgspec.Struct):
     """When to speak. `chunk_length_schedule`: characters to wait for before each generation."""
 
     chunk_length_schedule: list[float] | None = None
@@ -69,7 +69,7 @@ class SpokenText(msgspec.Struct):
     # How the voice speaks, in the first message of a text.
     voice_settings: VoiceSettings | None = None
     # When to speak, in the first message of a text.
-    generation_config: GenerationConfig | None = None
+    generation_config: ChunkSchedule | None = None
     # Name of the context.
     context_id: Text | None = None
     # Another spelling of `context_id`.

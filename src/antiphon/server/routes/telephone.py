@@ -35,8 +35,8 @@ from antiphon.server.telephone.serving import caller_of_signed, check_models, ch
 from antiphon.server.telephone.tickets import (
     SIGNATURE,
     TICKET_S,
-    CallOptions,
     ExpectedCall,
+    HoldOptions,
     is_signed,
     public_url,
 )
@@ -80,7 +80,7 @@ async def twilio(request: Request) -> Response:
     except Refused as refusal:
         log.info("a call is rejected as busy: %s", refusal)
         return _twiml('<Reject reason="busy"/>')
-    ticket = state.switchboard.expected.expect(call, caller, CallOptions(random_id("rtc_")))
+    ticket = state.switchboard.expected.expect(call, caller, HoldOptions(random_id("rtc_")))
     return _twiml(f"<Connect><Stream url={quoteattr(_stream_url(request, ticket))}/></Connect>")
 
 
@@ -214,7 +214,7 @@ async def _dial(request: Request) -> Response:
         )
     session = EMPTY if bytes(asked.session) == b"null" else json_object(bytes(asked.session), "session", "session")
     await check_session(state, caller, session, "session.")
-    options = CallOptions(random_id("rtc_"), session, asked.greeting, asked.voicemail)
+    options = HoldOptions(random_id("rtc_"), session, asked.greeting, asked.voicemail)
     if sip:
         call = Call("sip", "", "", asked.caller, called, asked.parameters, is_outgoing=True)
         await sip.dial(caller, call, options)

@@ -27,7 +27,7 @@ from antiphon.server.sip.call import SDP, SipCall
 from antiphon.server.telephone.offers import CallRejected
 from antiphon.server.telephone.outgoing import REFUSED
 from antiphon.server.telephone.serving import caller_of_signed, check_models, hold_call
-from antiphon.server.telephone.tickets import CallOptions
+from antiphon.server.telephone.tickets import HoldOptions
 from antiphon.shares.places import current_owner
 from antiphon.transports.leg import LegOptions
 from antiphon.transports.rtp import RtpLeg, RtpPort
@@ -72,7 +72,7 @@ class Calls:
             call = call_of(request)
             with anyio.CancelScope() as scope:
                 invite.cancelled = scope.cancel
-                take, options = partial(taken.answer, invite, call), CallOptions(random_id("rtc_"))
+                take, options = partial(taken.answer, invite, call), HoldOptions(random_id("rtc_"))
                 await taken.conclude(await hold_call(state, caller, call, options, take))
             status = 487
         except Refused as refusal:
@@ -97,7 +97,7 @@ class Calls:
     # --- calls of ours ------------------------------------------------------------------------------------------------
 
     async def dial(
-        self, caller: Caller, call: Call, options: CallOptions, headers: Mapping[str, str] | None = None
+        self, caller: Caller, call: Call, options: HoldOptions, headers: Mapping[str, str] | None = None
     ) -> None:
         """Call a SIP URI, or a number at the provider. Returns when it is answered, see SipDialer.
 
@@ -117,7 +117,7 @@ class Calls:
         self,
         caller: Caller,
         call: Call,
-        options: CallOptions,
+        options: HoldOptions,
         uri: str,
         headers: list[tuple[str, str]],
         begun: asyncio.Future[None],

@@ -13,7 +13,7 @@ import msgspec
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.stream import Call
 from antiphon.server.credentials import Caller
-from antiphon.server.telephone.tickets import CallOptions
+from antiphon.server.telephone.tickets import HoldOptions
 from antiphon.settings import TelephoneSettings
 
 # Seconds for one request, and for which the other side's telephone rings.
@@ -53,7 +53,7 @@ class Dialer(Protocol):
 class SipDialer(Protocol):
     """The way to call over SIP: `server/sip/calls.py`. This server holds the call itself, without a media stream."""
 
-    async def dial(self, caller: Caller, call: Call, options: CallOptions) -> None:
+    async def dial(self, caller: Caller, call: Call, options: HoldOptions) -> None:
         """Call `call.called`: a SIP URI, or a number at the provider. Returns when it is answered.
 
         Raises Refused without room, and RemoteProtocolError: `invalid_value` for a target that cannot be, and REFUSED

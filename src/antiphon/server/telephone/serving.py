@@ -22,7 +22,7 @@ from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_NORMAL, CLOSE_POLICY, CLOSE_TRY_LATER
 from antiphon.server.state import ServerState
 from antiphon.server.telephone.offers import CallRejected, OfferedCall
-from antiphon.server.telephone.tickets import CallOptions, ExpectedCall
+from antiphon.server.telephone.tickets import ExpectedCall, HoldOptions
 from antiphon.transports.call_tools import CallTools
 from antiphon.transports.leg import Leg, LegOptions, LegSocket
 from antiphon.transports.telephone import CallerLeg
@@ -69,7 +69,7 @@ async def serve_stream(
         stream, started = await _started(state, caller, socket, read)
         if expected:
             started = _announced(started, expected)
-        options = expected.options if expected else CallOptions(random_id("rtc_"))
+        options = expected.options if expected else HoldOptions(random_id("rtc_"))
         transfer = state.switchboard.transfer_of(started.call)
 
         async def take(options: LegOptions) -> CallerLeg:
@@ -118,7 +118,7 @@ async def hold_call(
     state: ServerState,
     caller: Caller,
     call: Call,
-    options: CallOptions,
+    options: HoldOptions,
     take: Callable[[LegOptions], Awaitable[LegT]],
     ring: Callable[[Decide], Awaitable[OfferedCall]] = lambda decide: decide(),
 ) -> LegT:

@@ -27,7 +27,7 @@ _DEFAULT_PORTS = {"https": 443, "wss": 443, "http": 80, "ws": 80}
 
 
 @dataclass(frozen=True, slots=True)
-class CallOptions:
+class HoldOptions:
     """How one call is held, where that differs from the settings.
 
     - `id`: the id of the call for applications.
@@ -48,7 +48,7 @@ class ExpectedCall:
 
     call: Call
     caller: Caller
-    options: CallOptions
+    options: HoldOptions
     until_s: float
 
 
@@ -59,7 +59,7 @@ class ExpectedCalls:
         self._clock = clock
         self._calls: dict[str, ExpectedCall] = {}
 
-    def expect(self, call: Call, caller: Caller, options: CallOptions, within_s: float = TICKET_S) -> str:
+    def expect(self, call: Call, caller: Caller, options: HoldOptions, within_s: float = TICKET_S) -> str:
         """Return the ticket for a call's stream, which has to open within `within_s` seconds. If too many calls wait,
         the oldest is forgotten.
         """

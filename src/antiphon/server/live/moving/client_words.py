@@ -65,7 +65,7 @@ class ClientWords:
 
 
 def new_key() -> str:
-    """Return a key for `ClientWords`."""
+    """Return a random key for `ClientWords`."""
     return secrets.token_hex(KEY_BYTES)
 
 

@@ -146,7 +146,7 @@ class ModelStream:
         return self._stream
 
     def is_this(self, stream: ConversationStream) -> bool:
-        """Whether this is the stream."""
+        """Whether a stream is the one that `open` returns."""
         return stream is self._stream
 
     def close(self) -> bool:
