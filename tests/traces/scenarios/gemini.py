@@ -128,7 +128,7 @@ async def gemini_resumed(stage: Stage) -> None:
     await until(third, content("turnComplete"))
     stage.drain()
     await until(third, lambda frame: "goAway" in frame)
-    await third.end()
+    await third.leave()
     refused = await stage.connect(URL)
     await refused.send({"setup": {"sessionResumption": {"handle": "sess-1.none"}}})
     await refused.end()

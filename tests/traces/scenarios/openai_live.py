@@ -116,6 +116,8 @@ async def live_functions(stage: Stage) -> None:
 async def live_pause(stage: Stage) -> None:
     """Ours: nobody speaks, the session pauses, and speech wakes it; then by hand."""
     socket = await opened(stage, idle_timeout_s=2)
+    # What the client sends is never due together with what the server plays.
+    await stage.wait(0.013)
     await speak(stage, socket, "", 3.0)
     await socket.until("session.paused")
     quiet = len(socket.of("session.output_audio.delta"))
