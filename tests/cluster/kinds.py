@@ -86,7 +86,12 @@ KINDS = (
         tests=("test_speech",),
         measured=("speech, killed and reported, behind a door", "request"),
     ),
+    Kind("Gemini Live", ("gemini",), "the response under way", "its client, which sends the handle"),
     Kind("bridges to other servers' clients", ("minicpmo", "omni", "openbmb")),
+    Kind(
+        "clients of other hosted services",
+        ("assemblyai", "cartesia", "deepgram", "deepgram_agent", "flux", "openai_live", "scribe"),
+    ),
     Kind(
         "native model",
         lost="how things sounded; a response begins again",

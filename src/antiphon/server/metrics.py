@@ -164,8 +164,10 @@ class Metrics:
             registry=self.registry,
         )
         self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
-        self.sip_registered = Gauge(
-            "antiphon_sip_registered", "1 while the server is registered at its SIP provider.", registry=self.registry
+        self.sip_provider_away = Gauge(
+            "antiphon_sip_provider_away",
+            "1 while a registration at the SIP provider fails, so that no calls arrive.",
+            registry=self.registry,
         )
         self.rtp_packets = Counter(
             "antiphon_rtp_packets",

@@ -52,7 +52,7 @@ class _Registration:
         self._agent = agent
         self._call_id, self._tag, self._number = secrets.token_hex(16), new_tag(), 0
         self._peer: Peer | None = None
-        self._is_registered = agent.state.metrics.sip_registered
+        self._is_away = agent.state.metrics.sip_provider_away
 
     async def keep(self) -> None:
         """Register, again before it expires, and after a while if it fails."""
@@ -65,13 +65,13 @@ class _Registration:
                 wait_s = min(RETRY_S * 2**failures, MAX_RETRY_S)
                 log.warning("not registered at the provider, the next try is in %.0f s: %s", wait_s, why)
                 failures, is_logged = failures + 1, False
-                self._is_registered.set(0)
+                self._is_away.set(1)
                 await anyio.sleep(wait_s)
                 continue
             if not is_logged:
                 log.info("registered at the provider for %d s", granted_s)
             failures, is_logged = 0, True
-            self._is_registered.set(1)
+            self._is_away.set(0)
             await self._stay(max(granted_s * RENEWED_AT, MIN_WAIT_S))
 
     async def _stay(self, for_s: float) -> None:
@@ -83,7 +83,6 @@ class _Registration:
 
     async def leave(self) -> None:
         """Take the registration back. Failures are ignored."""
-        self._is_registered.set(0)
         if self._peer:
             try:
                 await self._ask(0)

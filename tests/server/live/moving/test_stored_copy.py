@@ -36,6 +36,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.connection import WireSnapshot
 from antiphon.protocols.opening import Opening
+from antiphon.protocols.resume import notice_frames
 from antiphon.protocols.wire import Frame, message
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving import stored_copy
@@ -134,7 +135,7 @@ class Stage:
         self.sent: list[Frame] = []
         wire = cast(Any, SimpleNamespace(id="sess", opening=Opening(), context=SimpleNamespace(new_id="{}1".format)))
         wire.snapshot = lambda: WireSnapshot("sess", "openai", msgspec.Raw(b"{}"))
-        wire.replaced = lambda: message(type="session.replaced")
+        wire.notice = lambda notice: notice_frames("{}1".format, "sess", notice)
         wire.send = lambda event: [message(type=type(event).__name__)]
         self.persistence = Persistence(self.state, Caller(), wire, restored.row if restored else None)
         self.copy = StoredCopy(
