@@ -153,7 +153,11 @@ def test_the_first_program_says_what_is_wrong_with_a_recording_and_ends(
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES)
+# The longest page: CI runs the others.
+PAGES_TO_RUN = [pytest.param(p, marks=pytest.mark.heavy if p == "docs/use.md" else ()) for p in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES_TO_RUN)
 def test_the_examples_of_a_page_run(page: str, everything: Process, folder: Path) -> None:
     printed = []
     for language, code in blocks(page, "python", "sh"):

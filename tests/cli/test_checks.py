@@ -308,7 +308,7 @@ def write_variable(file: Path) -> None:
     file.write_text(os.environ.get("TQDM_DISABLE", "not set"))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_when_a_checkpoint_is_converted_then_no_progress_bar_is_drawn_among_the_lines_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

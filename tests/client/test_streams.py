@@ -156,6 +156,7 @@ def test_a_picture_is_asked_about_also_after_a_cut(talker: Process) -> None:
     assert second.strip()
 
 
+@pytest.mark.timeout(120)
 def test_an_answer_is_that_to_its_question_whatever_came_before(talker: Process) -> None:
     with io.BytesIO() as file:
         Image.new("RGB", (320, 240), (250, 250, 250)).save(file, "JPEG")

@@ -53,7 +53,6 @@ def test_when_hosts_are_killed_hang_and_drain_then_questions_and_requests_are_an
             for number in SIGNALS:
                 await strike(hosts, lambda: watcher.is_answering and asker.phase == "out of band", number)
             over.set()
-        assert asker.num_cancelled
 
     with cluster("", *FLAGS, num_hosts=2, pace_s=0.05) as hosts:
         front = hosts.add_door()

@@ -100,6 +100,7 @@ def test_when_a_host_is_lost_with_its_link_then_its_callers_go_on_elsewhere_and_
             check_stored(store, caller)
 
 
+@pytest.mark.heavy
 def test_when_a_host_is_cut_off_from_the_store_then_its_client_goes_on_until_another_has_the_session(
     net: Network,
 ) -> None:
@@ -135,6 +136,7 @@ def test_when_a_host_is_cut_off_from_the_store_then_its_client_goes_on_until_ano
         asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_when_hosts_cannot_reach_each_other_then_a_session_stays_with_the_one_that_lives(net: Network) -> None:
     with apart(net, 2) as (hosts, store):
         one, two = hosts.hosts

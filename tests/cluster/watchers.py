@@ -218,7 +218,6 @@ class Asker(DoorClient):
     def __init__(self, number: int, url: str, seed: int) -> None:
         super().__init__(number, url, seed)
         self.completed: Counter[str] = Counter()
-        self.num_cancelled = 0
         self._open: dict[str, str] = {}
         self._texts: dict[str, str] = {}
         self._num_asked = 0
@@ -269,4 +268,3 @@ class Asker(DoorClient):
                     assert self._texts[response["id"]] == f"beside {name} one two three", event
                 else:
                     assert response["status"] == "cancelled", event
-                    self.num_cancelled += 1

@@ -195,7 +195,7 @@ def test_without_a_certificate_a_burst_is_bounded_and_the_log_says_so(tmp_path: 
         host.kill()
 
 
-@pytest.mark.parametrize("attack", ["silent", "first-frames", "json", "types"])
+@pytest.mark.parametrize("attack", ["silent", pytest.param("first-frames", marks=pytest.mark.heavy), "json", "types"])
 def test_whoever_is_in_goes_on_beside_a_hostile_neighbour(tmp_path: Path, attack: str) -> None:
     flags = ("--certificate", str(certificate(tmp_path, conversation=4)))
     host = started(tmp_path, *flags, ANTIPHON_API_KEYS="bystander,attacker")
