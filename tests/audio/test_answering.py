@@ -23,7 +23,7 @@ def silence(seconds: float) -> Pcm:
 
 
 def on_the_line(pcm: Pcm) -> Pcm:
-    """Return audio as the leg has it after 8 kHz and µ-law."""
+    """Return audio as a telephone line passes it on: through 8 kHz and µ-law, at 16 kHz."""
     return Resampler(8000, 16_000).feed(from_ulaw(to_ulaw(Resampler(16_000, 8000).feed(pcm))))
 
 

@@ -224,7 +224,7 @@ class _Pipe:
             return np.concatenate(pcm) if pcm else np.zeros(0, np.float32)
 
     def close(self) -> None:
-        """Let the thread end, because nobody will read its audio."""
+        """Let the thread end. Its audio is not read any more."""
         with self.condition:
             self._has_ended = True
             self._data.clear()

@@ -184,7 +184,7 @@ def file_transcript(
 
 
 def _speaker(segment: TranscriptSegment, heard: TranscribedFile, speakers: Speakers) -> int | UnsetType:
-    """Return the number of a segment's speaker; UNSET if each channel has one speaker, or nobody was asked for."""
+    """Return the number of a segment's speaker; UNSET if each channel is one speaker, or without labels."""
     return UNSET if heard.channels else speakers.number(segment.speaker)
 
 

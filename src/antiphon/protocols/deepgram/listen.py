@@ -149,7 +149,7 @@ class ListenConnection(LiveListener):
         return self._reconfigure(), [message(type="ConfigureSuccess", **answer)]
 
     def _heard(self) -> list[Frame]:
-        """Return the end of the utterance, if nobody has spoken for `utterance_end_ms` since its last word."""
+        """Return `UtteranceEnd`, if there was no speech for `utterance_end_ms` since the last word."""
         since_s = self._last_word_s
         if since_s is None or self._turns or self.received_s < since_s + self._utterance_end_s:
             return []

@@ -194,7 +194,7 @@ class LiveRespond(_Event, tag="response.create"):
 
 
 class LivePause(_Event, tag="session.pause"):
-    """Pauses the session, if nobody speaks."""
+    """Pauses the session if neither side speaks."""
 
 
 class LiveWake(_Event, tag="session.wake"):
