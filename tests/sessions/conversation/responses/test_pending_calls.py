@@ -161,6 +161,20 @@ def test_fillers_are_said_in_turn() -> None:
     play(main())
 
 
+@pytest.mark.parametrize(("server", "says"), [("telephone", []), ("files", ["One moment."])])
+def test_no_filler_is_said_while_a_function_of_the_telephone_waits_for_the_last_words(
+    server: str, says: list[str]
+) -> None:
+    async def main() -> None:
+        tool = Tool("look_up", "Ends the call.", {"type": "object"}, server)
+        async with Room(tool, calls=MOMENT) as room:
+            await room.ask("Goodbye.")
+            assert room.said == says
+            await room.answer("not hung up: the caller went on")
+
+    play(main())
+
+
 def test_a_model_that_is_to_word_the_filler_reads_so_in_place_of_the_result() -> None:
     async def main() -> None:
         async with Room(calls=CallOptions(generates_fillers=True, filler_after_ms=0)) as room:

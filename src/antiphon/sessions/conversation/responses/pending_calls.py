@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from antiphon.events.conversation import Item, ItemAdded, ItemDone, Response
-from antiphon.events.tools import CallOptions, ToolResult
+from antiphon.events.tools import OWN_LABELS, CallOptions, ToolResult
 from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.responses.server_calls import ServerCalls
@@ -107,8 +107,10 @@ class PendingCalls:
             await self._server.carry_out(response)
             return
         async with anyio.create_task_group() as meanwhile:
-            if options.has_fillers and not any(item.kind == "message" for item in response.output):
-                meanwhile.start_soon(self._fill, calls, options)
+            # The server's own functions are quick, or wait until the last words were heard.
+            slow = [item for item in calls if item.server not in OWN_LABELS]
+            if options.has_fillers and slow and not any(item.kind == "message" for item in response.output):
+                meanwhile.start_soon(self._fill, slow, options)
             if options.deadline_ms is not None:
                 meanwhile.start_soon(self._give_up, response.id, options.deadline_ms / 1000)
             async with anyio.create_task_group() as group:
