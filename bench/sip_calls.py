@@ -18,6 +18,8 @@ import struct
 import subprocess
 import time
 import urllib.request
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -37,7 +39,9 @@ FRAME_S = 0.02
 # Ports of the audio of the server, by which its packets are recognized: below those that the system gives to others.
 RTP_PORTS = range(10_000, 11_000)
 # From linux/if_ether.h and asm-generic/socket.h.
-ETH_P_IP, SO_TIMESTAMPNS = 0x0800, 35
+ETH_P_IP, SO_TIMESTAMPNS, SO_RCVBUFFORCE = 0x0800, 35, 33
+# Samples of a packet at 8 kHz.
+PER_FRAME = 160
 
 
 class SipCaller(PhoneCaller):
@@ -88,10 +92,10 @@ class Departures:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_IP))
         self._socket.bind(("lo", ETH_P_IP))
         self._socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
         self._socket.settimeout(0.2)
-        # The times of the packets of each stream, by the server's port.
-        self.times_s: dict[int, list[float]] = {}
+        # The packets of each stream, by the server's port: when each left, its sequence number and its timestamp.
+        self.packets: dict[int, list[tuple[float, int, int]]] = {}
 
     def read(self, for_s: float, caller: subprocess.Popen[str]) -> None:
         """Read until the time is over, or the caller has ended."""
@@ -108,16 +112,40 @@ class Departures:
             port = int.from_bytes(data[at : at + 2])
             if port in RTP_PORTS:
                 seconds, nanoseconds = struct.unpack("qq", more[0][2])
-                self.times_s.setdefault(port, []).append(seconds + nanoseconds / 1e9)
+                sequence, timestamp = struct.unpack_from(">HI", data, at + 8 + 2)
+                self.packets.setdefault(port, []).append((seconds + nanoseconds / 1e9, sequence, timestamp))
 
 
-def lateness_ms(times_s: list[float]) -> list[float]:
-    """Return how far each packet was from the time at which it was due, in milliseconds.
+@dataclass(frozen=True)
+class Stream:
+    """What the packets of a call show.
 
-    The first packet of a stream that is never late again defines when all are due: that is the earliest one.
+    - `late_ms`: how far each packet was from the time at which it was due, by its timestamp. The earliest one defines
+      when all are due.
+    - `gaps_ms`: the time between two packets that follow each other.
+    - `left_out`: frames that the server did not send. `unread`: packets that this benchmark did not read.
     """
-    due = np.asarray(times_s) - FRAME_S * np.arange(len(times_s))
-    return [float(ms) for ms in (due - due.min()) * 1000]
+
+    late_ms: list[float]
+    gaps_ms: list[float]
+    left_out: int
+    unread: int
+
+    @classmethod
+    def of(cls, packets: list[tuple[float, int, int]]) -> Stream:
+        """Read the packets of one call."""
+        times_s = np.asarray([p[0] for p in packets])
+        # Both numbers begin again at 0 after their last.
+        sequence = np.cumsum([0, *((b[1] - a[1]) % (1 << 16) for a, b in pairwise(packets))])
+        frames = np.cumsum([0, *((b[2] - a[2]) % (1 << 32) for a, b in pairwise(packets))]) / PER_FRAME
+        due = times_s - frames * FRAME_S
+        follow = np.diff(sequence) == 1
+        return cls(
+            ((due - due.min()) * 1000).tolist(),
+            (1000 * np.diff(times_s)[follow]).tolist(),
+            round(frames[-1] - sequence[-1]),
+            int(sequence[-1]) + 1 - len(packets),
+        )
 
 
 def lag_s(srv: Server) -> float:
@@ -140,20 +168,22 @@ def held(srv: Server, calls: int, minutes: float, pcm: np.ndarray[Any, Any]) -> 
         departures.read(for_s - 5, caller)
         took_s, used_s = time.monotonic() - begun_s, srv.cpu_s() - cpu_s
         output = caller.communicate(timeout=90)[0]
-    late = {port: lateness_ms(times) for port, times in departures.times_s.items()}
-    every = [ms for found in late.values() for ms in found]
-    gaps = [1000 * float(gap) for times in departures.times_s.values() for gap in np.diff(times)]
+    streams = [Stream.of(packets) for packets in departures.packets.values()]
+    late = [ms for stream in streams for ms in stream.late_ms]
+    jitter = [abs(gap - 1000 * FRAME_S) for stream in streams for gap in stream.gaps_ms]
     out = {
-        "calls": len(late),
+        "calls": len(streams),
         "ended_well": caller.returncode == 0,
         "minutes": round(took_s / 60, 2),
-        "packets": len(every),
-        "missing": sum(round((t[-1] - t[0]) / FRAME_S) + 1 - len(t) for t in departures.times_s.values()),
-        "jitter_p50_ms": round(percentile([abs(gap - 20) for gap in gaps], 50), 2),
-        "jitter_p99_ms": round(percentile([abs(gap - 20) for gap in gaps], 99), 2),
-        "late_p99_ms": round(percentile(every, 99), 2),
-        "late_max_ms": round(max(every), 1),
-        "core_a_call_percent": round(100 * used_s / took_s / max(1, len(late)), 2),
+        "packets": len(late),
+        "left_out": sum(stream.left_out for stream in streams),
+        "unread": sum(stream.unread for stream in streams),
+        "jitter_p50_ms": round(percentile(jitter, 50), 2),
+        "jitter_p99_ms": round(percentile(jitter, 99), 2),
+        "late_p50_ms": round(percentile(late, 50), 2),
+        "late_p99_ms": round(percentile(late, 99), 2),
+        "late_max_ms": round(max(late), 1),
+        "core_a_call_percent": round(100 * used_s / took_s / max(1, len(streams)), 2),
         "loop_lag_max_ms": round(1000 * lag_s(srv), 1),
         "load": round(os.getloadavg()[0], 1),
     }

@@ -29,7 +29,7 @@ from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.telephony.sip import rtp, sdp
 from antiphon.protocols.telephony.stream import Call
 from antiphon.transports.call_tools import CallTools
-from antiphon.transports.leg import LegOptions
+from antiphon.transports.leg import PIECE_S, LegOptions
 from antiphon.transports.rtp import FRAME_S, GONE_AFTER_S, SILENT_AFTER_S, RtpLeg, RtpPort, srtp_session
 from tests.transports.test_telephone import OUT_HZ, WORD_S, run
 
@@ -323,6 +323,7 @@ def test_a_bad_network_costs_the_lost_packets_and_no_time(seed: int) -> None:
             phone.say(to_ulaw(np.full(160, 0.5, np.float32)), number=number)
         await asyncio.sleep(0.1)
         assert phone.heard_s == pytest.approx(10.0, abs=0.15)
+        assert len(phone.heard) == pytest.approx(10.0 / PIECE_S, abs=3)
         loud_s = float(np.sum(np.concatenate(phone.heard) > 0.25)) / 16_000
         assert loud_s == pytest.approx((500 - phone.leg.num_lost) * FRAME_S, abs=0.25)
         assert lost <= phone.leg.num_lost <= lost + 3
@@ -412,14 +413,15 @@ def test_a_call_with_srtp_hears_only_what_has_its_key() -> None:
         sends, hears = srtp_session(theirs, inbound=False), srtp_session(own, inbound=True)
         await asyncio.sleep(0.1)
         phone.port.raw.clear()
-        plain = [rtp.encode(rtp.RtpPacket(0, n, 160 * n, 7, to_ulaw(np.full(160, 0.5, np.float32)))) for n in range(9)]
-        for packet in plain[:4]:
+        sound = to_ulaw(np.full(160, 0.5, np.float32))
+        plain = [rtp.encode(rtp.RtpPacket(0, n, 160 * n, 7, sound)) for n in range(11)]
+        for packet in plain[:6]:
             phone.port.received(sends.protect(packet), PHONE)
-        for packet in plain[4:]:
+        for packet in plain[6:]:
             # Without the key.
             phone.port.received(packet, PHONE)
         await asyncio.sleep(0.1)
-        assert sum(float(np.sum(pcm > 0.25)) for pcm in phone.heard) / 320 == pytest.approx(4, abs=0.3)
+        assert sum(float(np.sum(pcm > 0.25)) for pcm in phone.heard) / 320 == pytest.approx(6, abs=0.3)
         assert {rtp.read(hears.unprotect(packet)).payload for packet in phone.port.raw} == {SILENCE}
         await phone.hang_up()
 

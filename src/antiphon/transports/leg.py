@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import anyio
+import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.line.answering import AnsweringMachine
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 KEYS_PAUSE_S = 1.5
 # Most keys of one input, and most items that wait for the session.
 MAX_KEYS, MAX_ARRIVED_ITEMS = 64, 1000
+# The caller's audio is passed to the session in pieces of this length, in seconds. A step of a session costs the same
+# for 20 ms, which is what telephones send.
+PIECE_S = 0.06
 # What is due within this time is due now, because timers are not more exact.
 TIMER_S = 0.001
 # What the model gets to know when an answering machine has answered.
@@ -147,6 +151,8 @@ class Leg:
         self._is_machine = False
         is_narrow = 2 * heard_hz == SAMPLE_RATE_HZ
         self._resampler = Doubler() if is_narrow else Resampler(heard_hz, SAMPLE_RATE_HZ)
+        # What was heard and not yet passed on.
+        self._heard: list[Pcm] = []
         self._arrived: deque[str | bytes | AppendAudio] = deque()
         # Notified when something has arrived or was received by the session, and at the end.
         self._changed = Signal()
@@ -278,9 +284,13 @@ class Leg:
 
     def _hear(self, pcm: Pcm) -> None:
         """Pass the caller's audio to the session: float32 at `heard_hz`."""
-        if len(heard := self._resampler.feed(pcm)):
-            self._to_session(AppendAudio(heard))
-            self._notice_machine(heard)
+        self._heard.append(self._resampler.feed(pcm))
+        if sum(map(len, self._heard)) < PIECE_S * SAMPLE_RATE_HZ:
+            return
+        heard = np.concatenate(self._heard)
+        self._heard.clear()
+        self._to_session(AppendAudio(heard))
+        self._notice_machine(heard)
 
     def _notice_machine(self, heard: Pcm) -> None:
         """Look for an answering machine in the first minute of the call. See `AnsweringMachine`."""
