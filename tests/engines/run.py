@@ -6,7 +6,8 @@
 same by the Responses API. `antiphon`: another antiphon. `vllm`: vLLM as the engine (`--engine vllm:URL`), for which the
 engine contract's suite and the server's conversation tests run too. `vllm-messages`: vLLM by Chat Completions.
 `ray-llm`: vLLM in Ray Serve LLM, by Chat Completions. vLLM's environments have 3.5 and 4 GB. `wyoming-piper` is a
-voice (`voices.py`). Each line is something that a client did and got.
+voice (`voices.py`). `vllm-whisper` is vLLM with Whisper, as the transcriber (`ears.py`). Each line is something that a
+client did and got.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -37,7 +37,8 @@ from antiphon.loading.loader import store_of
 from antiphon.settings import load
 from antiphon.store import MODELS
 from tests.clients.run import environment
-from tests.engines import voices
+from tests.engines import ears, voices
+from tests.engines.environments import free_port, with_vllm
 
 HERE = Path(__file__).resolve().parent
 MODEL = "qwen2.5-coder-0.5b-instruct"
@@ -60,12 +61,6 @@ SCHEMA = {
     "required": ["name", "legs"],
     "additionalProperties": False,
 }
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @dataclass(slots=True)
@@ -166,14 +161,6 @@ class Other:
                 self.process.send_signal(sent)
             self.process.wait(60)
         self.process = None
-
-
-def with_vllm(name: str) -> Path:
-    """The interpreter of an environment with vLLM for CPUs, without what is only for GPUs."""
-    python = environment(name, HERE)
-    wrong = ["torchvision", "torchaudio", "torchcodec"]
-    subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *wrong], check=True, stderr=subprocess.DEVNULL)
-    return python
 
 
 def started(command: list[str | Path]) -> subprocess.Popen[str]:
@@ -362,11 +349,12 @@ NOT_SERVED = {
 
 def run(name: str) -> int:
     """Drive one server, and return how many checks failed."""
-    other, failed = voices.Other(name) if name in voices.NAMES else Other(name), 0
+    kind = next((kind for kind in (voices, ears) if name in kind.NAMES), None)
+    other, failed = kind.Other(name) if kind else Other(name), 0
     other.start()
     front = started([sys.executable, "-m", "antiphon", "serve", "--port", "0", *other.flags])
     try:
-        for check in voices.CHECKS if name in voices.NAMES else CHECKS:
+        for check in kind.CHECKS if kind else CHECKS:
             title = check.__name__.replace("_", " ")
             if why := NOT_SERVED.get((name, check.__name__)):
                 print(f"{name}: {title}: not by this server: {why}", flush=True)
@@ -411,7 +399,7 @@ def run_suites() -> int:
 
 
 def main() -> int:
-    return min(1, sum(run(name) for name in sys.argv[1:] or (*NAMES, *voices.NAMES)))
+    return min(1, sum(run(name) for name in sys.argv[1:] or (*NAMES, *voices.NAMES, *ears.NAMES)))
 
 
 if __name__ == "__main__":

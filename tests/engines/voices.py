@@ -21,6 +21,7 @@ import httpx
 from bench.words import score
 
 from tests.clients.run import environment
+from tests.engines.environments import free_port
 
 HERE = Path(__file__).resolve().parent
 NAMES = ("wyoming-piper",)
@@ -29,12 +30,6 @@ START_S, ANSWER_S = 300, 90
 TEXT = "The harbor was quiet, and the boats came home before the rain."
 # The share of wrong words that antiphon's own transcriber may hear in a text.
 MAX_WRONG = 0.25
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @dataclass(slots=True)
