@@ -56,7 +56,7 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.model_thread import ModelThread
 from antiphon.events.duplex import NativeSampling
 from antiphon.loading.loader import GPU_STEPS
-from antiphon.modeling.codec.codec_talker import CodePredictor
+from antiphon.modeling.codec.talker import CodePredictor
 from antiphon.modeling.codec.vocoder_batch import VocoderCall, VocoderSlots
 from antiphon.modeling.sound.window_encoder import WindowPass
 

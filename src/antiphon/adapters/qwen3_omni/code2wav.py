@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from antiphon.modeling.codec.codec_vocoder import (
+from antiphon.modeling.codec.vocoder import (
     CausalConv,
     CausalUpsample,
     ConvNext,

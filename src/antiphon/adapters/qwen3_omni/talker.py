@@ -19,7 +19,7 @@ from antiphon.audio import Pcm
 from antiphon.engine.api import GRAPHS, Engine, Sampling, Session
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
-from antiphon.modeling.codec.codec_frames import (
+from antiphon.modeling.codec.frames import (
     FrameMaker,
     TextFeed,
     TextRows,
@@ -27,8 +27,8 @@ from antiphon.modeling.codec.codec_frames import (
     chunk_sizes,
     generate_frames,
 )
-from antiphon.modeling.codec.codec_talker import CodecSampling
-from antiphon.modeling.codec.codec_vocoder import VocoderState
+from antiphon.modeling.codec.talker import CodecSampling
+from antiphon.modeling.codec.vocoder import VocoderState
 from antiphon.modeling.codec.vocoder_batch import VocoderBatch
 from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run
 from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
