@@ -34,9 +34,9 @@ from antiphon.protocols.wire import Frame, Received, message
 from antiphon.turns.end_of_turn import semantic_vad
 
 PATH = "/v2/listen"
-# The ranges of the thresholds, and their defaults. Without `eager_eot_threshold`, there is no EagerEndOfTurn.
+# The ranges of the thresholds, and the default of one. Without `eager_eot_threshold`, there is no EagerEndOfTurn.
 RANGES = {"eot_threshold": (0.5, 0.9), "eager_eot_threshold": (0.3, 0.9), "eot_timeout_ms": (500, 10_000)}
-EOT_THRESHOLD, EOT_TIMEOUT_MS = 0.7, 5000
+EOT_THRESHOLD = 0.7
 # The largest `eot_threshold` for each eagerness, in order.
 _EAGERNESS: tuple[tuple[float, Eagerness], ...] = ((0.6, "high"), (0.8, "medium"), (0.9, "low"))
 
