@@ -13,6 +13,9 @@ from antiphon.protocols.connection import Command, Context, NeverResumed
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame, Received
 
+# The code of the error for audio that cannot be decoded.
+INVALID_AUDIO = "invalid_audio"
+
 
 class HearingConnection(NeverResumed):
     """One connection. A dialect implements `configure`, `read`, `refuse` and `send`, and sets `finishing` at the end.
@@ -150,7 +153,7 @@ class HearingConnection(NeverResumed):
         except RemoteProtocolError as error:
             received = Received([], self.refuse(error, None))
         except MediaError as error:
-            undecoded = RemoteProtocolError("invalid_audio", f"The audio cannot be decoded: {error}.", "audio")
+            undecoded = RemoteProtocolError(INVALID_AUDIO, f"The audio cannot be decoded: {error}.", "audio")
             received = Received([], self.refuse(undecoded, None))
         if self._has_begun:
             return received

@@ -41,7 +41,7 @@ from antiphon.protocols.deepgram.forms import (
 )
 from antiphon.protocols.deepgram.query import COMMON, MAX_SHOWN_CHARS, DeepgramQuery
 from antiphon.protocols.fields import Reader, Text
-from antiphon.protocols.hearing import HearingConnection
+from antiphon.protocols.hearing import INVALID_AUDIO, HearingConnection
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame, Received, message
 
@@ -122,7 +122,7 @@ class DeepgramHearing(HearingConnection):
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
         """Return an error. Only audio that cannot be decoded ends the stream."""
-        if error.code != "invalid_audio":
+        if error.code != INVALID_AUDIO:
             return self.error(error.code, error.message)
         self.finishing = BAD_AUDIO
         return self.error("DATA-0000", error.message)
