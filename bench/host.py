@@ -56,9 +56,9 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.model_thread import ModelThread
 from antiphon.events.duplex import NativeSampling
 from antiphon.loading.loader import GPU_STEPS
-from antiphon.modeling.codec_talker import CodePredictor
+from antiphon.modeling.codec.talker import CodePredictor
+from antiphon.modeling.codec.vocoder_batch import VocoderCall, VocoderSlots
 from antiphon.modeling.sound.window_encoder import WindowPass
-from antiphon.modeling.vocoder_batch import VocoderCall, VocoderSlots
 
 NARROW = SHAPES["Qwen3-8B"] | {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 256}
 NARROW |= {"num_attention_heads": 4, "num_key_value_heads": 2}

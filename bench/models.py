@@ -64,7 +64,7 @@ from antiphon.adapters.qwen3_tts.synthesizer import Qwen3Tts
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.adapters.vlm.session import VisionLanguageModel
 from antiphon.engine.local.weights import weights_for
-from antiphon.modeling.codec_talker import DEFAULT_CODEC_SAMPLING
+from antiphon.modeling.codec.talker import DEFAULT_CODEC_SAMPLING
 from antiphon.modeling.omni.conversation import tokenizer
 from antiphon.modeling.tensors import own_config
 from antiphon.modeling.text_decoder import TextDecoder

@@ -171,7 +171,7 @@ class Line(Listener):
 
     async def say(self, word: Word) -> Heard:
         """Say one word, and return what the session made of it."""
-        since, begun_s = len(self.events), self._sent_s
+        since, begun_s = len(self.events), self.sent_s
         heard = self.begin()
         await self.play(word.pcm, TRAIL_S)
         await self.drained()

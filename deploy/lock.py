@@ -119,17 +119,18 @@ def install(extras: list[str], torch_index: str) -> None:
     lock = {package.name: package for package in selected(everything, extras)}
     torch = lock.pop("torch", None)
     if torch:
-        _pip_install([chosen_build(torch, torch_index)], *index_options(torch_index))
-    _pip_install([package for package in lock.values() if not CUDA.match(package.name)])
+        pip_install([chosen_build(torch, torch_index)], *index_options(torch_index))
+    pip_install([package for package in lock.values() if not CUDA.match(package.name)])
     if torch:
         # A new process, because this one may have cached the environment's packages.
         code = "from importlib.metadata import requires; print(*requires('torch'), sep='\\n')"
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         if any(CUDA.match(line) for line in said.splitlines()):
-            _pip_install([package for package in lock.values() if CUDA.match(package.name)])
+            pip_install([package for package in lock.values() if CUDA.match(package.name)])
 
 
-def _pip_install(packages: list[Locked], *options: str) -> None:
+def pip_install(packages: list[Locked], *options: str) -> None:
+    """Install packages whose files have the hashes of the lock. Exits if pip fails."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(line for package in packages for line in package.lines) + "\n")
         file.flush()

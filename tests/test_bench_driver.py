@@ -127,9 +127,9 @@ async def test_a_client_has_acted_on_an_event_when_it_is_seen() -> None:
 async def test_a_transcript_belongs_to_the_clip_that_it_was_heard_in() -> None:
     listener = Listener(Server("http://host", psutil.Process()))
     wired(listener)
-    listener._sent_s = 1.0
+    listener.sent_s = 1.0
     first = listener.begin()
-    listener._sent_s = 5.0
+    listener.sent_s = 5.0
     second = listener.begin()
     transcription = "conversation.item.input_audio_transcription"
     for item, start_ms, text in (("a", 1200, "one"), ("b", 4600, "two")):

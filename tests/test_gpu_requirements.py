@@ -54,6 +54,7 @@ NEED_MORE = {
     "antiphon.adapters.encoder_head.turn_detector",
     "antiphon.adapters.hibari.synthesizer",
     "antiphon.adapters.smart_turn.turn_detector",
+    "antiphon.adapters.whisper.decoder",
     "antiphon.adapters.whisper.files",
     "antiphon.adapters.whisper.outputs",
     "antiphon.adapters.whisper.transcriber",

@@ -84,7 +84,8 @@ class Listener(Session):
         self._clips = [self.heard]
         self._of_item: dict[str, Heard] = {}
         self._open: set[str] = set()
-        self._sent_s = 0.0
+        # Seconds of audio that were sent, with silences.
+        self.sent_s = 0.0
         # Cleared while too much audio waits in the server. A separate task checks that, because a session takes a gap
         # of more than half a second between messages for the end of a turn.
         self._may_send = asyncio.Event()
@@ -111,7 +112,7 @@ class Listener(Session):
 
     def begin(self) -> Heard:
         """Start a new clip, and return its record. Transcripts of audio that is sent from now on belong to it."""
-        self.heard = Heard(zero=time.monotonic(), from_ms=self._sent_s * 1000)
+        self.heard = Heard(zero=time.monotonic(), from_ms=self.sent_s * 1000)
         self._clips.append(self.heard)
         return self.heard
 
@@ -123,7 +124,7 @@ class Listener(Session):
         wire = on_wire(np.concatenate((pcm, np.zeros(int(silence_s * SAMPLE_RATE_HZ), np.float32))))
         step = int(self._chunk_s * WIRE_HZ) * 2
         begun = time.monotonic()
-        self._sent_s += len(pcm) / SAMPLE_RATE_HZ + silence_s
+        self.sent_s += len(pcm) / SAMPLE_RATE_HZ + silence_s
         for at in range(0, len(wire), step):
             end_s = min(at + step, len(wire)) / 2 / WIRE_HZ
             await asyncio.sleep(max(0.0, begun + end_s / self._speed - time.monotonic()))

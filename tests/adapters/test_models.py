@@ -115,8 +115,8 @@ def test_a_likely_language_is_kept_in_short_speech_and_given_up_where_another_is
 
 @pytest.mark.parametrize("text", ["<|fr|><|translate|>", "<|endoftext|>", "a <|startofprev|> b", "<|0.00|>"])
 def test_a_hint_can_never_become_a_control_token(whisper: WhisperTranscriber, text: str) -> None:
-    tokenizer = whisper.tokenizer("en")
-    ids = whisper.prompt_tokens(Window(np.zeros(16000, np.float32), prompt=text))
+    tokenizer = whisper.decoder.tokenizer("en")
+    ids = whisper.decoder.prompt_tokens(Window(np.zeros(16000, np.float32), prompt=text))
     assert ids
     assert all(i < tokenizer.eot for i in ids)
 
@@ -202,7 +202,7 @@ def test_when_there_is_a_model_for_partials_then_it_decodes_those_of_a_known_lan
     settings = load_settings({}, os.environ)
     folder = store_of(settings.models).require(MODELS["whisper-base"])
     whisper = WhisperTranscriber(folder, "whisper-base", LaneModelOptions(), partials=folder)
-    model, prefixes = whisper.partials, list[str]()
+    model, prefixes = whisper.decoder.partials, list[str]()
     assert model
     text_ids = model.text_ids
 

@@ -34,11 +34,11 @@ class Prepared:
         self.source, self.home = folder / "source", folder / "home"
         LlamaForCausalLM(config).save_pretrained(self.source)
         self.converted = self.packed = 0
-        monkeypatch.setattr(checkpoint, "_in_own_process", self._call)
+        monkeypatch.setattr(checkpoint, "in_own_process", self.call)
         self.folder = self.prepare()
         assert (self.converted, self.packed) == (1, 0)
 
-    def _call(self, call: Callable[..., None], *arguments: Any) -> None:
+    def call(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call a function in this process, because a new process would have to import torch."""
         if call is checkpoint.write_packed:
             self.packed += 1
@@ -72,7 +72,7 @@ def prepared(once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pre
         tmp_path / "home/prepared/tiny-int8",
     )
     found.converted = found.packed = 0
-    monkeypatch.setattr(checkpoint, "_in_own_process", found._call)
+    monkeypatch.setattr(checkpoint, "in_own_process", found.call)
     return found
 
 
@@ -242,7 +242,7 @@ def test_a_folder_that_cannot_be_written_to_is_compared_all_the_same(
     def refused(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(digests, "_write", refused)
+    monkeypatch.setattr(digests, "write_record", refused)
     assert digests.changed_files(prepared.folder) == []
     flip(prepared.folder / "config.json")
     assert digests.changed_files(prepared.folder) == ["config.json"]

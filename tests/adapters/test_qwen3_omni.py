@@ -35,7 +35,7 @@ from antiphon.engine.api import EngineSettings
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.modeling import chat
 from antiphon.modeling.chat import MAX_SPARE_PARTS
-from antiphon.modeling.codec_talker import FirstCodeChooser
+from antiphon.modeling.codec.talker import FirstCodeChooser
 from antiphon.modeling.omni.conversation import SpokenTokens
 from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_qwen3_omni as tiny

@@ -26,8 +26,8 @@ from antiphon.audio.wav import wav_header
 from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
-from antiphon.modeling.codec_frames import FrameProgram, TokenPieces
-from antiphon.modeling.codec_vocoder import VocoderState
+from antiphon.modeling.codec.frames import FrameProgram, TokenPieces
+from antiphon.modeling.codec.vocoder import VocoderState
 from tests.adapters import tiny_qwen3_tts as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "qwen3_tts.json").read_text())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.adapters.causal_lm.checkpoint import _in_own_process, _without_bars
+from antiphon.adapters.causal_lm.checkpoint import in_own_process, without_bars
 from antiphon.cli import preparation
 from antiphon.cli.main import main
 from antiphon.cli.preparation import fetch, pull_command
@@ -31,7 +31,7 @@ Refused = Callable[..., str]
 @pytest.fixture(autouse=True)
 def threads_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the exit of `serve` if threads are left: this process has threads of other tests."""
-    monkeypatch.setattr("antiphon.cli.main._leave_threads", lambda status: None)
+    monkeypatch.setattr("antiphon.cli.main.leave_threads", lambda status: None)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_when_ray_serves_then_the_port_was_tried_and_is_free_for_it(
         with bind(settings.server.host, settings.server.port) as sock:
             served.append(sock.getsockname()[1])
 
-    monkeypatch.setattr("antiphon.cli.main._ray_serve", lambda: serve_here)
+    monkeypatch.setattr("antiphon.cli.main.load_ray_serve", lambda: serve_here)
     monkeypatch.setattr("antiphon.cli.preparation.fetch", lambda settings: None)
     ray = ("serve", "--ray", "--profile", "light", "--home", str(tmp_path), "--port", str(port))
     assert main(ray) == 0
@@ -158,12 +158,12 @@ def test_when_a_device_is_not_there_then_it_is_named_with_what_there_is(
     monkeypatch: pytest.MonkeyPatch, refused: Refused, tmp_path: Path
 ) -> None:
     serve = ("serve", "--port", "0", "--home", str(tmp_path))
-    monkeypatch.setattr(preparation, "_num_torch_devices", lambda: 0)
+    monkeypatch.setattr(preparation, "num_torch_devices", lambda: 0)
     assert "only its CPU: use --device cpu" in refused(*serve, "--device", "cuda", status=2)
     reported = refused(*serve, "--placement", "synthesizer=cuda:3", status=2)
     assert "--placement synthesizer=cuda:3: " in reported
     assert "use --placement synthesizer=cpu" in reported
-    monkeypatch.setattr(preparation, "_num_torch_devices", lambda: 2)
+    monkeypatch.setattr(preparation, "num_torch_devices", lambda: 2)
     reported = refused(*serve, "--device", "cuda", "--placement", "synthesizer=cuda:3", status=2)
     assert "but cuda:0, cuda:1: use one of them" in reported
     there = replace(Settings().models, device="cuda", placement="language=cuda:1")
@@ -171,7 +171,7 @@ def test_when_a_device_is_not_there_then_it_is_named_with_what_there_is(
 
 
 def test_when_only_ctranslate2_sees_a_gpu_then_whisper_may_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "_num_torch_devices", lambda: 0)
+    monkeypatch.setattr(preparation, "num_torch_devices", lambda: 0)
     monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: 1)
     on_gpu = replace(Settings(), models=replace(Settings().models, device="cuda"))
     preparation.check_models(on_gpu, ("transcriber", "vad"))
@@ -313,11 +313,11 @@ def test_when_a_checkpoint_is_converted_then_no_progress_bar_is_drawn_among_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TQDM_DISABLE", "0")
-    _in_own_process(write_variable, tmp_path / "seen")
+    in_own_process(write_variable, tmp_path / "seen")
     assert (tmp_path / "seen").read_text() == "1"
     assert os.environ["TQDM_DISABLE"] == "0"
     monkeypatch.delenv("TQDM_DISABLE")
-    with _without_bars():
+    with without_bars():
         assert os.environ["TQDM_DISABLE"] == "1"
     assert "TQDM_DISABLE" not in os.environ
 

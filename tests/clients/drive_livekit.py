@@ -7,27 +7,9 @@ import sys
 import aiohttp
 from livekit.agents import llm
 from livekit.plugins.openai.realtime import RealtimeModel
+from livekit_replies import take
 
 logging.basicConfig(level=logging.WARNING)
-
-
-async def take(generation):
-    """The samples and the text of an answer."""
-    samples, text = 0, ""
-    async for message in generation.message_stream:
-
-        async def hear(message=message):
-            nonlocal samples
-            async for frame in message.audio_stream:
-                samples += frame.samples_per_channel
-
-        async def read(message=message):
-            nonlocal text
-            async for part in message.text_stream:
-                text += str(part)
-
-        await asyncio.gather(hear(), read())
-    return samples, text
 
 
 async def main():

@@ -2,94 +2,36 @@
 
 import asyncio
 import sys
-from collections import Counter
 
-import soundfile
-from loguru import logger
-from pipecat.frames.frames import ErrorFrame, InputAudioRawFrame, TranscriptionFrame, TTSAudioRawFrame, TTSSpeakFrame
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.runner import PipelineRunner
-from pipecat.pipeline.task import PipelineParams, PipelineTask
-from pipecat.processors.frame_processor import FrameProcessor
+from pipecat.frames.frames import TTSSpeakFrame
 from pipecat.services.deepgram.flux.stt import DeepgramFluxSTTService
 from pipecat.services.deepgram.stt import DeepgramSTTService
 from pipecat.services.deepgram.tts import DeepgramTTSService
+from pipecat_pipeline import OUT_HZ, Sink, run, say, until
 
-logger.remove()
-logger.add(sys.stderr, level="WARNING")
 RATE_HZ, TURNS = 16_000, 3
-
-
-class Sink(FrameProcessor):
-    def __init__(self):
-        super().__init__()
-        self.seen, self.texts, self.num_bytes, self.failures = Counter(), [], 0, []
-
-    async def process_frame(self, frame, direction):
-        await super().process_frame(frame, direction)
-        self.seen[type(frame).__name__] += 1
-        if isinstance(frame, TranscriptionFrame):
-            self.texts.append(frame.text)
-        if isinstance(frame, TTSAudioRawFrame):
-            self.num_bytes += len(frame.audio)
-        if isinstance(frame, ErrorFrame):
-            self.failures.append(str(frame))
-        await self.push_frame(frame, direction)
-
-
-async def until(condition, what, seconds=60):
-    for _ in range(seconds * 20):
-        if condition():
-            return
-        await asyncio.sleep(0.05)
-    raise TimeoutError(what)
-
-
-async def run(service, drive):
-    """Run a pipeline of one service."""
-    sink = Sink()
-    task = PipelineTask(
-        Pipeline([service, sink]), params=PipelineParams(audio_in_sample_rate=RATE_HZ, audio_out_sample_rate=24_000)
-    )
-    running = asyncio.create_task(PipelineRunner(handle_sigint=False).run(task))
-    try:
-        await asyncio.sleep(1.5)
-        await drive(task, sink)
-        await task.cancel()
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-    assert not sink.failures, sink.failures
-    return sink
 
 
 async def main():
     url, recording = sys.argv[1:3]
     ws = url.replace("http", "ws", 1)
-    data, rate = soundfile.read(recording, dtype="int16")
-    assert rate == RATE_HZ
-    pcm = data.astype("<i2").tobytes() + bytes(2 * RATE_HZ * 3)
 
-    async def say(task, sink):
-        for number in range(TURNS):
-            for at in range(0, len(pcm), 640):
-                part = pcm[at : at + 640]
-                await task.queue_frames([InputAudioRawFrame(audio=part, sample_rate=RATE_HZ, num_channels=1)])
-                await asyncio.sleep(0.01)
-            await until(lambda n=number: " ".join(sink.texts).count("surpassed") > n, f"turn {number}: {sink.texts}")
+    async def hear(task, sink):
+        for turn in range(1, TURNS + 1):
+            await say(task, recording, RATE_HZ, 3, speed=2)
+            await until(lambda n=turn: " ".join(sink.texts).count("surpassed") >= n, lambda: f"{sink.texts}")
 
-    plain = await run(DeepgramSTTService(api_key="none", base_url=ws), say)
-    flux = await run(DeepgramFluxSTTService(api_key="none", url=f"{ws}/v2/listen"), say)
+    plain = await run([DeepgramSTTService(api_key="none", base_url=ws), Sink()], hear, RATE_HZ)
+    flux = await run([DeepgramFluxSTTService(api_key="none", url=f"{ws}/v2/listen"), Sink()], hear, RATE_HZ)
 
     async def speak(task, sink):
         await task.queue_frames([TTSSpeakFrame("Hello there."), TTSSpeakFrame("How are you today?")])
-        await until(lambda: sink.num_bytes > 48_000, f"{sink.num_bytes} bytes")
+        await until(lambda: sink.num_loud > OUT_HZ, lambda: f"{sink.num_loud} samples")
 
-    spoken = await run(DeepgramTTSService(api_key="none", base_url=ws), speak)
+    spoken = await run([DeepgramTTSService(api_key="none", base_url=ws), Sink()], speak, RATE_HZ)
     assert plain.seen["InterimTranscriptionFrame"]
-    print(
-        f"pipecat_deepgram: {len(plain.texts)} and {len(flux.texts)} turns, {spoken.num_bytes / 48_000:.1f} s of speech"
-    )
+    turns = f"{len(plain.texts)} and {len(flux.texts)} turns"
+    print(f"pipecat_deepgram: {turns}, {spoken.num_loud / OUT_HZ:.1f} s of speech")
 
 
 asyncio.run(asyncio.wait_for(main(), 150))

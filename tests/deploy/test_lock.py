@@ -118,12 +118,12 @@ def test_a_file_that_is_not_the_locks_is_not_installed(tmp_path: Path, monkeypat
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "to"))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     options = ["--no-index", "--find-links", str(tmp_path)]
-    LOCK._pip_install([package], *options)
+    LOCK.pip_install([package], *options)
     assert (tmp_path / "to" / "toy.py").read_text() == "GOOD = True"
     wheel(tmp_path, "GOOD = False")
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "other"))
     with pytest.raises(SystemExit):
-        LOCK._pip_install([package], *options)
+        LOCK.pip_install([package], *options)
     assert not (tmp_path / "other" / "toy.py").exists()
 
 

@@ -9,7 +9,7 @@ import torch
 from antiphon.adapters.qwen3_tts.synthesizer import Qwen3Tts
 from antiphon.engine.api import Sampling, Session
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices
-from antiphon.modeling.codec_talker import CodecSampling, FirstCodeChooser
+from antiphon.modeling.codec.talker import CodecSampling, FirstCodeChooser
 
 
 async def reference_frames(

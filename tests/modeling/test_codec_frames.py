@@ -21,14 +21,14 @@ from antiphon.contracts import VoiceOptions
 from antiphon.engine.api import EngineSettings, Sampling
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
-from antiphon.modeling.codec_frames import (
+from antiphon.modeling.codec.frames import (
     TEXT_TOKENS_AHEAD,
     FrameProgram,
     TextFeed,
     TextRows,
     TokenPieces,
 )
-from antiphon.modeling.codec_talker import CodecSampling
+from antiphon.modeling.codec.talker import CodecSampling
 from tests.adapters import tiny_qwen3_tts as tiny
 from tests.engine.local.operators import Operators
 from tests.modeling.reference_frames import reference_frames

@@ -13,7 +13,7 @@ from transformers import DynamicCache, Qwen3Config, Qwen3Model
 from antiphon.engine.api import Sampling
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
 from antiphon.engine.local.kernels.norms import fuse_norms
-from antiphon.modeling.codec_talker import SPECIAL_CODES, CodePredictor, FirstCodeChooser
+from antiphon.modeling.codec.talker import SPECIAL_CODES, CodePredictor, FirstCodeChooser
 from tests.engine.local.operators import Operators
 
 WIDTH, NUM_CODES = 48, 7

@@ -13,8 +13,8 @@ from transformers import Qwen3OmniMoeConfig
 from antiphon.adapters.qwen3_omni.code2wav import Code2Wav
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
-from antiphon.modeling.codec_vocoder import CodecVocoder, StreamVocoder, VocoderConfig, VocoderState
-from antiphon.modeling.vocoder_batch import VocoderBatch, VocoderSlots
+from antiphon.modeling.codec.vocoder import CodecVocoder, StreamVocoder, VocoderConfig, VocoderState
+from antiphon.modeling.codec.vocoder_batch import VocoderBatch, VocoderSlots
 from tests.engine.local.operators import Operators
 
 BOOKS, SIZE, WINDOW = 4, 16, 6

@@ -28,9 +28,9 @@ from antiphon.protocols.connection import Context, Event
 from antiphon.protocols.deepgram.flux import FluxConnection
 from antiphon.protocols.deepgram.forms import plain, shown_text
 from antiphon.protocols.deepgram.listen import ListenConnection
-from antiphon.protocols.deepgram.live import LiveListener
 from antiphon.protocols.deepgram.query import REFUSED, DeepgramQuery
 from antiphon.protocols.deepgram.speak import SpeakConnection, SpeakQuery
+from antiphon.protocols.hearing import HearingConnection
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import Frame
@@ -41,7 +41,7 @@ CONTEXT = Context(
 SECOND = b"\0" * 32_000
 
 
-def opened(kind: type[LiveListener], context: Context = CONTEXT, **query: str) -> Any:
+def opened(kind: type[HearingConnection], context: Context = CONTEXT, **query: str) -> Any:
     raw = {"encoding": "linear16", "sample_rate": "16000"}
     wire = kind(Opening(query=tuple((raw | query).items())), context)
     wire.open()
@@ -53,7 +53,7 @@ def frames(found: list[Frame]) -> list[Any]:
     return [json.loads(frame.encode()) for frame in found]
 
 
-def sent(wire: LiveListener, *events: Event) -> list[Any]:
+def sent(wire: HearingConnection, *events: Event) -> list[Any]:
     return [frame for event in events for frame in frames(wire.send(event))]
 
 

@@ -28,6 +28,7 @@ from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.openai.conversation import ConversationInput, OpenAIConversation
 from antiphon.protocols.openai.transcription import OpenAITranscription, TranscriptionMessage
 from antiphon.protocols.opening import Opening
+from antiphon.protocols.realtime.beta_session import BetaFields
 from antiphon.protocols.realtime.items import (
     FunctionCallFields,
     FunctionCallOutputFields,
@@ -40,7 +41,7 @@ from antiphon.protocols.realtime.items import (
     TextPart,
     ToolFields,
 )
-from antiphon.protocols.realtime.session_fields import BetaFields, GaFields
+from antiphon.protocols.realtime.session_fields import GaFields
 from antiphon.protocols.vllm.dialect import VllmDialect
 from antiphon.protocols.vllm.messages import VllmMessage
 from antiphon.protocols.wire import Received

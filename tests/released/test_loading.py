@@ -18,7 +18,7 @@ from antiphon.adapters.qwen2_5_omni import checkpoint as qwen2_5_omni
 from antiphon.adapters.qwen3_asr import checkpoint as qwen3_asr
 from antiphon.adapters.qwen3_omni import checkpoint as qwen3_omni
 from antiphon.adapters.qwen3_tts import checkpoint as qwen3_tts
-from antiphon.adapters.vlm.session import _read as read_vlm
+from antiphon.adapters.vlm.session import read as read_vlm
 from antiphon.engine.local.weights import load_whole
 from antiphon.modeling.tensors import Tensors
 from antiphon.released import Release, families, releases

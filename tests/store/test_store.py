@@ -451,7 +451,7 @@ def test_a_file_that_was_changed_is_found_whatever_its_time_of_modification_says
         store.require(MODEL)
     path.write_bytes(BODY)
     # Stands in for a home that cannot be written to.
-    monkeypatch.setattr("antiphon.store.fetch._write_atomically", refuse)
+    monkeypatch.setattr("antiphon.store.fetch.write_atomically", refuse)
     assert store.require(MODEL)
 
 

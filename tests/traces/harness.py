@@ -144,7 +144,7 @@ class Socket:
     def __init__(self, stage: Stage, number: int) -> None:
         self._stage = stage
         self._number = number
-        self._to_server: asyncio.Queue[Frame] = asyncio.Queue()
+        self.to_server: asyncio.Queue[Frame] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._read = 0
         self.status = 0
@@ -158,7 +158,7 @@ class Socket:
     # --- what the application calls
 
     async def asgi_receive(self) -> Frame:
-        return await self._to_server.get()
+        return await self.to_server.get()
 
     async def asgi_send(self, message: Frame) -> None:
         await self._reads.wait()
@@ -208,7 +208,7 @@ class Socket:
             text = frame if isinstance(frame, str) else dumps(frame)
             self._stage.trace.add("client", self._number, shown(text))
             message = {"type": "websocket.receive", "text": text}
-        self._to_server.put_nowait(message)
+        self.to_server.put_nowait(message)
         await idle()
 
     async def say(self, type: str, **fields: Any) -> None:
@@ -229,7 +229,7 @@ class Socket:
         await idle()
         self._stage.trace.add("client", self._number, {"leaves": code})
         self.closed = self.closed or (code, "")
-        self._to_server.put_nowait({"type": "websocket.disconnect", "code": code})
+        self.to_server.put_nowait({"type": "websocket.disconnect", "code": code})
         await idle()
 
     async def until(self, type: str, count: int = 1, **fields: Any) -> Frame:
@@ -418,7 +418,7 @@ class Stage:
             "subprotocols": list(subprotocols),
             "extensions": {"websocket.http.response": {}},
         }
-        await socket._to_server.put({"type": "websocket.connect"})
+        await socket.to_server.put({"type": "websocket.connect"})
         socket.task = asyncio.create_task(self._app(scope, socket.asgi_receive, socket.asgi_send))
         self._sockets.append(socket)
         await idle()

@@ -56,11 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}{meant(args.command, rest)}")
     status = _status(args, rest)
     if args.command == "serve":
-        _leave_threads(status)
+        leave_threads(status)
     return status
 
 
-def _leave_threads(status: int) -> None:
+def leave_threads(status: int) -> None:
     """Exit the process at once if threads are still running.
 
     A model's thread that hangs or still loads would keep the interpreter from exiting, or abort it (SIGABRT) while the
@@ -139,7 +139,7 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
     tls = open_tls(settings)
     if args.ray and tls:
         raise SettingsError("--ray serves without TLS: a proxy in front of it has to end TLS (docs/design/ray.md)")
-    serve_here = _ray_serve() if args.ray else None
+    serve_here = load_ray_serve() if args.ray else None
     with bind(settings.server.host, settings.server.port) as bound:
         if serve_here:
             # Ray binds the port again; this only checks that it is free before models are fetched.
@@ -179,7 +179,7 @@ def _serve_door(settings: Settings) -> int:
     return 0
 
 
-def _ray_serve() -> Callable[..., None]:
+def load_ray_serve() -> Callable[..., None]:
     """Return the function that runs the server on Ray. Raises SettingsError if Ray is not installed."""
     from antiphon.cluster.ray_loopback import listen_on_loopback
 

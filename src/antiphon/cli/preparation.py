@@ -191,7 +191,7 @@ def _check_device(device: str, asked: str, instead: str, *, with_ctranslate2: bo
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return
-    there = max(_num_torch_devices(), _num_ctranslate2_devices() if with_ctranslate2 else 0)
+    there = max(num_torch_devices(), _num_ctranslate2_devices() if with_ctranslate2 else 0)
     if int(number or 0) < there:
         return
     if there:
@@ -202,7 +202,8 @@ def _check_device(device: str, asked: str, instead: str, *, with_ctranslate2: bo
 
 
 @cache
-def _num_torch_devices() -> int:
+def num_torch_devices() -> int:
+    """Return the number of CUDA devices that PyTorch finds; 0 if it is not installed."""
     # Imported by name, as in the loader, and only if a GPU is requested: the import takes two seconds.
     return 0 if missing_packages("talk") else int(import_module("torch").cuda.device_count())
 

@@ -29,7 +29,8 @@ from antiphon.protocols.fields import decode
 from antiphon.protocols.openai.conversation import ConversationSnapshot, OpenAIConversation
 from antiphon.protocols.openai.transcription import OpenAITranscription, TranscriptionSnapshot
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.realtime.session_fields import BetaSession, GaSession
+from antiphon.protocols.realtime.beta_session import BetaSession
+from antiphon.protocols.realtime.session_fields import GaSession
 from antiphon.protocols.resume import Control, Notice, control, notice_frames, refused_frame, resumed_frame
 from antiphon.protocols.vllm.dialect import VllmDialect
 from antiphon.protocols.wire import Frame, Received

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import partial
 
 from starlette.applications import Starlette
@@ -26,8 +27,8 @@ from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients
 # Paths that need no API key. Probes and scrapers have none, and the page asks its user for one. A call may have a
 # short-lived key, which its route checks.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/v1/realtime/calls"})
-# Maximum length of a path in an error message.
-MAX_SHOWN_CHARS = 100
+# Maximum length of a path in an error message, and number of known paths that the message names.
+MAX_SHOWN_CHARS, MAX_NEAREST = 100, 4
 
 
 def build(state: ServerState) -> Starlette:
@@ -55,15 +56,19 @@ def build(state: ServerState) -> Starlette:
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a request or an upgrade to an unknown path, with a list of the known paths."""
+    """Refuse a request or an upgrade to an unknown path. The error names the known paths that resemble it."""
     is_upgrade = scope["type"] == "websocket"
+    path = scope["path"][:MAX_SHOWN_CHARS]
     known = [route for route in ROUTES if isinstance(route, Route | WebSocketRoute) and _is_listed(route.path)]
-    if any(route.path == scope["path"] for route in known):
+    near = get_close_matches(path, sorted({route.path for route in known}), MAX_NEAREST)
+    if path in near:
         # The path exists, but the client sent a request to a WebSocket's path, or a WebSocket upgrade to another path.
-        text = f"{scope['path']} is {'no' if is_upgrade else 'a'} WebSocket."
+        text, near = f"{path} is {'no' if is_upgrade else 'a'} WebSocket.", [path]
     else:
-        text = f"There is no {'WebSocket ' if is_upgrade else ''}{scope['path'][:MAX_SHOWN_CHARS]}."
-    raise HTTPException(404, f"{text} There are: {', '.join(map(_shown, known))}.")
+        text = f"There is no {'WebSocket ' if is_upgrade else ''}{path}."
+    if near:
+        text += f" Nearest: {', '.join(_shown(route) for name in near for route in known if route.path == name)}."
+    raise HTTPException(404, f"{text} All paths are in docs/wire/index.md.")
 
 
 def _shown(route: Route | WebSocketRoute) -> str:

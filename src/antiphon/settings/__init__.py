@@ -1,22 +1,19 @@
 """One frozen tree of settings: defaults < TOML file < environment < flags. No other module reads any of these sources.
 
-Each field states its default and its help once (`sections.py`). The flag (`--max-backlog-s`), the variable
-(`ANTIPHON_MAX_BACKLOG_S`), the TOML key (`[audio] max_backlog_s`) and docs/settings.md are derived from it. An unknown
-name or an invalid value stops the start with an error that names the key.
+`sections.py` has the tree of sections. Each field states its default and its help once. The flag (`--max-backlog-s`),
+the variable (`ANTIPHON_MAX_BACKLOG_S`), the TOML key (`[audio] max_backlog_s`) and docs/settings.md are derived from
+it. An unknown name or an invalid value stops the start with an error that names the key.
 """
 
+from antiphon.settings.models import WEIGHTS, EngineOptions, ModelSettings, SpeechSettings
 from antiphon.settings.protocols import SipSettings, TelephoneSettings, TlsSettings, WyomingSettings
 from antiphon.settings.remote import RemoteSettings, ToolSettings
 from antiphon.settings.sections import (
-    WEIGHTS,
     AudioSettings,
-    EngineOptions,
     MemorySettings,
-    ModelSettings,
     ResumeSettings,
     ServerSettings,
     Settings,
-    SpeechSettings,
     VideoSettings,
 )
 from antiphon.settings.sources import Option, environment_of, load, markdown, options

@@ -1,7 +1,5 @@
 """The settings of models on other servers: keys, formats, deadlines, and what may be sent; and of tool servers.
 
-`sections.py` has all other settings.
-
 The URLs are values of the settings that name the models, such as `--transcriber URL#MODEL`.
 """
 

@@ -175,7 +175,7 @@ class Store:
     def _stamp(self, path: Path, file: ModelFile) -> None:
         # In a read-only home, files are hashed each time.
         with suppress(OSError):
-            _write_atomically(path.with_name(path.name + ".ok"), _stamp_line(path.stat(), file))
+            write_atomically(path.with_name(path.name + ".ok"), _stamp_line(path.stat(), file))
 
     def _obtain(self, model: Model, file: ModelFile, progress: Progress) -> None:
         failures: list[str] = []
@@ -370,7 +370,8 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a crash, finds the old content or the new one. Raises OSError."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_text(text)
     os.replace(scratch, path)

@@ -54,7 +54,8 @@ from antiphon.pipelines.cascade import Cascade
 from antiphon.pipelines.fallback import ConversationWithFallback
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.sessions.conversation.context import ConversationContext
-from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, NativeResponse, NativeTurns
+from antiphon.sessions.conversation.native_response import ANSWER_UNITS, NativeResponse
+from antiphon.sessions.conversation.native_turns import NativeTurns
 from antiphon.sessions.conversation.native_units import MAX_WAITING_UNITS, UnitClock, UnitQueue
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession

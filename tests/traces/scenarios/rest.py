@@ -149,17 +149,20 @@ async def client_secrets(stage: Stage) -> None:
 
 @scenario(server={"api_keys": ("key",)})
 async def nothing_there(stage: Stage) -> None:
-    """An unknown path is answered with the known ones. A missing key and a wrong key have different errors."""
+    """An unknown path is answered with those that resemble it. A missing key and a wrong key have different errors."""
     key = {"authorization": "Bearer key"}
     for url in ("/v1/realtme", "/v1/models"):
         wrong = await stage.connect(url, headers=key)
         assert wrong.status == 404
-    missing = await stage.request("GET", "/v1/nothing", headers=key)
-    assert missing.status == 404
-    assert "WS /v1/realtime" in missing.json["error"]["message"]
-    assert "/internal" not in missing.json["error"]["message"]
+    for path in ("/v1/audio/speeches", "/nothing", "/internal/stats"):
+        missing = await stage.request("GET", path, headers=key)
+        assert missing.status == 404
+        message = missing.json["error"]["message"]
+        assert ("POST /v1/audio/speech," in message) == (path == "/v1/audio/speeches")
+        assert "docs/wire/index.md" in message
+        assert " /internal" not in message.removeprefix(f"There is no {path}")
     plain = await stage.request("GET", "/v1/realtime", headers=key)
-    assert plain.json["error"]["message"].startswith("/v1/realtime is a WebSocket. There are: GET /,")
+    assert plain.json["error"]["message"].startswith("/v1/realtime is a WebSocket. Nearest: WS /v1/realtime.")
     none, other = (
         await stage.request("GET", "/v1/models"),
         await stage.request("GET", "/v1/models", headers={"authorization": "Bearer other"}),

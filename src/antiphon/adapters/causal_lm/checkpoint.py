@@ -79,7 +79,7 @@ def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
                 for path in (target / file for file in changed):
                     # The path may also be a folder or a pipe.
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-                _in_own_process(write_packed, target)
+                in_own_process(write_packed, target)
                 write_digests(target)
             return
     log.info("preparing %s as %s (only once; takes up to a minute)", name, kind)
@@ -88,7 +88,7 @@ def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
         shutil.rmtree(old, ignore_errors=True)
     half.mkdir()
     try:
-        _in_own_process(_write, origin, half, kind)
+        in_own_process(_write, origin, half, kind)
         (half / STAMP).write_text(made_from)
         write_digests(half)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
@@ -104,16 +104,16 @@ def _is_made_from(target: Path, made_from: str) -> bool:
         return False
 
 
-def _in_own_process(call: Callable[..., None], *args: Any) -> None:
+def in_own_process(call: Callable[..., None], *args: Any) -> None:
     """Call a function in a temporary process, because this process would not free the memory of a conversion."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        with _without_bars():
+        with without_bars():
             result = process.submit(call, *args)
         result.result()
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """Disable progress bars in processes that are started within this context, because they would garble the log.
 
     `transformers` has a switch for its own bars, but it shows a plain tqdm bar while it dequantizes a GGUF file.

@@ -26,7 +26,7 @@ State = tuple[int, int, int]
 def write_digests(folder: Path) -> None:
     """Hash every file of a folder, and replace the folder's record. Raises OSError."""
     names = sorted(name for name in os.listdir(folder) if name != RECORD)
-    _write(folder, {name: (*_state(folder / name), sha256_of(folder / name)) for name in names})
+    write_record(folder, {name: (*_state(folder / name), sha256_of(folder / name)) for name in names})
 
 
 def changed_files(folder: Path) -> list[str]:
@@ -54,7 +54,7 @@ def changed_files(folder: Path) -> list[str]:
     if not changed and states != recorded:
         # If the folder is not writable, its files are hashed at every start.
         with suppress(OSError):
-            _write(folder, states)
+            write_record(folder, states)
     return sorted(changed)
 
 
@@ -74,7 +74,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(folder: Path, recorded: dict[str, tuple[int, int, int, str]]) -> None:
+def write_record(folder: Path, recorded: dict[str, tuple[int, int, int, str]]) -> None:
+    """Write the states and digests of a folder's files. Raises OSError."""
     part = folder / f"{RECORD}.{os.getpid()}"
     part.write_bytes(msgspec.json.encode(recorded))
     os.replace(part, folder / RECORD)

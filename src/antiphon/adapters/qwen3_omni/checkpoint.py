@@ -17,7 +17,7 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from antiphon.adapters.qwen3_omni.code2wav import Code2Wav
 from antiphon.engine.local.weights import load_whole
-from antiphon.modeling.codec_talker import CodePredictor
+from antiphon.modeling.codec.talker import CodePredictor
 from antiphon.modeling.omni.conversation import ThinkerParts, tokenizer
 from antiphon.modeling.text_decoder import EXPERTS, TextDecoder
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from antiphon.modeling.codec_vocoder import (
+from antiphon.modeling.codec.vocoder import StreamVocoder
+from antiphon.modeling.codec.vocoder_layers import (
     CausalConv,
     CausalUpsample,
     ConvNext,
     Snake,
-    StreamVocoder,
     Transformer,
     UpsampleBlock,
     VocoderStreams,

@@ -19,13 +19,20 @@ from antiphon.audio import Pcm
 from antiphon.engine.api import GRAPHS, Engine, Sampling, Session
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
-from antiphon.modeling.codec_frames import FrameMaker, TextFeed, TextRows, TokenPieces, chunk_sizes, generate_frames
-from antiphon.modeling.codec_talker import CodecSampling
-from antiphon.modeling.codec_vocoder import VocoderState
+from antiphon.modeling.codec.frames import (
+    FrameMaker,
+    TextFeed,
+    TextRows,
+    TokenPieces,
+    chunk_sizes,
+    generate_frames,
+)
+from antiphon.modeling.codec.talker import CodecSampling
+from antiphon.modeling.codec.vocoder import VocoderState
+from antiphon.modeling.codec.vocoder_batch import VocoderBatch
 from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run
 from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
 from antiphon.modeling.omni.hidden_rows import HiddenRow
-from antiphon.modeling.vocoder_batch import VocoderBatch
 
 # The sampling of the released code (the defaults of its generate()).
 TALKER_SAMPLING = CodecSampling(

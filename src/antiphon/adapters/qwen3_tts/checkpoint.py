@@ -21,8 +21,8 @@ from transformers import MimiConfig, MimiModel, Qwen3Config, Qwen3Model
 
 from antiphon.adapters.qwen3_tts.voice_cloning import SpeakerEncoder, SpeakerEncoderConfig
 from antiphon.engine.api import Sampling
-from antiphon.modeling.codec_talker import DEFAULT_CODEC_SAMPLING, CodecSampling, CodePredictor, TextProjection
-from antiphon.modeling.codec_vocoder import CodecVocoder, VocoderConfig
+from antiphon.modeling.codec.talker import DEFAULT_CODEC_SAMPLING, CodecSampling, CodePredictor, TextProjection
+from antiphon.modeling.codec.vocoder import CodecVocoder, VocoderConfig
 from antiphon.modeling.tensors import CheckpointType, Tensors, fill, own_config, read_config
 from antiphon.modeling.text_decoder import QwenTextConfig, TextDecoder
 from antiphon.modeling.tokens import Vocabulary

@@ -1,6 +1,6 @@
 """Qwen3-TTS as a synthesizer: each text is a session of the engine, and its audio is returned as frames are generated.
 
-`prompt.py` builds the talker's prompt, and `modeling/codec_talker.py` samples frames. This module has the loaded model,
+`prompt.py` builds the talker's prompt, and `modeling/codec/talker.py` samples frames. This module has the loaded model,
 the order of the work for one text, and the cache of cloned voices.
 """
 
@@ -28,7 +28,7 @@ from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
-from antiphon.modeling.codec_frames import (
+from antiphon.modeling.codec.frames import (
     MAX_VOCODER_FRAMES,
     FrameMaker,
     TextFeed,
@@ -37,9 +37,9 @@ from antiphon.modeling.codec_frames import (
     chunk_sizes,
     generate_frames,
 )
-from antiphon.modeling.codec_talker import CodecSampling
-from antiphon.modeling.codec_vocoder import VocoderState
-from antiphon.modeling.vocoder_batch import VocoderBatch
+from antiphon.modeling.codec.talker import CodecSampling
+from antiphon.modeling.codec.vocoder import VocoderState
+from antiphon.modeling.codec.vocoder_batch import VocoderBatch
 from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.places import current_owner
 from antiphon.shares.threads import FILE_THREADS, in_thread

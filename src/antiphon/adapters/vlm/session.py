@@ -91,7 +91,7 @@ class VisionLanguageModel:
             model_id,
             folder,
             options,
-            lambda folder, dtype: _read(folder, device, dtype),
+            lambda folder, dtype: read(folder, device, dtype),
             lambda family: (family.decoder,),
             mixture=_model_type(folder).endswith("_moe"),
         )
@@ -156,7 +156,8 @@ def _model_type(folder: Path) -> str:
         return ""
 
 
-def _read(folder: Path, device: str, dtype: torch.dtype) -> VisionFamily:
+def read(folder: Path, device: str, dtype: torch.dtype) -> VisionFamily:
+    """Read a checkpoint of any family that takes images. Raises ValueError for other checkpoints."""
     model_type = _model_type(folder)
     # The first version's checkpoints have the type of the architecture that it was derived from.
     if model_type in ("smolvlm", "idefics3"):

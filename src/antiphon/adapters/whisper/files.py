@@ -1,6 +1,6 @@
 """Transcribes whole files with faster-whisper, in parts, window by window, and removes hallucinated words.
 
-`transcriber.py` contains the model, and decodes live windows.
+`decoder.py` contains the model, and decodes live windows.
 """
 
 from __future__ import annotations

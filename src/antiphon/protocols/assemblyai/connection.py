@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import (
     CommitAudio,
-    ConfigureTranscription,
     SessionEnding,
     SpeechStarted,
     TranscriptDelta,
@@ -39,7 +38,7 @@ from antiphon.protocols.connection import Command, Context, Dialect, Event, Resu
 from antiphon.protocols.fields import Reader
 from antiphon.protocols.hearing import HearingConnection
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.wire import Frame, message
+from antiphon.protocols.wire import Frame, Received, message
 
 # Close codes: an error of the server, an invalid setting or message, the end of the longest session.
 SERVER_ERROR, INVALID_INPUT, EXPIRED = 3005, 3006, 3008
@@ -96,7 +95,6 @@ class AssemblyConnection(HearingConnection):
 
     def __init__(self, opening: Opening, context: Context) -> None:
         super().__init__(opening, context)
-        self._settings = TranscriptionConfig()
         self._opened_s = context.steady_s()
         # The turns that have words, and have not ended, by their numbers in the session.
         self._turns: dict[int, _Turn] = {}
@@ -115,8 +113,7 @@ class AssemblyConnection(HearingConnection):
         labels = wants_labels(query, self.context)
         # A guess ends a turn sooner, and clients may answer it.
         config = TranscriptionConfig(word_times=True, preflight=True, speaker_labels=labels)
-        self._settings = apply(settings_of(query), config, self.context)
-        return self._settings
+        return apply(settings_of(query), config, self.context)
 
     def opened(self) -> list[Frame]:
         """Return the first message, with the session's id."""
@@ -124,19 +121,17 @@ class AssemblyConnection(HearingConnection):
 
     # --- from the client
 
-    def read(self, data: str) -> list[Command]:
-        """Return the commands in a text message. Raises RemoteProtocolError."""
+    def read(self, data: str) -> Received[Command]:
+        """Read a text message. Raises RemoteProtocolError."""
         match _MESSAGE.read(data):
             case UpdateConfiguration() as update:
-                self._settings = apply(update, self._settings, self.context)
-                return [ConfigureTranscription(self._settings)]
+                return Received(self.reconfigure(apply(update, self.config, self.context)))
             case ForceEndpoint():
-                return [CommitAudio()]
+                return Received([CommitAudio()])
             case AssemblyKeepAlive():
-                return []
+                return Received()
             case Terminate():
-                self.finishing = 1000, ""
-                return []
+                return self.end()
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
         """Return an error, which ends the session."""
@@ -173,12 +168,14 @@ class AssemblyConnection(HearingConnection):
 
     def close(self) -> list[Frame]:
         """Return the message that ends a session that the client has terminated."""
-        if self.finishing is None or self.finishing[0] != 1000:
+        if not self.was_ended:
             return []
         seconds = self.context.steady_s() - self._opened_s
         return [
             message(
-                type="Termination", audio_duration_seconds=round(self.audio_s), session_duration_seconds=round(seconds)
+                type="Termination",
+                audio_duration_seconds=round(self.received_s),
+                session_duration_seconds=round(seconds),
             )
         ]
 

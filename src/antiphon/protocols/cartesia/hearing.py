@@ -28,7 +28,7 @@ from antiphon.protocols.connection import Command, Context, Dialect, Event, Resu
 from antiphon.protocols.fields import decode
 from antiphon.protocols.hearing import HearingConnection
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.wire import Frame, message
+from antiphon.protocols.wire import Frame, Received, message
 from antiphon.turns.end_of_turn import semantic_vad
 
 TURNS, MANUAL = "/stt/turns/websocket", "/stt/websocket"
@@ -83,19 +83,18 @@ class _CartesiaHearing(HearingConnection):
             )
         ]
 
-    def read(self, data: str) -> list[Command]:
-        """Return the commands in a message: a word, or JSON with a type. Raises RemoteProtocolError."""
+    def read(self, data: str) -> Received[Command]:
+        """Read a message: a word, or JSON with a type. Raises RemoteProtocolError."""
         kind = data.strip()
         if kind.startswith("{"):
             kind = decode(data, _Command).type
         match kind:
             case "close" | "done":
-                self.finishing = 1000, ""
-                return []
+                return self.end()
             case "finalize":
-                return [CommitAudio()]
+                return Received([CommitAudio()])
             case "config":
-                return []
+                return Received()
             case _:
                 raise RemoteProtocolError("invalid_value", f"There is no command '{kind[:40]}'.", "type")
 
@@ -192,8 +191,7 @@ class CartesiaManual(_CartesiaHearing):
 
     def close(self) -> list[Frame]:
         """Return the message that ends a session that the client has closed."""
-        is_closed = self.finishing is not None and self.finishing[0] == 1000
-        return [message(type="done", request_id=self.id)] if is_closed else []
+        return [message(type="done", request_id=self.id)] if self.was_ended else []
 
     def _transcript(self, text: str, *, is_final: bool, language: str = "") -> Frame:
         # Clients join the texts without adding spaces.

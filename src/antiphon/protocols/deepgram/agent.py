@@ -340,7 +340,7 @@ class AgentConnection(NeverResumed):
         return [message(type="Error", code="MESSAGE_TOO_LARGE", description=f"It is larger than {max_bytes} bytes.")]
 
     def close(self) -> list[Frame]:
-        """Return no frames: the last `Error` has said it."""
+        """Return no frames: the last `Error` has the reason."""
         return []
 
 

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import (
+    CommitAudio,
     Eagerness,
     GuessDropped,
     ServerVad,
@@ -21,21 +22,21 @@ from antiphon.events.transcription import (
     TranscriptDone,
     TranscriptFailed,
     TranscriptGuessed,
+    TranscriptionConfig,
 )
 from antiphon.events.words import Word
 from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume
-from antiphon.protocols.deepgram.listen import CloseStream, KeepAlive
-from antiphon.protocols.deepgram.live import LiveListener
+from antiphon.protocols.deepgram.listen import CloseStream, DeepgramHearing, KeepAlive
 from antiphon.protocols.deepgram.query import COMMON, DeepgramQuery
 from antiphon.protocols.fields import Reader, Text, number
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.wire import Frame, message
+from antiphon.protocols.wire import Frame, Received, message
 from antiphon.turns.end_of_turn import semantic_vad
 
 PATH = "/v2/listen"
-# The ranges of the thresholds, and their defaults. Without `eager_eot_threshold`, there is no EagerEndOfTurn.
+# The ranges of the thresholds, and the default of one. Without `eager_eot_threshold`, there is no EagerEndOfTurn.
 RANGES = {"eot_threshold": (0.5, 0.9), "eager_eot_threshold": (0.3, 0.9), "eot_timeout_ms": (500, 10_000)}
-EOT_THRESHOLD, EOT_TIMEOUT_MS = 0.7, 5000
+EOT_THRESHOLD = 0.7
 # The largest `eot_threshold` for each eagerness, in order.
 _EAGERNESS: tuple[tuple[float, Eagerness], ...] = ((0.6, "high"), (0.8, "medium"), (0.9, "low"))
 
@@ -88,7 +89,7 @@ class _Turn:
     index: int | None = None
 
 
-class FluxConnection(LiveListener):
+class FluxConnection(DeepgramHearing):
     """One stream of a client of `/v2/listen`."""
 
     dialect = "flux"
@@ -102,10 +103,16 @@ class FluxConnection(LiveListener):
         self._num_sent = self._num_turns = 0
         self._thresholds = Thresholds()
 
-    def _open(self, query: DeepgramQuery) -> list[Frame]:
+    def configure(self) -> TranscriptionConfig:
+        """Read the parameters of the URL. Raises RemoteProtocolError if one is invalid."""
+        query = DeepgramQuery(self.opening.query)
+        self.audio = query.audio()
         given = {name: query.number(name, 0, *RANGES[name]) for name in RANGES if query.text(name)}
         self._thresholds = Thresholds(**given)
-        self._config = query.config(self.context, self._vad(), partials=True, preflight=self._is_eager)
+        return query.config(self.context, self._vad(), partials=True, preflight=self._is_eager)
+
+    def opened(self) -> list[Frame]:
+        """Return the first message."""
         return [self._message("Connected")]
 
     @property
@@ -127,37 +134,40 @@ class FluxConnection(LiveListener):
 
     # --- from the client
 
-    def _read(self, data: str) -> tuple[list[Command], list[Frame]]:
+    def read(self, data: str) -> Received[Command]:
+        """Read a text message. Raises RemoteProtocolError."""
         match _MESSAGE.read(data):
             case KeepAlive():
-                return [], []
+                return Received()
             case CloseStream():
-                return self._close_stream()
+                return self.end()
             case ForceEndTurn():
-                return self._end_turn(), []
+                return Received([CommitAudio()])
             case FluxConfigure() as asked:
-                return self._configure(asked)
+                return self._configured(asked)
 
-    def _configure(self, asked: FluxConfigure) -> tuple[list[Command], list[Frame]]:
+    def _configured(self, asked: FluxConfigure) -> Received[Command]:
         try:
             for name, (low, high) in RANGES.items():
                 value = getattr(asked.thresholds, name)
                 if value not in (UNSET, None):
                     number(value, f"thresholds.{name}", low, high)
-            terms = self._config.keyterms
+            terms = self.config.keyterms
             if asked.keyterms is not UNSET:
                 terms = DeepgramQuery([("keyterm", term) for term in asked.keyterms]).terms()
         except RemoteProtocolError as error:
-            return [], [self._message("ConfigureFailure", error_code=error.code, description=error.message)]
+            failure = self._message("ConfigureFailure", error_code=error.code, description=error.message)
+            return Received([], [failure])
         given = {name: v for name in RANGES if (v := getattr(asked.thresholds, name)) is not UNSET}
         self._thresholds = msgspec.structs.replace(self._thresholds, **given)
-        self._config = replace(self._config, vad=self._vad(), preflight=self._is_eager, keyterms=terms)
+        config = replace(self.config, vad=self._vad(), preflight=self._is_eager, keyterms=terms)
         answer = {"thresholds": self._thresholds, "keyterms": list(terms)}
-        return self._reconfigure(), [self._message("ConfigureSuccess", **answer)]
+        return Received(self.reconfigure(config), [self._message("ConfigureSuccess", **answer)])
 
     # --- to the client
 
-    def _write(self, event: Event) -> list[Frame]:
+    def write(self, event: Event) -> list[Frame]:
+        """Return the frames of an event. Some events have none."""
         match event:
             case SpeechStarted(turn, at_ms):
                 self._turns[turn] = _Turn(at_ms / 1000)
@@ -219,7 +229,7 @@ class FluxConnection(LiveListener):
         number, self._num_sent = self._num_sent, self._num_sent + 1
         return message(type=kind, request_id=self.id, sequence_id=number, **fields)
 
-    def _error(self, code: str, text: str) -> list[Frame]:
+    def error(self, code: str, text: str) -> list[Frame]:
         """Return an error. Only one that ends the stream is an `Error` for Flux's clients, which then close."""
         return [self._message("Error" if self.finishing else "Warning", code=code, description=text)]
 

@@ -6,6 +6,7 @@ with `is_final` true is the text of the whole turn: clients join these texts.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -13,16 +14,22 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import (
+    CommitAudio,
     ServerVad,
+    SessionEnding,
     SpeechStarted,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
+    TranscriptionConfig,
     TurnCommitted,
 )
 from antiphon.events.words import Word
 from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume
 from antiphon.protocols.deepgram.forms import (
+    BAD_AUDIO,
+    FAILED,
+    SILENT,
     DeepgramWord,
     Speakers,
     confidence,
@@ -32,16 +39,18 @@ from antiphon.protocols.deepgram.forms import (
     shown_text,
     shown_words,
 )
-from antiphon.protocols.deepgram.live import LiveListener
 from antiphon.protocols.deepgram.query import COMMON, MAX_SHOWN_CHARS, DeepgramQuery
 from antiphon.protocols.fields import Reader, Text
+from antiphon.protocols.hearing import INVALID_AUDIO, HearingConnection
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.wire import Frame, message
+from antiphon.protocols.wire import Frame, Received, message
 
 # The shortest pause that ends a turn, and the pause without endpointing, in ms. A shorter pause of the client counts as
 # the shortest: words are decoded with the sound around them.
 MIN_ENDPOINTING_MS, NO_ENDPOINTING_MS = 200, 1000
 PATH = "/v1/listen"
+# Codes of a SessionEnding after which Deepgram closes with 1011. Other ends keep the server's close code.
+_FAILURES = {"idle_timeout": SILENT, "server_error": FAILED, "resource_exhausted": FAILED}
 # The index of the only channel, and the number of channels.
 CHANNEL = [0, 1]
 
@@ -91,13 +100,51 @@ class _Turn:
     is_finalized: bool = False
 
 
-class ListenConnection(LiveListener):
+class DeepgramHearing(HearingConnection):
+    """The common part of `/v1/listen` and `/v2/listen`. A subclass writes events (`write`) and errors (`error`)."""
+
+    id_prefix = ""
+    # Seconds without a frame after which Deepgram ends a stream.
+    idle_s = 10.0
+    min_commit_ms = 0
+    refuses_over_http = True
+
+    def hear(self, data: bytes) -> Received[Command]:
+        """Append audio. SDKs before version 3 end the stream with an empty frame."""
+        return super().hear(data) if data else self.end()
+
+    def send(self, event: Event) -> list[Frame]:
+        """Return the frames of an event. Some events have none."""
+        if isinstance(event, SessionEnding):
+            self.finishing = _FAILURES.get(event.code)
+            return self.error(event.code, event.message)
+        return self.write(event)
+
+    def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
+        """Return an error. Only audio that cannot be decoded ends the stream."""
+        if error.code != INVALID_AUDIO:
+            return self.error(error.code, error.message)
+        self.finishing = BAD_AUDIO
+        return self.error("DATA-0000", error.message)
+
+    def write(self, event: Event) -> list[Frame]:
+        """Return the frames of an event, except of a SessionEnding."""
+        raise NotImplementedError
+
+    def error(self, code: str, text: str) -> list[Frame]:
+        """Return an error for the client."""
+        raise NotImplementedError
+
+
+class ListenConnection(DeepgramHearing):
     """One stream of a client of `/v1/listen`."""
 
     dialect = "deepgram"
 
     def __init__(self, opening: Opening, context: Context) -> None:
         super().__init__(opening, context)
+        # The hash of all audio frames.
+        self._sha256 = hashlib.sha256()
         self._turns: dict[int, _Turn] = {}
         self._speakers = Speakers()
         # For each Finalize without its turn: the end of the audio before it, in ms.
@@ -105,7 +152,10 @@ class ListenConnection(LiveListener):
         # The end of the last word, in seconds, until its UtteranceEnd was sent.
         self._last_word_s: float | None = None
 
-    def _open(self, query: DeepgramQuery) -> list[Frame]:
+    def configure(self) -> TranscriptionConfig:
+        """Read the parameters of the URL. Raises RemoteProtocolError if one is invalid."""
+        query = DeepgramQuery(self.opening.query)
+        self.audio = query.audio()
         self._interim = query.flag("interim_results")
         self._vad_events = query.flag("vad_events")
         self._punctuate = query.flag("punctuate") or query.flag("smart_format")
@@ -119,36 +169,42 @@ class ListenConnection(LiveListener):
             given = "endpointing" if query.text("endpointing").lower() not in ("", "true") else ""
             pause_ms = max(MIN_ENDPOINTING_MS, round(query.number(given, MIN_ENDPOINTING_MS, 0, 60_000)))
         vad = ServerVad(silence_duration_ms=pause_ms)
-        self._config = query.config(self.context, vad, partials=self._interim, preflight=False)
         self._name = self.context.models.loaded[0]
-        return []
+        return query.config(self.context, vad, partials=self._interim, preflight=False)
 
     # --- from the client
 
-    def _read(self, data: str) -> tuple[list[Command], list[Frame]]:
+    def hear(self, data: bytes) -> Received[Command]:
+        """Append audio, and hash it for the `Metadata`."""
+        self._sha256.update(data)
+        return super().hear(data)
+
+    def read(self, data: str) -> Received[Command]:
+        """Read a text message. Raises RemoteProtocolError."""
         match _MESSAGE.read(data):
             case KeepAlive():
-                return [], []
+                return Received()
             case Finalize():
                 self._finalized_ms.append(int(self.received_s * 1000))
-                return self._end_turn(), []
+                return Received([CommitAudio()])
             case CloseStream():
-                return self._close_stream()
+                return self.end()
             case Configure(keyterms=terms):
-                return self._configure([] if terms is UNSET else terms, changes=terms is not UNSET)
+                return self._configured([] if terms is UNSET else terms, changes=terms is not UNSET)
 
-    def _configure(self, terms: list[str], *, changes: bool) -> tuple[list[Command], list[Frame]]:
+    def _configured(self, terms: list[str], *, changes: bool) -> Received[Command]:
         answer = {"request_id": self.id, "keyterms": terms}
         if not changes:
-            return [], [message(type="ConfigureSuccess", request_id=self.id)]
+            return Received([], [message(type="ConfigureSuccess", request_id=self.id)])
         try:
             keyterms = DeepgramQuery([("keyterm", term) for term in terms]).terms()
         except RemoteProtocolError as error:
-            return [], [message(type="ConfigureFailure", request_id=self.id, description=error.message)]
-        self._config = replace(self._config, keyterms=keyterms)
-        return self._reconfigure(), [message(type="ConfigureSuccess", **answer)]
+            failure = message(type="ConfigureFailure", request_id=self.id, description=error.message)
+            return Received([], [failure])
+        commands = self.reconfigure(replace(self.config, keyterms=keyterms))
+        return Received(commands, [message(type="ConfigureSuccess", **answer)])
 
-    def _heard(self) -> list[Frame]:
+    def heard(self) -> list[Frame]:
         """Return `UtteranceEnd`, if there was no speech for `utterance_end_ms` since the last word."""
         since_s = self._last_word_s
         if since_s is None or self._turns or self.received_s < since_s + self._utterance_end_s:
@@ -158,7 +214,8 @@ class ListenConnection(LiveListener):
 
     # --- to the client
 
-    def _write(self, event: Event) -> list[Frame]:
+    def write(self, event: Event) -> list[Frame]:
+        """Return the frames of an event. Some events have none."""
         match event:
             case SpeechStarted(turn, at_ms):
                 self._turns[turn] = _Turn(at_ms / 1000)
@@ -178,7 +235,7 @@ class ListenConnection(LiveListener):
             case TranscriptFailed(turn, text):
                 failed = self._turns.pop(turn, _Turn(0.0))
                 empty = TranscriptDone(turn, "", "", (), "", 0.0, 0, 0)
-                return [*self._error("processing_error", text), *self._final(failed, empty)]
+                return [*self.error("processing_error", text), *self._final(failed, empty)]
             case _:
                 return []
 
@@ -197,7 +254,7 @@ class ListenConnection(LiveListener):
         frame = self._result(turn, turn.end_s, alternative, ended=ended, finalized=finalized)
         if done.words and self._utterance_end_s:
             self._last_word_s = done.words[-1].end_s
-        return [frame, *self._heard()]
+        return [frame, *self.heard()]
 
     def _alternative(
         self, text: str, words: list[Word], label: str = "", languages: list[str] | UnsetType = UNSET
@@ -228,7 +285,7 @@ class ListenConnection(LiveListener):
 
     def close(self) -> list[Frame]:
         """Return the `Metadata` of a stream that the client has ended."""
-        if not self.finishing or self.finishing[0] != 1000:
+        if not self.was_ended:
             return []
         return [
             message(
@@ -244,7 +301,8 @@ class ListenConnection(LiveListener):
             )
         ]
 
-    def _error(self, code: str, text: str) -> list[Frame]:
+    def error(self, code: str, text: str) -> list[Frame]:
+        """Return an error, which leaves the stream open."""
         return [message(type="Error", variant=code[:MAX_SHOWN_CHARS], description=text)]
 
 

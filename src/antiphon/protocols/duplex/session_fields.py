@@ -14,6 +14,7 @@ from antiphon.events.duplex import DuplexConfig, NativeSampling, OverlapPolicy
 from antiphon.events.transcription import PrimarySpeakerMode
 from antiphon.protocols.fields import Text, audio_file, decode, json_object, number
 from antiphon.protocols.opening import NULL
+from antiphon.protocols.realtime.beta_session import modalities_of_beta
 from antiphon.protocols.realtime.input_fields import (
     AudioFormat,
     AudioInput,
@@ -29,7 +30,6 @@ from antiphon.protocols.realtime.session_fields import (
     SessionChanges,
     SessionOutput,
     Truncation,
-    modalities_of_beta,
 )
 from antiphon.protocols.realtime.turn_fields import VAD_LEAVES, TurnDetection, TurnDetectionFields
 

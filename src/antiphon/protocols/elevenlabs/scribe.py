@@ -28,7 +28,7 @@ from antiphon.protocols.fields import Reader, Text
 from antiphon.protocols.hearing import HearingConnection
 from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.protocols.realtime.input_fields import MAX_KEYTERM_CHARS, MAX_KEYTERMS
-from antiphon.protocols.wire import Frame, message
+from antiphon.protocols.wire import Frame, Received, message
 
 PATH = "/v1/speech-to-text/realtime"
 # The formats of a client's audio: each has an encoding, and its rate in the name.
@@ -116,7 +116,6 @@ class ScribeConnection(HearingConnection):
 
     def __init__(self, opening: Opening, context: Context) -> None:
         super().__init__(opening, context)
-        self._settings = TranscriptionConfig()
         self._texts: defaultdict[int, str] = defaultdict(str)
 
     def configure(self) -> TranscriptionConfig:
@@ -138,41 +137,41 @@ class ScribeConnection(HearingConnection):
         terms = tuple(value.strip() for name, value in self.opening.query if name == "keyterms" and value.strip())
         if len(terms) > MAX_KEYTERMS or any(len(term) > MAX_KEYTERM_CHARS for term in terms):
             raise _invalid("keyterms", f"at most {MAX_KEYTERMS} terms of {MAX_KEYTERM_CHARS} characters")
-        self._settings = TranscriptionConfig(
+        return TranscriptionConfig(
             language=language,
             vad=ServerVad(threshold, silence_duration_ms=round(silence_s * 1000)) if strategy == "vad" else None,
             word_times=self._flag("include_timestamps"),
             keyterms=terms,
         )
-        return self._settings
 
     def opened(self) -> list[Frame]:
         """Return the first message, with the configuration."""
-        name, vad = self.query.get("audio_format", "pcm_16000"), self._settings.vad
+        name, vad = self.query.get("audio_format", "pcm_16000"), self.config.vad
         config = {
             "sample_rate": FORMATS[name][1],
             "audio_format": name,
-            "language_code": self._settings.language,
+            "language_code": self.config.language,
             "model_id": self.query.get("model_id") or self.context.models.loaded[0],
             "commit_strategy": "vad" if vad else "manual",
             "vad_silence_threshold_secs": vad.silence_duration_ms / 1000 if vad else SILENCE_S,
             "vad_threshold": vad.threshold if vad else VAD_THRESHOLD,
-            "include_timestamps": self._settings.word_times,
+            "include_timestamps": self.config.word_times,
             "include_language_detection": self._flag("include_language_detection"),
         }
         return [message(message_type="session_started", session_id=self.id, config=config)]
 
-    def read(self, data: str) -> list[Command]:
-        """Return the commands in a message. Raises RemoteProtocolError."""
+    def read(self, data: str) -> Received[Command]:
+        """Read a message. Raises RemoteProtocolError."""
         match _MESSAGE.read(data):
             case InputAudioChunk(audio, commit):
                 try:
-                    commands = self.hear(decode_base64(audio))
+                    pcm = decode_base64(audio)
                 except ValueError:
                     raise _invalid("audio_base_64", "base64") from None
-                return [*commands, CommitAudio()] if commit else commands
+                received = self.hear(pcm)
+                return Received([*received.commands, CommitAudio()]) if commit else received
             case CommitSegment():
-                return [CommitAudio()]
+                return Received([CommitAudio()])
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
         """Return an error, which ends the session."""
@@ -201,10 +200,10 @@ class ScribeConnection(HearingConnection):
     def _committed(self, done: TranscriptDone) -> list[Frame]:
         self._texts.pop(done.turn, None)
         text = done.text.strip()
-        if not text and self._settings.vad:
+        if not text and self.config.vad:
             return []
         frames = [message(message_type="committed_transcript", text=text)]
-        if self._settings.word_times or self._flag("include_language_detection"):
+        if self.config.word_times or self._flag("include_language_detection"):
             kind, words = "committed_transcript_with_timestamps", list(scribe_words(done.words))
             frames.append(message(message_type=kind, text=text, language_code=done.language or None, words=words))
         return frames

@@ -24,6 +24,7 @@ from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import Reader
 from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
+from antiphon.protocols.realtime.beta_session import BetaSession, beta_session, read_beta_update
 from antiphon.protocols.realtime.commands import FrameReader, command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio, RunningOutputs
 from antiphon.protocols.realtime.input_fields import (
@@ -47,16 +48,13 @@ from antiphon.protocols.realtime.messages import (
     read_message,
 )
 from antiphon.protocols.realtime.session_fields import (
-    BetaSession,
     GaSession,
     SessionFields,
     SessionOutput,
     apply_output,
     apply_own,
-    beta_session,
     conversation_config,
     ga_session,
-    read_beta_update,
     read_ga_update,
     uses_beta_names,
     uses_ga_names,

@@ -1,11 +1,12 @@
-"""Reads, checks and shows the fields of a conversation's session, with GA (general availability) or beta names.
+"""Reads, checks and shows the fields of a conversation's session, with GA (general availability) names.
 
-docs/wire/openai-realtime.md describes the fields under "The session". `input_fields.py` checks the input fields.
+docs/wire/openai-realtime.md describes the fields under "The session". `input_fields.py` checks the input fields, and
+`beta_session.py` converts sessions with beta names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -23,17 +24,14 @@ from antiphon.protocols.realtime.input_fields import (
     AudioInput,
     FormatFields,
     InputFields,
-    NoiseReduction,
     SessionVoices,
     TranscriptionFields,
-    beta_format_name,
     check_format,
-    format_of_beta,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
 from antiphon.protocols.realtime.tool_servers import servers_from, shown_tool
 from antiphon.protocols.realtime.transcript_events import check_include
-from antiphon.protocols.realtime.turn_fields import TurnDetection, TurnDetectionFields
+from antiphon.protocols.realtime.turn_fields import TurnDetection
 
 # A value that has no effect in this server. The session shows it as the client sent it.
 Echoed = msgspec.Raw | UnsetType
@@ -102,30 +100,6 @@ class GaFields(OwnFields, forbid_unknown_fields=True):
         return any(name.startswith("speech_to_speech.") for name in self.extensions or ())
 
 
-class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A `session` with beta names. `temperature` and fields that cannot be changed have no effect."""
-
-    modalities: list[Text] | Text | UnsetType | None = UNSET  # `["text"]` or `["audio", "text"]`.
-    instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
-    tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
-    tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
-    max_response_output_tokens: int | Text | UnsetType | None = UNSET  # Maximum tokens of a response, or "inf".
-    input_audio_format: FormatFields | Text | UnsetType = UNSET  # Format of the client's audio.
-    input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET  # Transcripts; null turns them off.
-    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown to the client; has no effect.
-    # Turn detection; if null, the client ends turns by committing its audio.
-    turn_detection: TurnDetectionFields | UnsetType | None = UNSET
-    voice: VoiceId | Text | None = None  # Voice of the responses.
-    output_audio_format: FormatFields | Text | None = None  # Format of the server's audio.
-    speed: float | None = None  # Speaking rate; 1 is the voice's normal speed.
-    temperature: Echoed = UNSET  # Accepted, but has no effect.
-    model: Echoed = UNSET  # Accepted, but has no effect.
-    type: Echoed = UNSET  # Accepted, but has no effect.
-    tracing: Echoed = UNSET  # Only null and `auto` are accepted.
-    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts: values of INCLUDABLE.
-    client_secret: Echoed = UNSET  # Accepted, but has no effect.
-
-
 # For each beta name of a field: its GA name. If an update has a name of the first group, it uses beta names, unless it
 # also has a name that exists only in GA.
 _GA_NAMES = {
@@ -139,7 +113,7 @@ _GA_NAMES = {
 }
 _MORE_GA_NAMES = {"speed": "audio.output.speed", "max_response_output_tokens": "max_output_tokens"}
 # For each name that exists only in GA: its beta name.
-_BETA_NAMES = {"output_modalities": "modalities", "max_output_tokens": "max_response_output_tokens", "audio": "voice"}
+BETA_NAMES = {"output_modalities": "modalities", "max_output_tokens": "max_response_output_tokens", "audio": "voice"}
 
 
 class SessionChanges(msgspec.Struct):
@@ -195,7 +169,9 @@ class SessionFields(msgspec.Struct):
         return tuple(self.include or ())
 
 
-class _Head(msgspec.Struct, kw_only=True):
+class SessionHead(msgspec.Struct, kw_only=True):
+    """The fields of every session object."""
+
     id: str
     object: str = "realtime.session"
     expires_at: int
@@ -206,7 +182,7 @@ class _Audio(msgspec.Struct):
     output: SessionOutput
 
 
-class GaSession(_Head, kw_only=True):
+class GaSession(SessionHead, kw_only=True):
     """A session as the client sees it with GA names."""
 
     type: str = "realtime"  # Type of the session.
@@ -225,24 +201,6 @@ class GaSession(_Head, kw_only=True):
     audio: _Audio  # Input and output fields.
 
 
-class BetaSession(_Head, kw_only=True):
-    """A session as the client sees it with beta names."""
-
-    model: str  # The model's name as the client spells it.
-    modalities: list[str]  # `["text"]` or `["audio", "text"]`.
-    instructions: str  # Instructions for the language model.
-    voice: VoiceId | str  # Voice of the responses.
-    input_audio_format: str  # Format of the client's audio, as a beta name.
-    output_audio_format: str  # Format of the server's audio, as a beta name.
-    input_audio_transcription: object  # Transcripts of the user's turns; null if they are off.
-    input_audio_noise_reduction: NoiseReduction | None  # Has no effect.
-    turn_detection: object  # Turn detection; null if the client ends its turns.
-    tools: list[msgspec.Raw]  # Functions that the model may call.
-    tool_choice: str | NamedTool  # Which function the model may or must call.
-    temperature: float = 0.8  # The hosted service's default, without effect.
-    max_response_output_tokens: int | str  # Maximum number of tokens in a response, or "inf".
-
-
 def uses_beta_names(session: msgspec.Raw) -> bool:
     """Whether an update has a field that exists only in the beta API, and none that exists only in GA."""
     names = decode(session, dict[str, msgspec.Raw], "session").keys()
@@ -251,10 +209,10 @@ def uses_beta_names(session: msgspec.Raw) -> bool:
 
 def uses_ga_names(session: msgspec.Raw) -> bool:
     """Whether an update has a field that exists only in GA. This includes `type`, which no beta client sends."""
-    return bool(decode(session, dict[str, msgspec.Raw], "session").keys() & {"type", *_BETA_NAMES})
+    return bool(decode(session, dict[str, msgspec.Raw], "session").keys() & {"type", *BETA_NAMES})
 
 
-def _refuse_names(session: msgspec.Raw, others: Mapping[str, str]) -> None:
+def refuse_names(session: msgspec.Raw, others: Mapping[str, str]) -> None:
     """Raise RemoteProtocolError for a field with one of these names. The error suggests its other name."""
     for name in decode(session, dict[str, msgspec.Raw], "session"):
         if name in others:
@@ -266,7 +224,7 @@ def read_ga_update(session: msgspec.Raw) -> SessionChanges:
 
     Raises RemoteProtocolError for an unknown field, including beta names, and for a `type` other than `realtime`.
     """
-    _refuse_names(session, _GA_NAMES | _MORE_GA_NAMES)
+    refuse_names(session, _GA_NAMES | _MORE_GA_NAMES)
     given = decode(session, GaFields, "session")
     if given.type != "realtime":
         raise RemoteProtocolError("invalid_value", "A session's type cannot be changed.", "session.type")
@@ -281,39 +239,6 @@ def read_ga_update(session: msgspec.Raw) -> SessionChanges:
         )
         outputs = msgspec.structs.replace(outputs, format=outputs.format or pcm)
     return SessionChanges(given, inputs, outputs)
-
-
-def read_beta_update(session: msgspec.Raw) -> SessionChanges:
-    """Read an update with beta names, and convert its modalities into their GA form. Checks types, but not values.
-
-    Raises RemoteProtocolError for an unknown field, including GA names.
-    """
-    _refuse_names(session, _BETA_NAMES)
-    given = decode(session, BetaFields, "session")
-    own = OwnFields(
-        output_modalities=modalities_of_beta(given.modalities),
-        instructions=given.instructions,
-        tools=given.tools,
-        tool_choice=given.tool_choice,
-        max_output_tokens=given.max_response_output_tokens,
-        tracing=given.tracing,
-        include=given.include,
-    )
-    inputs = InputFields(
-        format_of_beta(given.input_audio_format),
-        given.input_audio_transcription,
-        given.input_audio_noise_reduction,
-        given.turn_detection,
-    )
-    output = OutputFields(format_of_beta(given.output_audio_format), given.voice, given.speed)
-    return SessionChanges(own, inputs, output)
-
-
-def modalities_of_beta(given: Sequence[object] | UnsetType | None) -> list[str] | UnsetType:
-    """Return `["audio"]` if the modalities include audio, else `["text"]`. The beta API sends `["audio", "text"]`."""
-    if given is UNSET:
-        return UNSET
-    return ["audio"] if "audio" in (given or ()) else ["text"]
 
 
 def apply_own(
@@ -477,24 +402,3 @@ def ga_session(head: tuple[str, int, str], fields: SessionFields, audio: AudioIn
     own = {name: getattr(fields, name) for name in SessionFields.__struct_fields__ if name != "output"}
     session_id, expires_at, model = head
     return GaSession(id=session_id, expires_at=expires_at, model=model, **own, audio=_Audio(audio, fields.output))
-
-
-def beta_session(head: tuple[str, int, str], fields: SessionFields, audio: AudioInput) -> BetaSession:
-    """Return the session with beta names. The arguments are the same as for `ga_session`."""
-    session_id, expires_at, model = head
-    return BetaSession(
-        id=session_id,
-        expires_at=expires_at,
-        model=model,
-        modalities=["audio", "text"] if fields.speaks else ["text"],
-        instructions=fields.instructions,
-        voice=fields.output.voice,
-        input_audio_format=beta_format_name(audio.format),
-        output_audio_format=beta_format_name(fields.output.format),
-        input_audio_transcription=audio.transcription,
-        input_audio_noise_reduction=audio.noise_reduction,
-        turn_detection=audio.turn_detection,
-        tools=fields.tools,
-        tool_choice=fields.tool_choice,
-        max_response_output_tokens=fields.max_output_tokens,
-    )

@@ -297,7 +297,7 @@ class SipAgent:
             stream.close()
 
     async def exchange(self, request: SipRequest, peer: Peer) -> SipResponse | None:
-        """Send a request, and return its last response; None if none came. An INVITE is cancelled with this."""
+        """Send a request, and return its last response; None if none came. If this is cancelled, so is an INVITE."""
         done: asyncio.Future[SipResponse | None] = asyncio.get_running_loop().create_future()
 
         def arrived(response: SipResponse | None) -> None:

@@ -95,7 +95,7 @@ class SipCall:
 
     @property
     def is_open(self) -> bool:
-        """Whether the other side takes the call for one that goes on."""
+        """Whether the call goes on for the other side."""
         return not self._is_over and self.dialog.key in self._agent.calls
 
     def over(self) -> None:
@@ -164,7 +164,7 @@ class SipCall:
         self._respond(transaction, 200, *headers, body=body)
 
     def _take_answer(self, ack: SipRequest) -> None:
-        """Take the answer to an offer of ours in a re-INVITE. What cannot be read changes nothing."""
+        """Take the answer to an offer of ours in a re-INVITE. An answer that cannot be read changes nothing."""
         if self.agreed is None or self.leg is None:
             return
         try:

@@ -18,7 +18,7 @@ READ_BYTES = 1 << 16
 IDLE_S = 1800.0
 # Bytes that may wait for a peer that does not read. It is then cut off.
 MAX_UNREAD_BYTES = 1 << 20
-# Seconds that the last messages over TCP have to be sent in, when the server stops.
+# Seconds in which the last messages over TCP have to be sent when the server stops.
 LAST_WORDS_S = 2.5
 
 # Handles one message of a peer. Does not wait, and does not raise.

@@ -56,7 +56,7 @@ class SipDialer(Protocol):
     async def dial(self, caller: Caller, call: Call, options: HoldOptions) -> None:
         """Call `call.called`: a SIP URI, or a number at the provider. Returns when it is answered.
 
-        Raises Refused without room, and RemoteProtocolError: `invalid_value` for a target that cannot be, and REFUSED
+        Raises Refused without room, and RemoteProtocolError: `invalid_value` for an invalid target, and REFUSED
         if the other side does not take the call.
         """
         ...

@@ -103,7 +103,7 @@ class Challenger:
             return False
         if self._now_s() - float(made.rpartition(".")[0]) > NONCE_S or given.get("realm") != REALM:
             return False
-        # Proxies rewrite the URI of a request, so that it is not compared. A nonce is good for one request anyway.
+        # Proxies rewrite the URI of a request, so it is not compared. A nonce is good for one request anyway.
         right = response_of(given, request.method, given.get("username", ""), self._password)
         if right is None or not hmac.compare_digest(right.encode(), given.get("response", "").lower().encode()):
             return False

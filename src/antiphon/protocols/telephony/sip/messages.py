@@ -122,7 +122,7 @@ class SipMessage:
 
 @dataclass(slots=True, kw_only=True)
 class SipRequest(SipMessage):
-    """A request: a method, for the one whom the URI names."""
+    """A request: a method, and the URI that it is for."""
 
     method: str
     uri: str
@@ -318,7 +318,7 @@ def _unfolded(lines: list[str]) -> list[str]:
 def _header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     name = name.strip().lower()
-    # Values are copied into responses, so that they must not end a line.
+    # Values are copied into responses, so they must not contain line breaks.
     if not colon or not _HEADER_NAME.fullmatch(name) or any(c < " " and c != "\t" for c in value):
         raise bad_sip("A header is not 'NAME: VALUE'.")
     return _COMPACT.get(name, name), value.strip()

@@ -86,7 +86,7 @@ class Description:
 
     @property
     def holds(self) -> bool:
-        """Whether the other side does not want to hear anything now."""
+        """Whether the other side has put us on hold."""
         return self.direction in ("sendonly", "inactive") or self.host in ("0.0.0.0", "::")
 
 

@@ -29,7 +29,8 @@ from antiphon.events.transcription import OverlapDecided
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation, rejected
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
-from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, NativeResponse, NativeTurns
+from antiphon.sessions.conversation.native_response import ANSWER_UNITS, NativeResponse
+from antiphon.sessions.conversation.native_turns import NativeTurns
 from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.kept import KeptResponse
 from antiphon.sessions.conversation.responses.pending_calls import PendingCalls

@@ -28,7 +28,7 @@ from antiphon.events.conversation import (
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ROOT, ConversationHistory
-from antiphon.sessions.conversation.native_turns import NativeResponse
+from antiphon.sessions.conversation.native_response import NativeResponse
 from antiphon.sessions.conversation.responses.generation import (
     FAILURES,
     ModelStream,

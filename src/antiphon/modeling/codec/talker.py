@@ -1,7 +1,7 @@
 """Chooses the codes of a frame of audio, in Qwen3-TTS and Qwen3-Omni.
 
 A decoder on the engine samples the first code of each frame. A small code predictor then samples the other fifteen.
-Both compute all sessions at once. `codec_frames.py` turns frames into an utterance, and `codec_vocoder.py` turns codes
+Both compute all sessions at once. `frames.py` turns frames into an utterance, and `vocoder.py` turns codes
 into audio.
 """
 

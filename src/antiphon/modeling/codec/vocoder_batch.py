@@ -17,7 +17,8 @@ from antiphon.audio import Pcm
 from antiphon.engine.local.kernels.graphs import CapturedPass, Graphs, power_of_two, warmed_sizes
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
-from antiphon.modeling.codec_vocoder import StreamVocoder, VocoderState, VocoderStreams, has_been, in_reach
+from antiphon.modeling.codec.vocoder import StreamVocoder, VocoderState
+from antiphon.modeling.codec.vocoder_layers import VocoderStreams, has_been, in_reach
 from antiphon.modeling.gathered import GatheredCalls
 
 # Maximum number of streams with a slot. Further streams are vocoded without a slot, which is slower.

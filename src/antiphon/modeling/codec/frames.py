@@ -22,7 +22,7 @@ from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, is_
 from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
-from antiphon.modeling.codec_talker import CapturedFrames, CodecSampling, CodePredictor, FirstCodeChooser
+from antiphon.modeling.codec.talker import CapturedFrames, CodecSampling, CodePredictor, FirstCodeChooser
 from antiphon.modeling.gathered import GatheredCalls
 
 # The numbers of frames (of 80 ms) in the successive chunks of audio. With small chunks at the start, the first audio is
