@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 30000
+# Python keeps compiled modules, whatever the environment says. Otherwise every process compiles torch again, for 6 s.
+export PYTHONDONTWRITEBYTECODE =
 
 CODE := src tests bench examples docs deploy
 
