@@ -189,12 +189,14 @@ def server(serve: Serve) -> Process:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start a server, which `make quick` excludes, and run their modules first.
+    """Mark the tests that start a server, which `make quick` excludes.
 
-    Short tests then come last, so that both workers finish at about the same time.
+    Modules with such tests run first, then modules with slow tests. Short modules come last, so that both workers
+    finish at about the same time.
     """
     for item in items:
         if "serve" in getattr(item, "fixturenames", ()):
             item.add_marker("server")
-    long = {item.path for item in items if item.get_closest_marker("server")}
-    items.sort(key=lambda item: item.path not in long)
+    kinds = ("server", "slow")
+    long = {kind: {item.path for item in items if item.get_closest_marker(kind)} for kind in kinds}
+    items.sort(key=lambda item: [item.path not in long[kind] for kind in kinds])
