@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,3 +201,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     kinds = ("server", "slow")
     long = {kind: {item.path for item in items if item.get_closest_marker(kind)} for kind in kinds}
     items.sort(key=lambda item: [item.path not in long[kind] for kind in kinds])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the test modules without garbage collection, and exclude them from it, because they stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()

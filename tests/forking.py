@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 import os
 import runpy
 import signal
@@ -23,7 +24,7 @@ from functools import cache
 from importlib import import_module
 from subprocess import CompletedProcess
 from types import TracebackType
-from typing import IO
+from typing import IO, NoReturn
 
 # What the tests' servers import. The order matters, because OpenMP reads variables when it loads, and the command line
 # sets them.
@@ -142,6 +143,14 @@ def run(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = 
         return CompletedProcess(arguments, process.wait(), stdout, stderr.read())
 
 
+def leave(status: int) -> NoReturn:
+    """End this process at once. To free all modules, as the interpreter does, takes a forked process 0.3 s."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 # --- in the process that forks ----------------------------------------------------------------------------------------
 
 
@@ -202,7 +211,7 @@ def main() -> None:
     """Import everything, fork for each request, and run the requested module in the fork."""
     for name in PRELOADED:
         import_module(name)
-    # Forks neither search nor copy these objects when they collect garbage, which costs each of them a second otherwise.
+    # Otherwise each fork searches and copies these objects when it collects garbage, which takes a second.
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, threading.enumerate()

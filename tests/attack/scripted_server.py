@@ -28,7 +28,7 @@ from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment
 from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import LoadedModels
 from antiphon.server import run
-from tests.forking import ForkedProcess, forker
+from tests.forking import ForkedProcess, forker, leave
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.server.scripted import Echo
 from tests.store.servers import free_port
@@ -139,4 +139,4 @@ if __name__ == "__main__":
     run.load = load
     # The signal would have no effect if no file waited for it yet.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    sys.exit(main(sys.argv[2:]))
+    leave(main(sys.argv[2:]))
