@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 30000
+# Python keeps compiled modules, whatever the environment says. Otherwise every process compiles torch again, for 6 s.
+export PYTHONDONTWRITEBYTECODE =
 
 CODE := src tests bench examples docs deploy
 
@@ -16,7 +18,7 @@ serve: $(VENV)/run.stamp  ## Fetch the models and serve on http://127.0.0.1:8000
 	$(BIN)/antiphon serve
 
 test: $(VENV)/dev.stamp  ## Everything CI runs
-	@$(MAKE) --no-print-directory -j2 lint types docs models
+	@$(MAKE) --no-print-directory -j2 lint models types docs
 	@$(MAKE) --no-print-directory unit
 
 quick: $(VENV)/dev.stamp  ## Lint, types, and the quick tests of what changed since BASE (HEAD): after every change

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,12 +190,25 @@ def server(serve: Serve) -> Process:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start a server, which `make quick` excludes, and run their modules first.
+    """Mark the tests that start a server, which `make quick` excludes.
 
-    Short tests then come last, so that both workers finish at about the same time.
+    Modules with such tests run first, then modules with slow tests. Short modules come last, so that both workers
+    finish at about the same time.
     """
     for item in items:
         if "serve" in getattr(item, "fixturenames", ()):
             item.add_marker("server")
-    long = {item.path for item in items if item.get_closest_marker("server")}
-    items.sort(key=lambda item: item.path not in long)
+    kinds = ("server", "slow")
+    long = {kind: {item.path for item in items if item.get_closest_marker(kind)} for kind in kinds}
+    items.sort(key=lambda item: [item.path not in long[kind] for kind in kinds])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the test modules without garbage collection, and exclude them from it, because they stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()

@@ -28,10 +28,29 @@ from antiphon.contracts import (
 from antiphon.contracts.speaker import VoiceClustering
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
-from tests.sessions.transcription.test_stable_words import PROFILE
 
 FRAME = 512
 WORD_SAMPLES = 10 * FRAME
+PROFILE = TranscriberProfile(
+    id="t",
+    languages=("en",),
+    step_s=0.3,
+    first_step_s=0.2,
+    agreement_s=0.9,
+    first_agreement_s=0.9,
+    rollback_tokens=1,
+    min_probability=0.3,
+    unfixed_chunks=0,
+    settle_s=0.5,
+    context_pause_s=1.5,
+    pause_s=0.8,
+    long_window_s=9,
+    long_pause_s=0.3,
+    max_window_s=22,
+    context_tokens=0,
+    max_tokens=224,
+    max_prefix_tokens=180,
+)
 
 
 def speech(first: int, count: int, silence_frames: int = 0) -> Pcm:

@@ -2,15 +2,15 @@
 
 The `prompt` of a file decides what happens. "wait": the file is transcribed after the process gets SIGUSR1. "hang": it
 occupies a lane's worker forever. "die": it ends the worker. With LOADS "slowly", the models never finish loading.
+ANTIPHON_TEST_DESCRIPTORS is the maximum number of open files of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -28,8 +28,10 @@ from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment
 from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import LoadedModels
 from antiphon.server import run
+from tests.forking import ForkedProcess, forker, leave
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.server.scripted import Echo
+from tests.store.servers import free_port
 
 LIMIT_S = 30
 
@@ -73,12 +75,11 @@ def load(*_: Any) -> LoadedModels:
 
 @dataclass(slots=True)
 class ScriptedServer:
-    """A process of this module. `log` has its standard error, and `out` its standard output."""
+    """A process of this module. `log` has its standard error."""
 
     url: str
-    popen: subprocess.Popen[bytes]
+    popen: ForkedProcess
     log: Path
-    out: Path
 
     def ready(self) -> dict[str, Any]:
         """Return the body of /ready."""
@@ -107,17 +108,16 @@ class ScriptedServer:
 
 
 @contextmanager
-def scripted_server(folder: Path, *flags: str, loads: str = "at once", **popen: Any) -> Iterator[ScriptedServer]:
-    """Start a server. Wait until it is ready or, with "slowly", until its socket is open."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    log_path, out_path = folder / "log.txt", folder / "out.txt"
-    command = [sys.executable, "-m", "tests.attack.scripted_server", loads, "serve", "--no-pull", "--port", str(port)]
-    with log_path.open("wb") as log, out_path.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, *flags], stdout=out, stderr=log, cwd=Path(__file__).parents[2], env=os.environ, **popen
-        )
-    server = ScriptedServer(f"http://127.0.0.1:{port}", process, log_path, out_path)
+def scripted_server(folder: Path, *flags: str, loads: str = "at once", **env: str) -> Iterator[ScriptedServer]:
+    """Start a server with these additional environment variables.
+
+    Wait until it is ready or, with "slowly", until its socket is open.
+    """
+    port, log_path = free_port(), folder / "log.txt"
+    command = ["tests.attack.scripted_server", loads, "serve", "--no-pull", "--port", str(port), *flags]
+    with log_path.open("w") as log:
+        process = forker().start(command, log, os.environ | env)
+    server = ScriptedServer(f"http://127.0.0.1:{port}", process, log_path)
     status = "loading" if loads == "slowly" else "ready"
     try:
         while True:
@@ -126,15 +126,17 @@ def scripted_server(folder: Path, *flags: str, loads: str = "at once", **popen: 
                 if server.ready()["status"] == status:
                     break
             except httpx.TransportError:
-                continue
+                time.sleep(0.01)
         yield server
     finally:
-        process.kill()
-        process.wait()
+        with process:
+            process.kill()
 
 
 if __name__ == "__main__":
+    if number := int(os.environ.get("ANTIPHON_TEST_DESCRIPTORS", 0)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
     run.load = load
     # The signal would have no effect if no file waited for it yet.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    sys.exit(main(sys.argv[2:]))
+    leave(main(sys.argv[2:]))

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import logging
-import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -36,10 +35,6 @@ def until_closed(connection: socket.socket) -> bytes:
     while chunk := connection.recv(65536):
         data += chunk
     return data
-
-
-def descriptors() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
 
 
 @pytest.mark.server
@@ -111,7 +106,7 @@ def test_an_upgrade_that_cannot_be_read_is_answered_and_gives_its_place_back(tmp
 def test_when_silent_connections_flood_the_server_then_others_are_served_and_the_log_stays_quiet(
     tmp_path: Path,
 ) -> None:
-    with scripted_server(tmp_path, preexec_fn=descriptors) as server, ExitStack() as stack:
+    with scripted_server(tmp_path, ANTIPHON_TEST_DESCRIPTORS=str(DESCRIPTORS)) as server, ExitStack() as stack:
         flood = [stack.enter_context(dial(server)) for _ in range(DESCRIPTORS // 4 + 20)]
         refused = until_closed(flood[-1])
         assert refused.startswith(b"HTTP/1.1 503")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +12,7 @@ import pytest
 
 from tests.attack.doors import as_key, upgrade
 from tests.conftest import Process, Serve
+from tests.forking import run
 from tests.server.clients import connect
 
 SOCKETS = ("/v1/realtime", "/v1/realtime?duplex=1", "/v1/duplex", "/v1/omni", "/v1/audio/speech/stream")
@@ -78,9 +76,7 @@ def test_when_origins_and_hosts_are_allowed_then_they_are_served_and_no_others(s
 @pytest.mark.server
 @pytest.mark.parametrize("given", [("--api-key", ""), ("--api-key", "key", "--api-key", " "), ()])
 def test_when_a_key_is_empty_then_the_server_does_not_start_open(given: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "antiphon", "serve", "--port", "0", *given]
-    environment = os.environ if given else os.environ | {"ANTIPHON_API_KEYS": ""}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = run("antiphon", "serve", "--port", "0", *given, env={} if given else {"ANTIPHON_API_KEYS": ""})
     assert ended.returncode == 2
     assert "a value is empty" in ended.stderr
 

@@ -50,7 +50,7 @@ def test_when_models_load_then_sigterm_ends_the_server_at_once_and_it_never_says
         server.popen.send_signal(signal.SIGTERM)
         assert server.exit_code() == 0
         assert time.monotonic() - began_s < 5
-        assert "ready" not in server.out.read_text()
+        assert "ready" not in server.popen.stdout.read()
 
 
 def test_when_files_are_under_way_then_the_drain_finishes_them_and_refuses_new_ones(tmp_path: Path) -> None:

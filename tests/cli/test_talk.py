@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import subprocess
 import sys
 import wave
@@ -30,6 +29,7 @@ from antiphon.client import (
     UserWords,
 )
 from tests.conftest import SMALL, VOICE
+from tests.forking import run
 from tests.scripted import speech, text
 from tests.server.scripted import WORD_S, serving
 
@@ -152,13 +152,7 @@ def test_without_a_url_a_server_is_started_for_the_conversation(tmp_path: Path) 
     ],
 )
 def test_what_cannot_be_used_is_told_in_a_line(arguments: list[str], says: str, code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "antiphon", "talk", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ},
-    )
+    done = run("antiphon", "talk", *arguments)
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -35,6 +35,7 @@ from antiphon.server import run
 from antiphon.settings import RemoteSettings
 from tests.cluster.scripted_partners import EchoNative, Seer
 from tests.cluster.scripted_voice import ScriptedVoice
+from tests.forking import leave
 from tests.scripted import ScriptedTranscriber
 from tests.server.scripted import Echo, scripted_models
 from tests.traces.models import Native, NativeTalk
@@ -106,4 +107,4 @@ if __name__ == "__main__":
     run.load = load  # type: ignore[assignment]
     # Model files are not checked, so they need not exist.
     preparation.require = lambda *_: None
-    sys.exit(main(["serve", "--no-pull", "--profile", "light", *sys.argv[1:]]))
+    leave(main(["serve", "--no-pull", "--profile", "light", *sys.argv[1:]]))

@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.contracts import TranscriberProfile, TuningLimits, tuned
 from antiphon.events.transcription import StreamTuning
-from tests.sessions.transcription.test_stable_words import PROFILE
+from tests.scripted import PROFILE
 
 RAISED = replace(PROFILE, limits=TuningLimits(100.0, 1024, 4096, context_tokens=256, context_audio=True))
 

@@ -17,7 +17,7 @@ from antiphon.protocols.connection import Context
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.vllm.dialect import MAX_ASKED, VllmDialect
 from tests.protocols.realtime_connection import OUTPUTS, connect, exchange, frames, pcm, trace
-from tests.sessions.transcription.test_stable_words import PROFILE
+from tests.scripted import PROFILE
 
 
 def test_the_recorded_session_is_replayed_and_its_deltas_join_to_its_transcript() -> None:

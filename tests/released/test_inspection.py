@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from antiphon.released.headers import INDEX, WHOLE, StoredTensor
 from antiphon.released.manifest import TensorPattern, expanded
 from antiphon.released.memory import memory_of
 from tests.adapters.tiny_piper import write_voice
+from tests.forking import run
 from tests.released.making import config_of, write_file, write_release
 
 ASR, TTS, BASE, OMNI = (
@@ -319,8 +318,7 @@ def test_serve_refuses_what_inspect_refuses(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["tensors"]["missing"] == [HEAD]
     arguments = ["--port", "0", "--home", str(tmp_path / "home"), "--transcriber", str(folder)]
     # In a process of its own, because `serve` changes settings of its process.
-    command = [sys.executable, "-m", "antiphon", "serve", *arguments]
-    served = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    served = run("antiphon", "serve", *arguments)
     assert served.returncode == 1
     assert f"{HEAD} is missing" in served.stderr
 

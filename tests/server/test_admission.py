@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from antiphon.admission.headroom import MOST_YOUNG
 from tests.cluster.callers import StockCaller
 from tests.cluster.processes import Host
 from tests.conftest import DATA
+from tests.forking import run
 from tests.scripted import speech
 from tests.server.clients import b64
 
@@ -294,8 +294,7 @@ def test_a_file_that_is_no_certificate_stops_the_start_before_models_are_loaded(
     file = tmp_path / "certificate.json"
     if text is not None:
         file.write_text(text)
-    command = [sys.executable, "-m", "antiphon", "serve", "--port", "0", "--no-pull", "--certificate", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run("antiphon", "serve", "--port", "0", "--no-pull", "--certificate", str(file))
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr

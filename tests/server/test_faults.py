@@ -7,8 +7,6 @@ import base64
 import json
 import signal
 import socket
-import subprocess
-import sys
 from typing import Any
 
 import httpx
@@ -20,6 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.settings import AudioSettings
 from tests.conftest import SMALL, Process, Recording, Serve
+from tests.forking import run
 from tests.server.clients import b64, connect, until_idle, vllm
 from tests.server.conversations import TEXT_ONLY, talk
 
@@ -358,13 +357,7 @@ def test_when_two_hundred_sockets_come_and_go_then_each_is_served(server: Proces
 
 @pytest.mark.slow
 def test_when_the_address_is_public_and_no_key_is_set_then_the_server_does_not_start() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "antiphon", "serve", "--host", "0.0.0.0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run("antiphon", "serve", "--host", "0.0.0.0")
     assert done.returncode == 2
     assert "--api-key" in done.stderr
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from antiphon.errors import ModelError, SettingsError, StoreError
 from antiphon.server.http.listening import bind
 from antiphon.server.run import first_cause, serve
 from antiphon.settings import Settings
+from tests.forking import run
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -66,9 +65,7 @@ def test_when_a_socket_is_handed_over_then_it_serves_and_is_closed_where_the_sta
 def test_when_a_model_does_not_load_then_the_error_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
     flags = ("--conversation-model", str(tmp_path), "--synthesizer", "none", "--port", "0")
-    ended = subprocess.run(
-        [sys.executable, "-m", "antiphon", "serve", *flags], capture_output=True, text=True, timeout=90, check=False
-    )
+    ended = run("antiphon", "serve", *flags)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     refused = f"antiphon: --conversation-model {tmp_path}: it has no weights"

@@ -14,7 +14,7 @@ from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStoppe
 from antiphon.events.words import Word
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent
 from antiphon.turns.windows import TurnEnded, WindowEnded
-from tests.sessions.transcription.test_stable_words import PROFILE
+from tests.scripted import PROFILE
 
 FRAME = 512
 VAD = ServerVad(0.5, 96, 192)

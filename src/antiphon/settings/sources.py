@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -72,6 +73,7 @@ class Option:
         return tuple(filter(None, (self.singular, self.check.also)))
 
 
+@cache
 def options() -> tuple[Option, ...]:
     """Every setting, in the order of the tree. Names are unique across the sections."""
     out: list[Option] = []

@@ -170,7 +170,7 @@ def test_when_the_configuration_is_wrong_then_the_session_ends(server: Process, 
     assert run(main()) == message
 
 
-def test_when_a_thousand_frames_come_at_once_then_each_is_acknowledged_in_order(server: Process) -> None:
+def test_when_four_hundred_frames_come_at_once_then_each_is_acknowledged_in_order(server: Process) -> None:
     """All frames are handled in order, none is silently dropped, and the server survives."""
 
     async def main() -> list[dict[str, Any]]:
@@ -180,17 +180,17 @@ def test_when_a_thousand_frames_come_at_once_then_each_is_acknowledged_in_order(
             await opened(socket, max_frames=8, frame_filter="blocks")
 
             async def send() -> None:
-                for i in range(1000):
+                for i in range(400):
                     await say(socket, "video.frame", data=frames[i % 10], frame_id=str(i), pts_ms=i)
 
             sending = asyncio.create_task(send())
-            while len(acks) < 1000:
+            while len(acks) < 400:
                 acks.append(json.loads(await socket.recv()))
             await sending
         return acks
 
     acks = run(main())
-    assert [a["frame_id"] for a in acks] == [str(i) for i in range(1000)]
+    assert [a["frame_id"] for a in acks] == [str(i) for i in range(400)]
     assert max(a["buffered_frames"] for a in acks) == 8
 
 
@@ -422,5 +422,5 @@ def test_when_a_clip_is_watched_without_a_server_then_the_question_is_answered(
     clip: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = Settings(engine=EngineOptions(language_model=SMALL), speech=SpeechSettings(synthesizer="none"))
-    asyncio.run(watch(settings, WatchRequest(str(clip), ("What does the screen say?",), fps=2.0)))
+    asyncio.run(watch(settings, WatchRequest(str(clip), ("What does the screen say?",), fps=0.5)))
     assert "42" in capsys.readouterr().out

@@ -6,31 +6,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile, tuned
+from antiphon.contracts import Hypothesis, HypothesisWord, tuned
 from antiphon.events.transcription import StreamTuning
 from antiphon.events.words import bare_word
 from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText
-
-PROFILE = TranscriberProfile(
-    id="t",
-    languages=("en",),
-    step_s=0.3,
-    first_step_s=0.2,
-    agreement_s=0.9,
-    first_agreement_s=0.9,
-    rollback_tokens=1,
-    min_probability=0.3,
-    unfixed_chunks=0,
-    settle_s=0.5,
-    context_pause_s=1.5,
-    pause_s=0.8,
-    long_window_s=9,
-    long_pause_s=0.3,
-    max_window_s=22,
-    context_tokens=0,
-    max_tokens=224,
-    max_prefix_tokens=180,
-)
+from tests.scripted import PROFILE
 
 
 def pieces(text: str, probability: float = 1.0) -> tuple[HypothesisWord, ...]:

@@ -11,7 +11,8 @@ from antiphon.events.transcription import TranscriptDelta, TranscriptDone, Trans
 from antiphon.events.words import Word
 from antiphon.sessions.transcription.transcripts import Transcripts
 from antiphon.turns.windows import SpeechWindow, TurnEnded, TurnSpan
-from tests.sessions.transcription.test_stable_words import PROFILE, hypothesis, pieces
+from tests.scripted import PROFILE
+from tests.sessions.transcription.test_stable_words import hypothesis, pieces
 
 RATE = 16000
 
