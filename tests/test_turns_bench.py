@@ -20,8 +20,10 @@ from antiphon.turns.end_of_turn_table import (
     LOGISTIC,
     PAUSE_MEDIAN_S,
     PAUSE_SPREAD,
+    PAUSES_A_TURN,
     SPEAKER_SHRINKAGE,
     THRESHOLDS,
+    TURN_SHRINKAGE,
 )
 
 
@@ -59,6 +61,8 @@ def test_the_table_is_what_the_fit_makes(pauses):
     assert made["PAUSE_MEDIAN_S"] == pytest.approx(PAUSE_MEDIAN_S, abs=2e-3)
     assert made["PAUSE_SPREAD"] == pytest.approx(PAUSE_SPREAD, abs=2e-3)
     assert made["SPEAKER_SHRINKAGE"] == pytest.approx(SPEAKER_SHRINKAGE, abs=0.2)
+    assert made["PAUSES_A_TURN"] == pytest.approx(PAUSES_A_TURN, abs=0.02)
+    assert made["TURN_SHRINKAGE"] == TURN_SHRINKAGE
     assert made["THRESHOLDS"] == pytest.approx(THRESHOLDS, abs=0.011)
 
 

@@ -188,6 +188,15 @@ def test_pauses_inside_turns_are_kept_as_the_speakers() -> None:
     assert segmenter.speaker_pauses.scale > before
 
 
+def test_pauses_are_counted_by_the_turn() -> None:
+    segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 960), FRAME)
+    for _ in range(8):
+        run(segmenter, "#" * 10 + "." * 10 + "#" * 10 + "." * 40)
+    assert segmenter.speaker_pauses.shift == 0
+    run(segmenter, ("#" * 10 + "." * 10) * 20)
+    assert segmenter.speaker_pauses.shift < 0
+
+
 def test_when_a_turn_continues_the_last_one_then_the_pause_between_them_is_the_speakers() -> None:
     segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 192), FRAME)
     run(segmenter, "#" * 10)
@@ -195,6 +204,7 @@ def test_when_a_turn_continues_the_last_one_then_the_pause_between_them_is_the_s
     for _ in range(8):
         segmenter.turn_goes_on(1900)
     assert segmenter.speaker_pauses.scale > before
+    assert segmenter.speaker_pauses.shift < 0
     assert "SpeechStopped" not in [type(step).__name__ for step in run(segmenter, "." * 11)]
 
 
