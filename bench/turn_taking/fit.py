@@ -26,7 +26,7 @@ from antiphon.turns.end_of_turn import (
     EndOfTurnTable,
     completeness,
     features,
-    shift,
+    shift_of,
 )
 
 TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "end_of_turn_table.py"
@@ -140,7 +140,7 @@ def turn_shrinkage(pauses: Sequence[Pause], table: EndOfTurnTable, typical: floa
 
     def loss(shrinkage: int) -> float:
         counts = zip(before, num_turns, strict=True)
-        shifts = np.array([shift(len(found) - turns, turns, typical, shrinkage) for found, turns in counts])
+        shifts = np.array([shift_of(len(found) - turns, turns, typical, shrinkage) for found, turns in counts])
         return float(np.logaddexp(0, sides * (logits + shifts)).sum())
 
     return min(range(1, 51), key=loss)

@@ -20,7 +20,7 @@ from antiphon.turns.end_of_turn import (
     EndOfTurnTable,
     PauseEvidence,
     SpeakerPauses,
-    shift,
+    shift_of,
     silence_for,
 )
 
@@ -117,13 +117,13 @@ def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
 def speakers(pauses: Sequence[Pause], typical: float, shrinkage: float) -> Callable[[Pause], Speaker]:
     """Return a function from each of these pauses to its speaker, as known before the pause.
 
-    `typical` and `shrinkage`: as of `end_of_turn.shift`.
+    `typical` and `shrinkage`: as of `end_of_turn.shift_of`.
     """
     found = {}
     for pause in pauses:
         before = earlier(pause, pauses)
         num_turns = sum(p.length_s is None for p in before)
-        shifted = shift(len(before) - num_turns, num_turns, typical, shrinkage)
+        shifted = shift_of(len(before) - num_turns, num_turns, typical, shrinkage)
         found[pause.recording, pause.at_s] = Speaker(heard_before(pause, pauses).scale, shifted)
     return lambda pause: found[pause.recording, pause.at_s]
 

@@ -175,9 +175,10 @@ def test_the_pauses_of_a_long_first_turn_count_before_it_ends() -> None:
 
 
 def test_when_turns_are_joined_then_they_count_as_one_with_a_pause_more() -> None:
-    joined, one = SpeakerPauses(), turns_of(1, 6)
+    joined, one = SpeakerPauses(), turns_of(1, 12)
     for _ in range(6):
         joined.end_turn()
+        joined.add(TYPICAL_MS)
         joined.join_turns(TYPICAL_MS)
     joined.end_turn()
     assert joined.shift == one.shift < 0

@@ -136,10 +136,12 @@ class SpeakerPauses:
         """What is added to the logit of p because of the number of this speaker's pauses, in [-MAX_SHIFT, 0]. It is 0
         if the speaker makes no more pauses in a turn than the typical speaker.
         """
-        return shift(sum(self._by_turn), len(self._by_turn) - 1)
+        return shift_of(sum(self._by_turn), len(self._by_turn) - 1)
 
 
-def shift(num_pauses: int, num_turns: int, typical: float = PAUSES_A_TURN, shrinkage: float = TURN_SHRINKAGE) -> float:
+def shift_of(
+    num_pauses: int, num_turns: int, typical: float = PAUSES_A_TURN, shrinkage: float = TURN_SHRINKAGE
+) -> float:
     """Return the shift of a speaker who has made `num_pauses` pauses and has ended `num_turns` turns. `typical`: the
     pauses in a turn of the typical speaker, who counts for `shrinkage` turns.
     """
