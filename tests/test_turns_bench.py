@@ -91,6 +91,8 @@ def test_outcomes_count_pauses_that_a_rule_ends_and_waits_at_ends():
     inner, ends = [pause(0.25), pause(0.5), pause(1.0)], [pause(None), pause(None, 0.1)]
     found = outcome(lambda pause: 500.0, inner, ends)
     assert (found.cut_off, found.wait_p50_s) == (pytest.approx(2 / 3), 0.5)
+    # The answer is heard 0.6 s after the start of the pause.
+    assert found.talked_into == pytest.approx(1 / 3)
     found = outcome(turn_detector_alone(0.5), inner, ends)
     assert (found.cut_off, found.wait_p50_s) == (pytest.approx(2 / 3), pytest.approx(2.15))
 

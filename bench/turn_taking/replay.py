@@ -29,6 +29,9 @@ JUDGED_MS = 256
 # Milliseconds of silence until the transcript is available: decoding starts at 64 ms, and takes 250 ms for ten seconds
 # of audio (Whisper base on a core of its own).
 WORDS_MS = 336
+# Milliseconds from the end of a turn to the first audio of its answer, and from the start of the silence at least: the
+# answer is prepared in the pause, which takes this long on two cores.
+ANSWER_MS, SOONEST_MS = 100, 600
 RESAMPLES = 2000
 Rule = Callable[[Pause], float]
 
@@ -138,6 +141,8 @@ class Outcome:
     low: float
     # Upper bound of the 95 % interval of `cut_off`.
     high: float
+    # Share of the pauses inside turns in which the answer is heard.
+    talked_into: float
     # Median silence at true ends, in seconds.
     wait_p50_s: float
     # 95th percentile of the silence at true ends, in seconds.
@@ -155,6 +160,7 @@ class Outcome:
             "cut_off_percent": round(100 * self.cut_off, 1),
             "low": round(100 * self.low, 1),
             "high": round(100 * self.high, 1),
+            "talked_into_percent": round(100 * self.talked_into, 1),
             "wait_p50_s": round(self.wait_p50_s, 3),
             "wait_p95_s": round(self.wait_p95_s, 3),
             "wait_mean_s": round(self.wait_mean_s, 3),
@@ -170,11 +176,13 @@ def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause], resamples
     """
     cut = np.array([rule(p) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
     waits = np.array([rule(p) / 1000 for p in ends], np.float64)
+    into = np.array([max(rule(p) + ANSWER_MS, SOONEST_MS) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
     low = high = float(cut.mean())
     if resamples:
         low, high = _interval(cut, [p.speaker for p in inner], resamples)
     p50, p95 = np.percentile(waits, (50, 95))
-    return Outcome(float(cut.mean()), low, high, float(p50), float(p95), float(waits.mean()), len(inner), len(ends))
+    shares = float(cut.mean()), low, high, float(into.mean())
+    return Outcome(*shares, float(p50), float(p95), float(waits.mean()), len(inner), len(ends))
 
 
 def _interval(values: np.ndarray, speakers: Sequence[str], resamples: int) -> tuple[float, float]:
