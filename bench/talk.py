@@ -17,21 +17,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import soxr
 from bench.common import Server, measured, numbers, options, percentile, server, show, spread
 from bench.driver import CHUNK_S, STORY, WIRE_HZ, Caller, in_loops, server_vad, shared, telling
 from bench.hearing.clips import PAUSE, Clip, loaded, mixed, read_manifest, whole_turns, with_data
+from bench.turn_taking.replay import is_fitted
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import from_pcm16
+from antiphon.events.transcription import Eagerness
 from antiphon.loading.loader import load, store_of
 from antiphon.settings import Settings
 
 MEDIUM = {"type": "semantic_vad", "eagerness": "medium"}
 AUTO = {"type": "semantic_vad", "eagerness": "auto"}
+EAGERNESS = get_args(Eagerness)
 # Events of an answered turn, with their names in the results.
 STAGES = {
     "input_audio_buffer.speech_stopped": "stopped",
@@ -78,10 +81,11 @@ async def one_turn(caller: Caller, clip: Clip) -> Turn:
     return turn
 
 
-async def conversation(srv: Server, clips: list[Clip], silence_ms: int, delay_s: float) -> list[Turn]:
+async def conversation(srv: Server, clips: list[Clip], endpoint: str, delay_s: float) -> list[Turn]:
     await asyncio.sleep(delay_s)
     out = []
-    async with Caller(srv.url, server_vad(silence_ms)) as caller:
+    semantic = {"type": "semantic_vad", "eagerness": endpoint}
+    async with Caller(srv.url, semantic if endpoint in EAGERNESS else server_vad(int(endpoint))) as caller:
         for clip in clips:
             out.append(await one_turn(caller, clip))
             await asyncio.sleep(0.4)
@@ -89,23 +93,31 @@ async def conversation(srv: Server, clips: list[Clip], silence_ms: int, delay_s:
 
 
 async def latency(
-    srv: Server, clips: list[Clip], counts: list[int], endpoints: list[int], turns: int
+    srv: Server, clips: list[Clip], counts: list[int], endpoints: list[str], turns: int
 ) -> dict[str, Any]:
+    """Measure the stages of answers. Each endpoint is a silence in ms (`server_vad`) or an eagerness (`semantic_vad`).
+
+    No pauses are inserted, so `stopped` is the wait of a user who does not hesitate. With an eagerness, no speaker is
+    one that the end-of-turn model is fitted to.
+    """
+    others = [clip for clip in clips if not is_fitted(clip.speaker)] or clips
     out: dict[str, Any] = {}
     each: dict[str, Any] = {}
-    for silence_ms in endpoints:
+    for endpoint in endpoints:
         for count in counts:
-            shares = [clips[k::count][:turns] for k in range(count)]
+            said = others if endpoint in EAGERNESS else clips
+            shares = [said[k::count][:turns] for k in range(count)]
             heard = await asyncio.gather(
-                *(conversation(srv, share, silence_ms, k * 1.3) for k, share in enumerate(shares))
+                *(conversation(srv, share, endpoint, k * 1.3) for k, share in enumerate(shares))
             )
             whole = [t for each in heard for t in each if "sound" in t.stages]
             row: dict[str, Any] = {"turns": sum(map(len, heard)), "answered": len(whole)}
             for stage in STAGES.values():
                 row[f"{stage}_p50_s"] = percentile([t.stages[stage] for t in whole if stage in t.stages], 50)
-            row["sound_p95_s"] = percentile([t.stages["sound"] for t in whole], 95)
+            for stage in ("stopped", "sound"):
+                row[f"{stage}_p95_s"] = percentile([t.stages[stage] for t in whole if stage in t.stages], 95)
             row["more_than_one_answer"] = sum(t.responses > 1 for t in whole)
-            name = f"{count} at once, {silence_ms} ms"
+            name = f"{count} at once, {endpoint}" + (" ms" if endpoint.isdecimal() else "")
             out[name] = row
             each[name] = [{"clip": t.clip, "answers": t.responses} | t.stages for t in whole]
     show("from the true end of speech, s", out)
@@ -386,12 +398,14 @@ def main() -> None:
     names = ("latency", "interrupt", "cancel", "pauses", "backchannels", "echo", "heard")
     parser = with_data(options("antiphon bench talk", __doc__, names))
     parser.add_argument("--conversations", default="1,4")
-    parser.add_argument("--endpoints", default="200,500", help="silence that ends a turn, ms")
+    parser.add_argument("--endpoints", default="200,500,auto", help="silences that end a turn, ms, or eagernesses")
     parser.add_argument("--turns", type=int, default=12, help="turns of each conversation")
     parser.add_argument("--echo-s", type=float, default=600, help="seconds of loopback, over four conversations")
     args = parser.parse_args()
     clips = whole_turns(args.data)
-    counts, endpoints = numbers(args.conversations), numbers(args.endpoints)
+    counts, endpoints = numbers(args.conversations), args.endpoints.split(",")
+    if unknown := {e for e in endpoints if not (e.isdecimal() or e in EAGERNESS)}:
+        parser.error(f"--endpoints: {', '.join(sorted(unknown))} is neither milliseconds nor an eagerness")
     with server() as srv:
         sections = {
             "latency": lambda: latency(srv, clips, counts, endpoints, args.turns),

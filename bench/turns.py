@@ -42,6 +42,7 @@ from bench.referees.servers import NAMES
 from bench.turn_taking.curve import curve
 from bench.turn_taking.interruptions import barge_in
 from bench.turn_taking.items import items
+from bench.turn_taking.replay import WORDS_MS
 from bench.turn_taking.sounds import over_an_answer
 from bench.turn_taking.voices import voices
 
@@ -81,7 +82,9 @@ DEFAULT = tuple(name for name in SECTIONS if name != "full-duplex-bench")
 
 def main() -> None:
     parser = with_data(options("antiphon bench turns", __doc__, DEFAULT))
-    parser.add_argument("--words-ms", type=float, default=400, help="`curve`: the silence at which the words are known")
+    parser.add_argument(
+        "--words-ms", type=float, default=WORDS_MS, help="`curve`: the silence at which the words are known"
+    )
     parser.add_argument("--speakers", type=int, default=26, help="`barge-in`: speakers, each once a mode")
     parser.add_argument("--modes", default=",".join(MODES), help="of `barge-in` and `sounds`; others stay as measured")
     parser.add_argument("--sessions", type=int, default=24, help="`voices`: sessions, of a user each")

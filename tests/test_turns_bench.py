@@ -20,8 +20,10 @@ from antiphon.turns.end_of_turn_table import (
     LOGISTIC,
     PAUSE_MEDIAN_S,
     PAUSE_SPREAD,
+    PAUSES_A_TURN,
     SPEAKER_SHRINKAGE,
     THRESHOLDS,
+    TURN_SHRINKAGE,
 )
 
 
@@ -59,6 +61,8 @@ def test_the_table_is_what_the_fit_makes(pauses):
     assert made["PAUSE_MEDIAN_S"] == pytest.approx(PAUSE_MEDIAN_S, abs=2e-3)
     assert made["PAUSE_SPREAD"] == pytest.approx(PAUSE_SPREAD, abs=2e-3)
     assert made["SPEAKER_SHRINKAGE"] == pytest.approx(SPEAKER_SHRINKAGE, abs=0.2)
+    assert made["PAUSES_A_TURN"] == pytest.approx(PAUSES_A_TURN, abs=0.02)
+    assert made["TURN_SHRINKAGE"] == TURN_SHRINKAGE
     assert made["THRESHOLDS"] == pytest.approx(THRESHOLDS, abs=0.011)
 
 
@@ -87,6 +91,8 @@ def test_outcomes_count_pauses_that_a_rule_ends_and_waits_at_ends():
     inner, ends = [pause(0.25), pause(0.5), pause(1.0)], [pause(None), pause(None, 0.1)]
     found = outcome(lambda pause: 500.0, inner, ends)
     assert (found.cut_off, found.wait_p50_s) == (pytest.approx(2 / 3), 0.5)
+    # The answer is heard 0.6 s after the start of the pause.
+    assert found.talked_into == pytest.approx(1 / 3)
     found = outcome(turn_detector_alone(0.5), inner, ends)
     assert (found.cut_off, found.wait_p50_s) == (pytest.approx(2 / 3), pytest.approx(2.15))
 

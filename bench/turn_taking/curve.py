@@ -36,6 +36,17 @@ def curve(words_ms: float = WORDS_MS) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for group, (between, behind) in groups.items():
         out[group] = {name: outcome(rule, between, behind).row() for name, rule in rules.items()}
-        heads = ("", "cut off, %", "95 %: low", "high", "wait p50", "wait p95", "mean", "pauses", "ends")
+        heads = (
+            "",
+            "cut off, %",
+            "95 %: low",
+            "high",
+            "talked into, %",
+            "wait p50",
+            "wait p95",
+            "mean",
+            "pauses",
+            "ends",
+        )
         table(group, heads, [(name, *row.values()) for name, row in out[group].items()])
     return {"words_known_ms": words_ms, "settings": out}

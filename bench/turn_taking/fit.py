@@ -18,9 +18,16 @@ from typing import Any
 
 import numpy as np
 from bench.turn_taking.pauses import PAUSES, Pause, read
-from bench.turn_taking.replay import evidence_of, is_fitted, listening, renamed, scales
+from bench.turn_taking.replay import Speaker, earlier, evidence_of, is_fitted, listening, renamed, speakers
 
-from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurnTable, features
+from antiphon.turns.end_of_turn import (
+    MAX_SILENCE_MS,
+    MIN_SILENCE_MS,
+    EndOfTurnTable,
+    completeness,
+    features,
+    shift_of,
+)
 
 TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "end_of_turn_table.py"
 MAX_PAUSES = 10.0
@@ -42,7 +49,7 @@ PRIOR: Mapping[str, tuple[float, float]] = {
 }
 # By eagerness: upper limits, in seconds, of the median and of the 95th percentile of the wait at true ends of turns.
 # The threshold is the highest one that keeps both limits for the fitted speakers.
-WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.59, 2.0)}
+WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.5, 2.0)}
 KINDS = {"sound and words": (True, True), "sound": (True, False), "words": (False, True), "nothing": (False, False)}
 
 
@@ -111,6 +118,34 @@ def shrinkage(inner: Sequence[Pause]) -> float:
     return round(float(np.clip(within / max(between, 1e-3), 1, 50)), 1)
 
 
+def pauses_a_turn(pauses: Sequence[Pause]) -> float:
+    """Return the number of real pauses in a turn."""
+    real = [p for p in pauses if not p.mixed]
+    is_end = np.array([p.length_s is None for p in real])
+    weight = weights_of(real)
+    return round(float(weight[~is_end].sum() / is_end.sum()), 2)
+
+
+def turn_shrinkage(pauses: Sequence[Pause], table: EndOfTurnTable, typical: float) -> int:
+    """Return the number of a speaker's turns that weigh as much as the typical number of pauses in a turn.
+
+    It is the most likely one of 1 to 50. All pauses count the same here, because an answer may come into any of them.
+    """
+    real = renamed([p for p in pauses if not p.mixed])
+    before = [earlier(p, real) for p in real]
+    num_turns = [sum(p.length_s is None for p in found) for found in before]
+    p = np.array([completeness(evidence_of(p), table) for p in real])
+    logits = np.log(p / (1 - p))
+    sides = np.array([-1 if p.length_s is None else 1 for p in real])
+
+    def loss(shrinkage: int) -> float:
+        counts = zip(before, num_turns, strict=True)
+        shifts = np.array([shift_of(len(found) - turns, turns, typical, shrinkage) for found, turns in counts])
+        return float(np.logaddexp(0, sides * (logits + shifts)).sum())
+
+    return min(range(1, 51), key=loss)
+
+
 def fit(pauses: Sequence[Pause]) -> dict[str, Any]:
     """Return the numbers fitted to the pauses of the fitted speakers, by their names in the table."""
     pauses = [p for p in pauses if is_fitted(p.speaker)]
@@ -121,7 +156,10 @@ def fit(pauses: Sequence[Pause]) -> dict[str, Any]:
         "PAUSE_MEDIAN_S": median_s,
         "PAUSE_SPREAD": spread,
         "SPEAKER_SHRINKAGE": shrinkage(inner),
+        "PAUSES_A_TURN": pauses_a_turn(pauses),
     }
+    table = EndOfTurnTable(found["LOGISTIC"], median_s, spread)
+    found["TURN_SHRINKAGE"] = turn_shrinkage(pauses, table, found["PAUSES_A_TURN"])
     return found | {"THRESHOLDS": thresholds(pauses, found)}
 
 
@@ -130,12 +168,12 @@ def thresholds(pauses: Sequence[Pause], numbers: Mapping[str, Any]) -> dict[str,
     table = EndOfTurnTable(numbers["LOGISTIC"], numbers["PAUSE_MEDIAN_S"], numbers["PAUSE_SPREAD"])
     pauses = renamed(pauses)
     ends = [p for p in pauses if p.length_s is None]
-    own = scales(pauses)
+    own = speakers(pauses, numbers["PAUSES_A_TURN"], numbers["TURN_SHRINKAGE"])
     found = {}
     for eagerness, most_s in WAITS_S.items():
         for percent in range(99, 0, -1):
-            scale_of = own if eagerness == "auto" else lambda pause: 1.0
-            rule = listening(percent / 100, table, most_ms=MAX_SILENCE_MS[eagerness], scale_of=scale_of)
+            speaker_of = own if eagerness == "auto" else lambda pause: Speaker()
+            rule = listening(percent / 100, table, most_ms=MAX_SILENCE_MS[eagerness], speaker_of=speaker_of)
             waits = np.percentile([rule(p) / 1000 for p in ends], (50, 95))
             if all(waits <= np.array(most_s) + 1e-9):
                 found[eagerness] = percent / 100
@@ -170,6 +208,9 @@ PAUSE_MEDIAN_S = {numbers["PAUSE_MEDIAN_S"]}
 PAUSE_SPREAD = {numbers["PAUSE_SPREAD"]}
 # The number of a speaker's pauses that weigh as much as the prior from all speakers.
 SPEAKER_SHRINKAGE = {numbers["SPEAKER_SHRINKAGE"]}
+# The number of pauses in a turn, and the number of a speaker's turns that weigh as much as this number.
+PAUSES_A_TURN = {numbers["PAUSES_A_TURN"]}
+TURN_SHRINKAGE = {numbers["TURN_SHRINKAGE"]}
 # By eagerness: the probability that the turn is over at which it is ended.
 THRESHOLDS: Mapping[str, float] = {{
 {"".join(f'    "{k}": {v},{chr(10)}' for k, v in numbers["THRESHOLDS"].items())}}}

@@ -20,16 +20,30 @@ from antiphon.turns.end_of_turn import (
     EndOfTurnTable,
     PauseEvidence,
     SpeakerPauses,
+    shift_of,
     silence_for,
 )
 
 # Milliseconds of silence until the turn detector has judged: it starts at 224 ms, a frame's end, and takes 30 ms.
 JUDGED_MS = 256
-# Milliseconds of silence until the transcript is available: decoding starts at 128 ms, and takes 250 ms for ten seconds
+# Milliseconds of silence until the transcript is available: decoding starts at 64 ms, and takes 250 ms for ten seconds
 # of audio (Whisper base on a core of its own).
-WORDS_MS = 400
+WORDS_MS = 336
+# Milliseconds from the end of a turn to the first audio of its answer, and from the start of the silence at least: the
+# answer is prepared in the pause, which takes this long on two cores.
+ANSWER_MS, SOONEST_MS = 100, 600
 RESAMPLES = 2000
 Rule = Callable[[Pause], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """What a session knows about a speaker, see `SpeakerPauses`; by default nothing."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+
+
 # Seed of the split into fitted speakers and others. It is the smallest number that gives each side at least two fifths
 # of the real pauses and of the ends. No score was looked at.
 SPLIT = 1
@@ -61,13 +75,15 @@ def listening(
     *,
     words_ms: float = WORDS_MS,
     most_ms: float = 4000,
-    scale_of: Callable[[Pause], float] = lambda pause: 1.0,
+    speaker_of: Callable[[Pause], Speaker] = lambda pause: Speaker(),
 ) -> Rule:
     """Return a rule: the end-of-turn model with a threshold. It decides by sound until the transcript is available."""
 
     def end(pause: Pause) -> float:
-        scale = scale_of(pause)
-        return _first_end(pause, lambda e: min(most_ms, silence_for(e, threshold, scale, table)), words_ms)
+        who = speaker_of(pause)
+        return _first_end(
+            pause, lambda e: min(most_ms, silence_for(e, threshold, who.scale, table, who.shift)), words_ms
+        )
 
     return end
 
@@ -83,20 +99,35 @@ def at_eagerness(eagerness: str, pauses: Sequence[Pause] = (), *, words_ms: floa
     return end
 
 
-def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
-    """Return the speaker's real pauses before this one. The recordings count in the order of their names."""
-    speaker = SpeakerPauses()
-    known = [p for p in pauses if p.speaker == pause.speaker and not p.mixed and p.length_s is not None]
+def earlier(pause: Pause, pauses: Sequence[Pause]) -> list[Pause]:
+    """Return the speaker's real pauses and ends before this pause. The recordings count in the order of their names."""
+    known = [p for p in pauses if p.speaker == pause.speaker and not p.mixed]
     before = [p for p in known if (p.recording, p.at_s) < (pause.recording, pause.at_s)]
-    for earlier in sorted(before, key=lambda p: (p.recording, p.at_s)):
-        assert earlier.length_s is not None
-        speaker.add(round(earlier.length_s * 1000))
+    return sorted(before, key=lambda p: (p.recording, p.at_s))
+
+
+def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
+    """Return the speaker's pauses, in turns, before this one."""
+    speaker = SpeakerPauses()
+    for one in earlier(pause, pauses):
+        if one.length_s is None:
+            speaker.end_turn()
+        else:
+            speaker.add(round(one.length_s * 1000))
     return speaker
 
 
-def scales(pauses: Sequence[Pause]) -> Callable[[Pause], float]:
-    """Return a function from each of these pauses to its speaker's scale, as estimated before the pause."""
-    found = {(p.recording, p.at_s): heard_before(p, pauses).scale for p in pauses}
+def speakers(pauses: Sequence[Pause], typical: float, shrinkage: float) -> Callable[[Pause], Speaker]:
+    """Return a function from each of these pauses to its speaker, as known before the pause.
+
+    `typical` and `shrinkage`: as of `end_of_turn.shift_of`.
+    """
+    found = {}
+    for pause in pauses:
+        before = earlier(pause, pauses)
+        num_turns = sum(p.length_s is None for p in before)
+        shifted = shift_of(len(before) - num_turns, num_turns, typical, shrinkage)
+        found[pause.recording, pause.at_s] = Speaker(heard_before(pause, pauses).scale, shifted)
     return lambda pause: found[pause.recording, pause.at_s]
 
 
@@ -110,6 +141,8 @@ class Outcome:
     low: float
     # Upper bound of the 95 % interval of `cut_off`.
     high: float
+    # Share of the pauses inside turns in which the answer is heard.
+    talked_into: float
     # Median silence at true ends, in seconds.
     wait_p50_s: float
     # 95th percentile of the silence at true ends, in seconds.
@@ -127,6 +160,7 @@ class Outcome:
             "cut_off_percent": round(100 * self.cut_off, 1),
             "low": round(100 * self.low, 1),
             "high": round(100 * self.high, 1),
+            "talked_into_percent": round(100 * self.talked_into, 1),
             "wait_p50_s": round(self.wait_p50_s, 3),
             "wait_p95_s": round(self.wait_p95_s, 3),
             "wait_mean_s": round(self.wait_mean_s, 3),
@@ -142,11 +176,13 @@ def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause], resamples
     """
     cut = np.array([rule(p) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
     waits = np.array([rule(p) / 1000 for p in ends], np.float64)
+    into = np.array([max(rule(p) + ANSWER_MS, SOONEST_MS) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
     low = high = float(cut.mean())
     if resamples:
         low, high = _interval(cut, [p.speaker for p in inner], resamples)
     p50, p95 = np.percentile(waits, (50, 95))
-    return Outcome(float(cut.mean()), low, high, float(p50), float(p95), float(waits.mean()), len(inner), len(ends))
+    shares = float(cut.mean()), low, high, float(into.mean())
+    return Outcome(*shares, float(p50), float(p95), float(waits.mean()), len(inner), len(ends))
 
 
 def _interval(values: np.ndarray, speakers: Sequence[str], resamples: int) -> tuple[float, float]:

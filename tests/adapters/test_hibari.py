@@ -44,9 +44,11 @@ def voice() -> Iterator[Hibari]:
     loaded.lane.close()
 
 
-def spoken(voice: Hibari, text: str, speed: float = 1.0, seed: int | None = 0) -> list[SpeechChunk]:
+def spoken(
+    voice: Hibari, text: str, speed: float = 1.0, seed: int | None = 0, spoken_before: str = ""
+) -> list[SpeechChunk]:
     async def main() -> list[SpeechChunk]:
-        options = VoiceOptions(voice.profile.voices[0], speed, seed)
+        options = VoiceOptions(voice.profile.voices[0], speed, seed, spoken_before=spoken_before)
         async with aclosing(voice.speak(text, options, lambda: Urgency.FINAL)) as sounds:
             return [s async for s in sounds]
 
@@ -101,8 +103,14 @@ def test_the_cut_graph_has_the_loudness_over_time_of_the_librarys_own_synthesis(
     theirs = theirs[len(theirs) - len(ours) :]
     mine, other = (np.sqrt((p[: len(p) // 600 * 600].reshape(-1, 600) ** 2).mean(1)) for p in (ours, theirs))
     assert np.corrcoef(mine, other)[0, 1] > 0.98
-    loud = np.abs(ours) > 0.02
-    assert 0.03 < np.argmax(loud) / dsp.SR < 0.12
+
+
+def test_the_first_text_of_a_response_begins_with_less_silence_than_the_next(voice: Hibari) -> None:
+    first, later = (joined(spoken(voice, SHORT, spoken_before=before)) for before in ("", "Well."))
+    first_s, later_s = (np.argmax(np.abs(pcm) > 0.02) / dsp.SR for pcm in (first, later))
+    assert 0.0 < first_s < 0.06 < later_s < 0.12
+    # Only the silence differs, so the words begin earlier by as much.
+    assert later_s - first_s == pytest.approx((len(later) - len(first)) / dsp.SR, abs=0.01)
 
 
 def test_when_a_text_does_not_end_a_sentence_then_no_pause_follows(voice: Hibari) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from antiphon.turns.end_of_turn import (
     MAX_SCALE,
+    MAX_SHIFT,
     MAX_SILENCE_MS,
     MIN_SILENCE_MS,
     EndOfTurn,
@@ -22,6 +23,8 @@ from antiphon.turns.end_of_turn import (
 
 WHOLE, HALF = "I would like a table for four.", "I would like a table for"
 EAGERNESS = tuple(MAX_SILENCE_MS)
+# A pause whose length is the median.
+TYPICAL_MS = 398
 probabilities = st.none() | st.floats(0, 1)
 evidences = st.builds(
     PauseEvidence,
@@ -96,6 +99,7 @@ def test_the_silence_is_bounded(e: PauseEvidence, lengths: list[int], eagerness:
         speaker.add(length)
     assert MIN_SILENCE_MS <= silence_ms(e, eagerness, speaker) <= MAX_SILENCE_MS[eagerness]
     assert 1 / MAX_SCALE <= speaker.scale <= MAX_SCALE
+    assert -MAX_SHIFT <= speaker.shift <= 0
 
 
 @given(evidences)
@@ -144,6 +148,51 @@ def test_when_the_speaker_changes_then_the_last_pauses_count() -> None:
     for _ in range(100):
         speaker.add(240)
     assert speaker.scale < 1
+
+
+def turns_of(num_turns: int, num_pauses: int) -> SpeakerPauses:
+    """Return a speaker who made the same number of pauses in each turn, all of the typical length."""
+    speaker = SpeakerPauses()
+    for _ in range(num_turns):
+        for _ in range(num_pauses):
+            speaker.add(TYPICAL_MS)
+        speaker.end_turn()
+    return speaker
+
+
+def test_when_a_speaker_makes_many_pauses_in_a_turn_then_auto_waits_longer() -> None:
+    unclear = PauseEvidence(0.5, HALF)
+    few, some, many = (silence_ms(unclear, "auto", turns_of(4, n)) for n in (0, 3, 9))
+    assert few == silence_ms(unclear, "auto") < some < many
+    assert silence_ms(unclear, "medium", turns_of(4, 9)) == silence_ms(unclear, "medium")
+
+
+def test_the_pauses_of_a_long_first_turn_count_before_it_ends() -> None:
+    speaker = SpeakerPauses()
+    for _ in range(6):
+        speaker.add(TYPICAL_MS)
+    assert speaker.shift < -0.5
+
+
+def test_when_turns_are_joined_then_they_count_as_one_with_a_pause_more() -> None:
+    joined, one = SpeakerPauses(), turns_of(1, 12)
+    for _ in range(6):
+        joined.end_turn()
+        joined.add(TYPICAL_MS)
+        joined.join_turns(TYPICAL_MS)
+    joined.end_turn()
+    assert joined.shift == one.shift < 0
+    assert turns_of(7, 0).shift == 0
+    # The turn before may be unknown.
+    SpeakerPauses().join_turns(TYPICAL_MS)
+
+
+def test_when_later_turns_have_no_pauses_then_the_earlier_ones_are_forgotten() -> None:
+    speaker = turns_of(3, 50)
+    assert speaker.shift == -MAX_SHIFT
+    for _ in range(30):
+        speaker.end_turn()
+    assert speaker.shift == 0
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])

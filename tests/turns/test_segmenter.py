@@ -188,6 +188,15 @@ def test_pauses_inside_turns_are_kept_as_the_speakers() -> None:
     assert segmenter.speaker_pauses.scale > before
 
 
+def test_pauses_are_counted_by_the_turn() -> None:
+    segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 960), FRAME)
+    for _ in range(8):
+        run(segmenter, "#" * 10 + "." * 10 + "#" * 10 + "." * 40)
+    assert segmenter.speaker_pauses.shift == 0
+    run(segmenter, ("#" * 10 + "." * 10) * 20)
+    assert segmenter.speaker_pauses.shift < 0
+
+
 def test_when_a_turn_continues_the_last_one_then_the_pause_between_them_is_the_speakers() -> None:
     segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 192), FRAME)
     run(segmenter, "#" * 10)
@@ -196,6 +205,15 @@ def test_when_a_turn_continues_the_last_one_then_the_pause_between_them_is_the_s
         segmenter.turn_goes_on(1900)
     assert segmenter.speaker_pauses.scale > before
     assert "SpeechStopped" not in [type(step).__name__ for step in run(segmenter, "." * 11)]
+
+
+def test_when_turns_continue_the_last_one_then_they_are_one_turn_of_the_speaker() -> None:
+    segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 192), FRAME)
+    for _ in range(8):
+        run(segmenter, "#" * 10)
+        segmenter.turn_goes_on(600)
+        assert kinds(run(segmenter, "." * 15))[0] == "SpeechStopped"
+    assert segmenter.speaker_pauses.shift < 0
 
 
 def test_when_cleared_then_an_open_turn_leaves_no_trace() -> None:

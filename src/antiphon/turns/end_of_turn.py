@@ -7,8 +7,10 @@ that are longer than t. Then
 
 because the speaker of a finished turn stays silent, while an unfinished turn continues at the rate at which S falls. p
 comes from a logistic regression on the sound, as judged by the turn detector, and on the words (`unfinished.py`). S is
-log-normal in the time beyond 0.2 s. A turn ends when P reaches a threshold, which the client's eagerness selects. With
-a higher threshold the server waits longer; with a lower threshold it cuts off more unfinished turns.
+log-normal in the time beyond 0.2 s. With the eagerness "auto", the speaker's pauses in the session count too: their
+lengths scale S, and their number in a turn may lower p. A turn ends when P reaches a threshold, which the client's
+eagerness selects. With a higher threshold the server waits longer; with a lower threshold it cuts off more unfinished
+turns.
 
 All numbers are in `end_of_turn_table.py`, which bench/turn_taking/fit.py makes from recordings.
 """
@@ -26,8 +28,10 @@ from antiphon.turns.end_of_turn_table import (
     LOGISTIC,
     PAUSE_MEDIAN_S,
     PAUSE_SPREAD,
+    PAUSES_A_TURN,
     SPEAKER_SHRINKAGE,
     THRESHOLDS,
+    TURN_SHRINKAGE,
 )
 from antiphon.turns.unfinished import WordCues, word_cues
 
@@ -42,13 +46,15 @@ MAX_LOGIT = 5.0
 SURE_LOGIT = 2.0
 # Maximum factor by which a speaker's pauses count as longer or shorter than the typical speaker's.
 MAX_SCALE = 2.5
+# Maximum by which the number of a speaker's pauses lowers the logit of p.
+MAX_SHIFT = 1.5
 # What the application's hint adds to the logit of p while the words fit the hint. Chosen, not fitted, because no
 # recording has hints.
 HINT_LOGITS: Mapping[Expects, float] = {"digits": -1.5, "yes_no": 2.0, "open": -1.0}
 # An answer to an open question has at least this many words if it is over.
 OPEN_WORDS = 8
-# Number of a speaker's most recent pauses that count.
-KEPT_PAUSES = 32
+# Numbers of a speaker's most recent pauses, whose lengths count, and of turns, whose numbers of pauses count.
+KEPT_PAUSES, KEPT_TURNS = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +98,27 @@ class SpeakerPauses:
     """The pauses that one speaker has made inside turns in a session so far. For the eagerness "auto"."""
 
     _excess_s: list[float] = field(default_factory=list)
+    # The number of pauses in each turn. The last one is the open turn, or the next if none is open.
+    _by_turn: list[int] = field(default_factory=lambda: [0])
 
     def add(self, length_ms: int) -> None:
         """Add a pause after which the speaker continued. Ignores pauses shorter than MIN_SILENCE_MS."""
         if length_ms >= MIN_SILENCE_MS:
             self._excess_s.append((length_ms - MIN_SILENCE_MS) / 1000 + 0.016)
             del self._excess_s[:-KEPT_PAUSES]
+            self._by_turn[-1] += 1
+
+    def end_turn(self) -> None:
+        """Count the pauses from now on as those of another turn."""
+        self._by_turn.append(0)
+        del self._by_turn[: -KEPT_TURNS - 1]
+
+    def join_turns(self, length_ms: int) -> None:
+        """Make one turn of the last two, with a pause between them."""
+        if len(self._by_turn) > 1:
+            open_turn = self._by_turn.pop()
+            self._by_turn[-1] += open_turn
+        self.add(length_ms)
 
     @property
     def scale(self) -> float:
@@ -109,6 +130,23 @@ class SpeakerPauses:
         weight = len(self._excess_s) / (len(self._excess_s) + SPEAKER_SHRINKAGE)
         ratio = math.exp(weight * math.log(median(self._excess_s) / PAUSE_MEDIAN_S))
         return min(MAX_SCALE, max(1 / MAX_SCALE, ratio))
+
+    @property
+    def shift(self) -> float:
+        """What is added to the logit of p because of the number of this speaker's pauses, in [-MAX_SHIFT, 0]. It is 0
+        if the speaker makes no more pauses in a turn than the typical speaker.
+        """
+        return shift_of(sum(self._by_turn), len(self._by_turn) - 1)
+
+
+def shift_of(
+    num_pauses: int, num_turns: int, typical: float = PAUSES_A_TURN, shrinkage: float = TURN_SHRINKAGE
+) -> float:
+    """Return the shift of a speaker who has made `num_pauses` pauses and has ended `num_turns` turns. `typical`: the
+    pauses in a turn of the typical speaker, who counts for `shrinkage` turns.
+    """
+    pauses_a_turn = (num_pauses + shrinkage * typical) / (num_turns + shrinkage)
+    return max(-MAX_SHIFT, min(0.0, math.log(typical / pauses_a_turn)))
 
 
 def features(evidence: PauseEvidence) -> dict[str, float]:
@@ -142,12 +180,12 @@ def kind_of(evidence: PauseEvidence) -> str:
     )
 
 
-def completeness(evidence: PauseEvidence, table: EndOfTurnTable = FITTED) -> float:
+def completeness(evidence: PauseEvidence, table: EndOfTurnTable = FITTED, shift: float = 0.0) -> float:
     """Return the probability, in (0, 1), that a pause is the end of its turn, if all that is known about its length is
-    that it has reached MIN_SILENCE_MS.
+    that it has reached MIN_SILENCE_MS. `shift`: as of `SpeakerPauses`.
     """
     weights = table.logistic[kind_of(evidence)]
-    logit = sum(weights[name] * value for name, value in features(evidence).items()) + _hint(evidence)
+    logit = sum(weights[name] * value for name, value in features(evidence).items()) + _hint(evidence) + shift
     return 1 / (1 + math.exp(-min(30.0, max(-30.0, logit))))
 
 
@@ -184,11 +222,17 @@ def probability_over(
     return p / (p + (1 - p) * survival(silence_ms, scale, table))
 
 
-def silence_for(evidence: PauseEvidence, threshold: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:
+def silence_for(
+    evidence: PauseEvidence,
+    threshold: float,
+    scale: float = 1.0,
+    table: EndOfTurnTable = FITTED,
+    shift: float = 0.0,
+) -> float:
     """Return the milliseconds of silence after which `probability_over` reaches `threshold`, which is in (0, 1). The
-    result is at least MIN_SILENCE_MS and has no upper bound.
+    result is at least MIN_SILENCE_MS and has no upper bound. `scale` and `shift`: as of `SpeakerPauses`.
     """
-    p = completeness(evidence, table)
+    p = completeness(evidence, table, shift)
     share = p * (1 - threshold) / ((1 - p) * threshold)
     if share >= 1:
         return float(MIN_SILENCE_MS)
@@ -214,8 +258,9 @@ class EndOfTurn:
         Call it again when the turn detector has judged the pause or the transcript has changed. If the pause has
         already lasted longer than the new result, the turn ends at once. `speaker` is used for "auto" only.
         """
-        scale = speaker.scale if speaker and self.eagerness == "auto" else 1.0
-        return int(min(self.max_silence_ms, silence_for(evidence, self.threshold, scale)))
+        speaker = speaker if speaker and self.eagerness == "auto" else SpeakerPauses()
+        silence = silence_for(evidence, self.threshold, speaker.scale, shift=speaker.shift)
+        return int(min(self.max_silence_ms, silence))
 
 
 @lru_cache(256)

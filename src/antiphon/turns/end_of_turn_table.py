@@ -53,10 +53,13 @@ PAUSE_MEDIAN_S = 0.214
 PAUSE_SPREAD = 1.047
 # The number of a speaker's pauses that weigh as much as the prior from all speakers.
 SPEAKER_SHRINKAGE = 1.9
+# The number of pauses in a turn, and the number of a speaker's turns that weigh as much as this number.
+PAUSES_A_TURN = 1.45
+TURN_SHRINKAGE = 5
 # By eagerness: the probability that the turn is over at which it is ended.
 THRESHOLDS: Mapping[str, float] = {
     "low": 0.85,
-    "medium": 0.64,
+    "medium": 0.63,
     "high": 0.49,
-    "auto": 0.76,
+    "auto": 0.7,
 }

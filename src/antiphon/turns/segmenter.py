@@ -231,7 +231,7 @@ class Segmenter:
         """Count a pause that has ended the last turn as a pause inside a turn, because the open turn continues it. If
         the open turn ends after a fixed silence, that silence becomes longer, see `Endpointer.be_patient`.
         """
-        self.speaker_pauses.add(pause_ms)
+        self.speaker_pauses.join_turns(pause_ms)
         self._endpoint.be_patient(pause_ms)
 
     def commit(self) -> list[SegmenterEvent]:
@@ -336,6 +336,7 @@ class Segmenter:
         if self._vad is None:
             return [*self._end_window()]
         steps = [SpeechStopped(self._turn, _ms(sample)), *self._close_turn(sample)]
+        self.speaker_pauses.end_turn()
         self._settle_at = speech_end + int(self._profile.settle_s * SAMPLE_RATE_HZ)
         return steps
 

@@ -121,7 +121,7 @@ def growing(pcm: Pcm, first: int = FRAME * 5) -> list[Input]:
     return [opened(window(pcm[:end])) for end in range(first, len(pcm) + 1, FRAME * 5)]
 
 
-def paused(num_words: int = 3, frames: int = 5) -> SpeechWindow:
+def paused(num_words: int = 3, frames: int = 2) -> SpeechWindow:
     """Return a window in a pause, by default one that is just long enough for a preflight transcript."""
     return window(speech(1, num_words, frames), quiet_since=num_words * WORD_SAMPLES)
 

@@ -46,7 +46,7 @@ PREFLIGHT = TranscriptionConfig(preflight=True)
 def test_when_a_window_pauses_then_its_final_is_decoded_ahead_and_used() -> None:
     transcriber = ScriptedTranscriber()
     shown = paused()
-    short, long = opened(paused(frames=3)), opened(shown)
+    short, long = opened(paused(frames=1)), opened(shown)
     out = play(short, long, long, ended(shown, shown.quiet_since), turn_ended(), transcriber=transcriber)
     assert [(w.final, len(w.pcm)) for w in transcriber.windows] == [(True, len(shown.pcm))]
     assert [o.text for o in done(out)] == [text(1, 3)]

@@ -55,8 +55,9 @@ WINDOW_HOPS = dsp.N_FFT // dsp.HOP
 # Frames in the chunks of a text. The first chunk, 0.3 s of audio, takes a few milliseconds to compute. Longer chunks
 # cost less per second of audio.
 CHUNK_FRAMES = (24, 60, 160, 240)
-# Frames of audio before the first word. The rest of the model's initial silence, a third of a second, is cut.
-LEAD_FRAMES = 6
+# Frames of audio before the first word of a part. The rest of the model's initial silence, a third of a second, is cut.
+# If nothing was spoken before, there are FIRST_LEAD_FRAMES, because the silence would delay the response.
+LEAD_FRAMES, FIRST_LEAD_FRAMES = 6, 2
 # Limit of silent frames at the end of a part, if its sentence continues in the next part.
 TAIL_FRAMES = 8
 SENTENCE_ENDS = frozenset(".!?…")
@@ -211,6 +212,7 @@ class _Utterance:
         self._random = np.random.default_rng(options.seed)
         self._parts = parts(text)
         self._part: _Part | None = None
+        self._lead = LEAD_FRAMES if options.spoken_before else FIRST_LEAD_FRAMES
         self._done_s = 0.0
         self._chunks: Iterator[int] = _sizes()
 
@@ -228,7 +230,8 @@ class _Utterance:
                 mute = tuple(Word(w, self._done_s, self._done_s, 1.0) for w in spoken.written)
                 return SpeechChunk(np.zeros(0, np.float32), mute, skipped)
             ends = spoken.text.rstrip("\"'”’)]")[-1:] in SENTENCE_ENDS
-            self._part = _Part(self._voice, ids, self._speed, self._random, ends=ends)
+            self._part = _Part(self._voice, ids, self._speed, self._random, lead=self._lead, ends=ends)
+            self._lead = LEAD_FRAMES
             words, num_symbols = self._words(spoken, written, self._part), len(ids) - 2
         before = self._part.at
         pcm = self._part.decode(next(self._chunks))
@@ -267,7 +270,7 @@ class _Part:
     """
 
     def __init__(
-        self, voice: _Voice, ids: list[int], speed: float, random: np.random.Generator, *, ends: bool = True
+        self, voice: _Voice, ids: list[int], speed: float, random: np.random.Generator, *, lead: int, ends: bool = True
     ) -> None:
         features, f0, durations = voice.prosody.run(
             [FEATURES, F0, DURATIONS], {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
@@ -276,7 +279,7 @@ class _Part:
         self._features: Floats = features
         loud = np.nonzero(features[0, -1] > SILENCE_LEVEL)[0]
         # Silent frames that are cut at the start. Frame numbers are counted from the first frame after them.
-        self._skipped_frames = max(0, int(loud[0]) - LEAD_FRAMES) if len(loud) else 0
+        self._skipped_frames = max(0, int(loud[0]) - lead) if len(loud) else 0
         last = len(f0[0]) if ends or not len(loud) else min(len(f0[0]), int(loud[-1]) + 1 + TAIL_FRAMES)
         self._f0: Floats = f0[0, self._skipped_frames : last]
         self._random = random
