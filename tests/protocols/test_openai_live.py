@@ -24,7 +24,8 @@ from antiphon.events.conversation import (
     ResponseDone,
     ResponseTextDelta,
 )
-from antiphon.events.transcription import SessionEnding, TranscriptDelta
+from antiphon.events.duplex import ConversationPaused, ConversationResumed, PauseConversation
+from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptDelta
 from antiphon.protocols.connection import Context
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.model_names import ModelNames
@@ -34,6 +35,9 @@ from tests.protocols.gathered import Gathered
 TYPES: TypeAdapter[Any] = TypeAdapter(ServerEvent)
 AT = ContentPosition("resp_1", "item_1", 0)
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+RANDOM = np.random.default_rng(1)
+# A tenth of a second of a room, and of speech.
+QUIET, LOUD = (b64encode(RANDOM.normal(0, level, 2400).astype("<i2").tobytes()).decode() for level in (30, 3000))
 CALL = ArgumentsDone(AT, "call_1", "f", "{}")
 
 
@@ -271,3 +275,123 @@ def test_the_end_of_a_session_is_reported_with_its_reason() -> None:
         other = Client().begun()
         other.wire.send(SessionEnding(code, "x"))
         assert other.events()[-1]["reason"] == reason
+
+
+class PausingClient(Client):
+    """A client whose session may be paused."""
+
+    def hear(self, audio: str, count: int = 1) -> int:
+        """Send messages of audio. Returns the number of samples at 16 kHz that are listened to."""
+        for _ in range(count):
+            self.say("session.input_audio.append", audio=audio)
+        return sum(len(command.pcm) for command in self.wire.commands() if isinstance(command, AppendAudio))
+
+    def kinds(self) -> list[str]:
+        return [frame.payload["type"] for frame in self.wire.frames()]
+
+    def paused(self) -> PausingClient:
+        self.begun()
+        self.wire.commands()
+        self.wire.send(ConversationPaused())
+        return self
+
+
+def test_without_speech_for_the_idle_timeout_a_pause_is_tried_again_and_again() -> None:
+    client = PausingClient(idle_timeout_s=2)
+    client.begun()
+    client.wire.commands()
+    tried = []
+    for now_s in (1.0, 1.9, 2.1, 3.9, 4.2):
+        client.now_s = now_s
+        client.say("session.input_audio.append", audio=QUIET)
+        tried += [now_s for command in client.wire.commands() if isinstance(command, PauseConversation)]
+    assert tried == [2.1, 4.2]
+
+
+@pytest.mark.parametrize("kind", ["the user's words", "a response", "a resume", "a pause"])
+def test_the_idle_timeout_counts_from_the_last_speech(kind: str) -> None:
+    client = PausingClient(idle_timeout_s=2)
+    client.begun()
+    client.now_s = 1.9
+    if kind == "the user's words":
+        client.wire.send(TranscriptDelta(0, "a"))
+    elif kind == "a response":
+        client.spoken(960, 960)
+    else:
+        client.wire.send(ConversationPaused())
+        if kind == "a resume":
+            client.wire.send(ConversationResumed())
+    client.wire.commands()
+    client.now_s = 3.8
+    client.say("session.input_audio.append", audio=QUIET)
+    assert not any(isinstance(command, PauseConversation) for command in client.wire.commands())
+    client.now_s = 4.0
+    client.say("session.input_audio.append", audio=QUIET)
+    pauses = [command for command in client.wire.commands() if isinstance(command, PauseConversation)]
+    # A session that is paused is not paused again.
+    assert len(pauses) == (kind != "a pause")
+
+
+def test_a_session_without_an_idle_timeout_is_only_paused_by_the_client() -> None:
+    client = PausingClient()
+    client.begun()
+    client.wire.commands()
+    client.now_s = 10_000.0
+    assert client.hear(QUIET, 10) > 0
+    client.say("session.pause", event_id="p")
+    assert client.wire.commands() == [PauseConversation("p")]
+
+
+def test_a_paused_session_sends_nothing_and_listens_from_a_second_before_a_sound_on() -> None:
+    client = PausingClient(idle_timeout_s=2).paused()
+    assert client.kinds() == ["session.started", "session.paused"]
+    assert client.spoken(2400, 0) == []
+    assert client.hear(QUIET, 50) == 0
+    # Eleven tenths of a second. The resampler holds back up to 0.1 s.
+    assert 16_000 <= client.hear(LOUD) <= 17_600
+    assert client.hear(LOUD, 10) >= 16_000
+    client.wire.send(ConversationResumed())
+    assert client.kinds() == ["session.resumed"]
+    assert client.hear(QUIET, 30) >= 46_000
+    assert [event["type"] for event in client.spoken(2400, 0)] == ["session.output_audio.delta"]
+
+
+def test_a_session_that_a_message_resumes_listens_from_a_second_before_on() -> None:
+    client = PausingClient(idle_timeout_s=2).paused()
+    assert client.hear(QUIET, 50) == 0
+    client.say("session.wake")
+    assert [type(command) for command in client.wire.commands()] == [ConfigureConversation]
+    client.wire.send(ConversationResumed())
+    assert 16_000 <= client.hear(QUIET) <= 17_600
+    assert client.hear(QUIET, 30) >= 46_000
+
+
+def test_with_a_manual_wake_no_sound_of_the_pause_is_listened_to() -> None:
+    client = PausingClient(idle_timeout_s=2, wake_policy="manual").paused()
+    assert client.hear(LOUD, 50) == 0
+    client.wire.send(ConversationResumed())
+    assert client.hear(LOUD, 10) <= 16_000
+
+
+def test_muted_audio_wakes_nobody() -> None:
+    client = PausingClient(idle_timeout_s=2).paused()
+    client.say("session.input_audio.mute")
+    assert client.hear(LOUD, 50) == 0
+    client.say("session.input_audio.unmute")
+    assert client.hear(LOUD) > 0
+
+
+def test_audio_of_a_pause_is_checked() -> None:
+    client = PausingClient(idle_timeout_s=2).paused()
+    client.kinds()
+    client.hear("A")
+    assert client.kinds() == ["error"]
+
+
+def test_a_pause_follows_a_pause() -> None:
+    client = PausingClient(idle_timeout_s=2).paused()
+    client.wire.send(ConversationResumed())
+    assert client.hear(LOUD, 10) > 0
+    client.wire.send(ConversationPaused())
+    assert client.hear(QUIET, 50) == 0
+    assert client.hear(LOUD) >= 16_000
