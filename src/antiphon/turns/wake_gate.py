@@ -70,7 +70,7 @@ class WakeGate:
         whole = len(audio) // size * size
         self._rest = audio[whole:].copy()
         frames = audio[:whole].reshape(-1, size)
-        means, squares = frames.mean(axis=1), np.einsum("ij,ij->i", frames, frames) / size
+        means, squares = frames.sum(axis=1) / size, np.einsum("ij,ij->i", frames, frames) / size
         found = False
         for mean, square in zip(means.tolist(), squares.tolist(), strict=True):
             if self._background is None:

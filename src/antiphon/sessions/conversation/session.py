@@ -238,7 +238,7 @@ class ConversationSession:
     async def _carry_out(self, command: ConversationCommand) -> None:
         match command:
             case PauseConversation():
-                if not self._native and self.progress.is_silent and self._responder.park():
+                if not self._native and self.progress.is_quiet and self._responder.park():
                     self._is_paused = True
                     await self._emit(ConversationPaused())
             case ConfigureConversation(config):
