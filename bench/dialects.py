@@ -1,6 +1,6 @@
 """The dialects of other vendors beside OpenAI's, on one server: finals, first sound, barge-in.
 
-    python -m bench.dialects [--sections commit,turns,talk] [--rounds 10]
+    python -m bench.dialects [--sections commit,turns,talk] [--rounds 9]
 
 In each round, one session in each dialect hears the same recording at the same time, in pieces of 20 ms, and the
 sessions take turns at going first. Every dialect is compared with OpenAI's in the same round: the median of the
@@ -40,6 +40,8 @@ STEP_S, STAGGER_S, LIMIT_S = 0.02, 0.004, 10.0
 # Silence before a recording, how much of an answer is heard before somebody speaks over it, and how long an answer has
 # to be silent to have ended, in seconds.
 LEAD_S, HEARD_S, QUIET_S = 0.3, 1.5, 0.6
+# What the scripted transcriber hears of each recording: a whole turn, so that turns end after a short pause.
+SAID = "What is the time?"
 # An answer of twelve sentences; the scripted voice speaks each for a second.
 ANSWER = "This is a sentence of the answer. " * 12
 OPENAI = "OpenAI"
@@ -257,9 +259,11 @@ class Line:
     def stopped(self, since_s: float) -> float | None:
         """Return when the answer ended that sounded at `since_s`; None if it has not, or if it may not have yet."""
         if any(kind == "silence" for _, kind in self.marks):
-            last_s = [at_s for at_s, kind in self.marks if kind == "sound"][-1]
-            ends_s = last_s + 2 * STEP_S
-            return ends_s if asyncio.get_running_loop().time() > ends_s + QUIET_S else None
+            # Each sound has 40 ms. The server plays it when it is due.
+            ends_s = [at_s + 2 * STEP_S for at_s, kind in self.marks if kind == "sound"]
+            next_s = [*ends_s[1:], asyncio.get_running_loop().time()]
+            ended = (a for a, b in zip(ends_s, next_s, strict=True) if a >= since_s and b - a > QUIET_S)
+            return next(ended, None)
         return self.first("stop", since_s)
 
     async def until(self, kind: Kind, since_s: float = 0.0) -> float:
@@ -388,7 +392,7 @@ async def measure(srv: Server, section: Section, clips: Sequence[Clip], rounds: 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = with_data(options("python -m bench.dialects", __doc__, SECTIONS))
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of each section [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each section [%(default)s]")
     args = parser.parse_args(argv)
     clips = loaded(
         clip
@@ -398,7 +402,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE.parent, capture_output=True, text=True).stdout
     with ExitStack() as stack:
         words = stack.enter_context(backend(ANSWER))
-        models, _ = stack.enter_context(beside("bench.scripted_models"))
+        models, _ = stack.enter_context(beside("bench.scripted_models", SAID))
         voices, _ = stack.enter_context(beside("bench.scripted_voices"))
         scripted = ("--transcriber", f"{models}#scripted", "--synthesizer", f"{voices}#scripted")
         flags = (*scripted, "--language-model", words, "--max-sessions", "100")
