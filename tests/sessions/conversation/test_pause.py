@@ -10,7 +10,7 @@ import pytest
 from antiphon.errors import Refused
 from antiphon.events.conversation import ConfigureConversation, CreateResponse, RetrieveItem
 from antiphon.events.duplex import ConversationPaused, ConversationResumed, PauseConversation
-from antiphon.events.transcription import SpeechStarted
+from antiphon.events.transcription import AppendAudio, SpeechStarted
 from antiphon.server.live.session import refusal_in
 from tests.scripted import speech
 from tests.sessions.conversation.scripted import Scene, ScriptedModel, play, shown
@@ -106,6 +106,16 @@ def test_speech_in_the_audio_resumes() -> None:
         await scene.append(speech(30, 3))
         await scene.until(SpeechStarted)
         assert scene.model.num_open == 1
+
+    assert reports(run(act)) == [ConversationPaused, ConversationResumed, SpeechStarted]
+
+
+def test_audio_that_waits_prevents_no_pause_and_its_speech_resumes() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.inbox.put(AppendAudio(np.zeros(16_000, np.float32)))
+        await scene.inbox.put(AppendAudio(speech(30, 3)))
+        await scene.session.handle(PauseConversation())
+        await scene.until(SpeechStarted)
 
     assert reports(run(act)) == [ConversationPaused, ConversationResumed, SpeechStarted]
 
