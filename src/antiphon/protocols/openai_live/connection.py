@@ -60,6 +60,7 @@ from antiphon.protocols.openai_live.messages import (
     LiveSettings,
     LiveStart,
     LiveUnmute,
+    LiveVoice,
     LiveWake,
     ResponseItemCreate,
 )
@@ -239,7 +240,7 @@ class LiveDialect:
             TranscriptionConfig(vad=semantic_vad(), preflight=True),
             instructions=instructions,
             audio_output=bool(self._context.voices),
-            voice=self._context.loaded_voice(voice if isinstance(voice, str) else None),
+            voice=self._context.loaded_voice(voice.id if isinstance(voice, LiveVoice) else voice),
             tools=self._tools,
             tool_choice=choice if isinstance(choice, str) else choice.name,
             parallel_tool_calls=backend.parallel_tool_calls is not False,
