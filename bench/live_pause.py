@@ -13,7 +13,6 @@ import asyncio
 import gc
 import json
 import os
-import re
 import subprocess
 from base64 import b64encode
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from bench.common import HERE, Server, measured, options, server, show
+from bench.words import norm
 from websockets.asyncio.client import ClientConnection, connect
 
 from antiphon.audio.containers import decode_all
@@ -32,7 +32,6 @@ RATE_HZ, PART = 24_000, 2400
 AUDIO = HERE.parent / "tests" / "data" / "audio"
 # Recordings of English speech.
 SPOKEN = ("lj-", "ps-cards", "tau2-")
-NUMBERS = "zero one two three four five six seven eight nine ten".split()
 # Seconds for which a wake or a transcript is awaited.
 WOKEN_S = 15.0
 # Power of a quiet room's noise: -60 dB of full scale.
@@ -133,12 +132,6 @@ async def cost(srv: Server, count: int, seconds: float) -> dict[str, Any]:
     return rows
 
 
-def words(text: str) -> list[str]:
-    """Return the words of a text in small letters, and numbers up to ten as words."""
-    found = re.findall(r"[a-z0-9']+", text.lower())
-    return [NUMBERS[int(word)] if word.isdecimal() and int(word) < len(NUMBERS) else word for word in found]
-
-
 async def wake(srv: Server, wakes: int, together: int) -> dict[str, Any]:
     """Play recordings to paused sessions. A session that is not paused hears the same audio at the same time."""
     files = sorted(path for path in AUDIO.iterdir() if path.name.startswith(SPOKEN))
@@ -150,7 +143,7 @@ async def wake(srv: Server, wakes: int, together: int) -> dict[str, Any]:
     row = {
         "wakes": wakes,
         "first_word_kept": kept,
-        "first_word_equal": sum(words(one.paused)[:1] == words(one.open)[:1] for one in found),
+        "first_word_equal": sum(norm(one.paused)[:1] == norm(one.open)[:1] for one in found),
         "until_resumed_p50_s": float(np.median([one.seconds for one in found])),
         "lost": [f"{one.file}: {one.paused[:60]!r}, {one.open[:60]!r}" for one in found if not one.is_kept],
     }
@@ -176,7 +169,7 @@ class Wake:
 
         The transcriber may hear one word as another ("than", "then") in two runs. Then the second words are equal.
         """
-        mine, other = words(self.paused), words(self.open)
+        mine, other = norm(self.paused), norm(self.open)
         return mine[:1] == other[:1] or (len(mine) > 1 and mine[1:2] == other[1:2])
 
 
