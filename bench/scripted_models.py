@@ -1,9 +1,9 @@
 """A server of models that answer at once: a transcriber in vLLM's dialect, and a language model.
 
-    python -m bench.scripted_models
+    python -m bench.scripted_models [SENTENCE]
 
-Prints its base URL. The transcriber hears a word in each quarter of a second of audio. The language model always gives
-the same short answer.
+Prints its base URL. The transcriber hears a word in each quarter of a second of audio: those of the sentence and no
+more, if there is one. The language model always gives the same short answer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import base64
 import json
 import socket
+import sys
 from collections.abc import AsyncIterator
 
 import uvicorn
@@ -24,6 +25,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 MODEL, ANSWER = "scripted", ("That ", "is ", "right.")
 # Bytes of a quarter of a second: PCM16, 16 kHz.
 WORD_BYTES = 8_000
+SENTENCE = " ".join(sys.argv[1:]).split()
 
 
 async def models(request: Request) -> JSONResponse:
@@ -50,8 +52,8 @@ async def realtime(wire: WebSocket) -> None:
             event = json.loads(await wire.receive_text())
             if event["type"] == "input_audio_buffer.append":
                 num_bytes += len(base64.b64decode(event["audio"]))
-                while len(words) < num_bytes // WORD_BYTES:
-                    words.append(f" word{len(words)}")
+                while len(words) < min(num_bytes // WORD_BYTES, len(SENTENCE) or num_bytes):
+                    words.append(f" {SENTENCE[len(words)]}" if SENTENCE else f" word{len(words)}")
                     await wire.send_text(json.dumps({"type": "transcription.delta", "delta": words[-1]}))
             elif event.get("final"):
                 await wire.send_text(json.dumps({"type": "transcription.done", "text": "".join(words)}))

@@ -40,6 +40,7 @@ from antiphon.engine.grammar_trial import TRIALS
 from antiphon.errors import AntiphonError, RemoteProtocolError, StoreError
 from antiphon.events.conversation import ContentPart, Item
 from antiphon.events.data_uri import decode_image_uri
+from antiphon.events.duplex import ConversationPaused
 from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.cartesia.speaking import CartesiaStreams
 from antiphon.protocols.connection import Context, WireConnection
@@ -123,6 +124,13 @@ HOSTED: dict[str, tuple[dict[str, Any], ...]] = {
     "/stt/websocket?encoding=pcm_alaw&sample_rate=8000": ({"type": "finalize"},),
 }
 RAW_AUDIO = "encoding=linear16&sample_rate=16000&interim_results=true"
+LIVE = "/v1/live/sessions"
+# Messages for a session that is paused. The audio is 0, 3, and 4800 bytes long.
+OF_A_PAUSE: tuple[dict[str, Any], ...] = (
+    *({"type": "session.input_audio.append", "audio": audio} for audio in ("", "AAAA", "gH8B" * 1600)),
+    *({"type": f"session.{name}"} for name in ("input_audio.mute", "input_audio.unmute", "pause", "wake")),
+    {"type": "session.update", "session": {"delegation": {"type": "client"}}},
+)
 Input = str | bytes
 SIP_OFFER, SIP_INVITE = (
     b"INVITE sip:bot@192.0.2.4 SIP/2.0\r\nVia: SIP/2.0/UDP 192.0.2.1:5060;branch=z9hG4bK1;rport, SIP/2.0/TCP a;branch=b"
@@ -186,6 +194,16 @@ def connection(path: str) -> Callable[[Input], str]:
         return answers(wire.feed(data))
 
     return feed
+
+
+def paused_session() -> Callable[[Input], str]:
+    """Open a session of OpenAI Live that is paused. Return the function that reads its inputs."""
+    opening = Opening(path=LIVE)
+    wire: WireConnection = dialect_of(opening).connect(opening, context())
+    wire.open()
+    wire.feed('{"type": "session.start", "session": {"model": "gpt-live-1", "idle_timeout_s": 1}}')
+    wire.send(ConversationPaused())
+    return lambda data: answers(wire.feed(data))
 
 
 def elevenlabs(*, multi: bool) -> ElevenLabsStreams:
@@ -445,7 +463,7 @@ def _sockets() -> dict[str, Target]:
         "/ws/duplex": [p for p in paths if p == "/ws/duplex"],
         f"/v1/listen?{RAW_AUDIO}": [p for p in paths if p.startswith("/v1/listen")],
         f"/v2/listen?{RAW_AUDIO}": [p for p in paths if p.startswith("/v2/listen")],
-        "/v1/live/sessions": [p for p in paths if p == "/v1/live/sessions"],
+        LIVE: [p for p in paths if p == LIVE],
         GEMINI: [p for p in paths if p == GEMINI],
         "/v1/agent/converse": [p for p in paths if p == "/v1/agent/converse"],
     }
@@ -496,6 +514,7 @@ def _streams() -> dict[str, Target]:
     spoken = [p for p in recorded_frames() if p.startswith("/v1/audio/speech/stream")]
     watched = [p for p in recorded_frames() if p.startswith("/v1/video/chat/stream")]
     return {
+        "paused session": Target(paused_session, mixed(OF_A_PAUSE)),
         "speech stream": Target(lambda: stream(SpeechDialect(CATALOG)), frames_of(spoken)),
         "elevenlabs": Target(lambda: stream(elevenlabs(multi=False)), mixed(TEXTS)),
         "elevenlabs contexts": Target(lambda: stream(elevenlabs(multi=True)), mixed(TEXTS)),

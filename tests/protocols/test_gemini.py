@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode, urlsafe_b64encode
+from base64 import b64decode, b64encode, urlsafe_b64encode
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import pytest
 from antiphon.events.conversation import (
     ArgumentsDone,
     ConfigureConversation,
+    ContentPart,
+    ContentPartDone,
     ContentPosition,
     CreateItem,
     CreateResponse,
@@ -56,6 +58,7 @@ class Client:
             steady_s=lambda: 0.0,
             new_id=lambda prefix: f"{prefix}{next(count)}",
             knows_language=lambda code: code in ("en", "de"),
+            log_alias=lambda name, _: self.logged.append(name),
             log_ignored=lambda names, _: self.logged.extend(names),
             resume_token="token",
         )
@@ -174,7 +177,25 @@ def test_a_setup_that_cannot_be_served_closes_the_connection(setup: Any, reason:
 
 def test_with_strict_names_only_a_loaded_model_is_served() -> None:
     assert Client(strict=True).closes('{"setup": {"model": "models/gemini-live"}}')
-    assert not Client(strict=True).closes('{"setup": {"model": "models/qwen"}}')
+    for setup in ('{"model": "models/qwen"}', "{}"):
+        assert not Client(strict=True).closes(f'{{"setup": {setup}}}')
+
+
+def test_any_name_of_a_model_or_a_voice_stands_for_the_loaded_one_and_is_logged() -> None:
+    voice = {"voiceConfig": {"prebuiltVoiceConfig": {"voiceName": "Puck"}}}
+    client = Client(model="models/gemini-live", generationConfig={"speechConfig": voice})
+    assert client.config().voice is None
+    assert client.logged == ["gemini-live", "voice Puck"]
+
+
+def test_answers_in_text_have_no_audio() -> None:
+    assert not Client(generationConfig={"responseModalities": ["TEXT"]}).config().audio_output
+
+
+def test_hints_of_languages_and_words_reach_the_transcriber() -> None:
+    hints = {"languageCodes": ["en-US", "de-DE", "tlh"], "customVocabulary": ["Antiphon"], "adaptationPhrases": ["ok"]}
+    heard = Client(inputAudioTranscription=hints).config().transcription
+    assert (heard.language, heard.languages, heard.keyterms) == (None, ("en", "de"), ("Antiphon", "ok"))
 
 
 @pytest.mark.parametrize("data", ["{", "[]", '{"realtimeInput": {"text": "Hi."}}', b"\xff", '{"setup": {"tools": 1}}'])
@@ -193,6 +214,7 @@ def test_an_invalid_message_closes_the_connection(data: Any) -> None:
     [
         {"audio": {"data": SECOND, "mimeType": "audio/pcm;rate=16000"}},
         {"audio": {"data": SECOND, "mime_type": "audio/pcm"}},
+        {"audio": {"data": SECOND, "mime_type": "Audio/L16;Rate=16000"}},
         {"mediaChunks": [{"data": SECOND, "mimeType": "audio/pcm; rate=16000"}]},
         {"media_chunks": [{"data": SECOND, "mime_type": "audio/pcm;rate=16000"}]},
     ],
@@ -216,6 +238,31 @@ def test_a_change_of_the_sample_rate_loses_no_audio() -> None:
     assert abs(samples - 32_000) <= 1
 
 
+@pytest.mark.parametrize("kind", ["audio/pcm;rate=4000", "audio/pcm;rate=96000", "audio/ogg", "image/png"])
+def test_audio_and_images_that_cannot_be_read_close_the_connection(kind: str) -> None:
+    closing = Client().begun().closes(json.dumps({"realtimeInput": {"audio": {"data": SECOND, "mimeType": kind}}}))
+    assert closing
+    assert closing[0] == 1007
+
+
+def test_the_end_of_an_activity_comes_after_all_its_audio_and_its_image_once() -> None:
+    client = Client(realtimeInputConfig={"automaticActivityDetection": {"disabled": True}}).begun()
+    client.wire.commands()
+    client.say(realtimeInput={"audio": {"data": ""}})
+    client.say(realtimeInput={"activityEnd": {}})
+    assert client.wire.commands() == []
+    client.say(realtimeInput={"video": {"data": b64encode(image(3)).decode(), "mimeType": "image/png"}})
+    data = b64encode(bytes(48_000)).decode()
+    for _ in range(2):
+        client.say(realtimeInput={"audio": {"data": data, "mimeType": "audio/pcm;rate=24000"}})
+    client.say(realtimeInput={"activityEnd": {}})
+    commands = client.wire.commands()
+    assert sum(len(c.pcm) for c in commands if isinstance(c, AppendAudio)) == 32_000
+    assert [type(c) for c in commands if not isinstance(c, AppendAudio)] == [CreateItem, CommitAudio, CreateResponse]
+    client.say(realtimeInput={"activityEnd": {}})
+    assert client.wire.commands() == []
+
+
 def test_the_client_begins_and_ends_a_turn() -> None:
     client = Client(realtimeInputConfig={"automaticActivityDetection": {"disabled": True}}).begun()
     client.wire.commands()
@@ -236,6 +283,10 @@ def test_the_end_of_the_stream_ends_an_open_turn_only() -> None:
     client.wire.send(SpeechStarted(0, 0))
     client.say(realtimeInput={"audioStreamEnd": True})
     assert client.wire.commands() == [CommitAudio()]
+    data = b64encode(bytes(48_000)).decode()
+    client.say(realtimeInput={"audio": {"data": data, "mimeType": "audio/pcm;rate=24000"}, "audioStreamEnd": True})
+    *audio, last = client.wire.commands()
+    assert (sum(len(command.pcm) for command in audio), last) == (16_000, CommitAudio())
 
 
 def test_a_native_model_gets_every_image_and_another_model_one_for_a_turn() -> None:
@@ -254,6 +305,8 @@ def test_a_native_model_gets_every_image_and_another_model_one_for_a_turn() -> N
     client.say(realtimeInput={"audio": {"data": SECOND}})
     item, _ = client.wire.commands()
     assert item.item.parts[0].image.startswith("data:image/png;base64,")
+    client.say(realtimeInput={"audio": {"data": SECOND}})
+    assert [type(command) for command in client.wire.commands()] == [AppendAudio]
 
 
 def test_contents_join_the_history_and_end_a_response_when_the_turn_is_complete() -> None:
@@ -266,6 +319,25 @@ def test_contents_join_the_history_and_end_a_response_when_the_turn_is_complete(
     client.say(client_content={"turns": turns, "turn_complete": True})
     *_, last = client.wire.commands()
     assert last == CreateResponse(when_busy="cut")
+
+
+def test_a_history_may_have_calls_their_results_and_images() -> None:
+    client = Client().begun()
+    client.wire.commands()
+    picture = {"data": urlsafe_b64encode(image(3)).decode(), "mimeType": "image/png"}
+    turns = [
+        {"role": "user", "parts": [{"text": "What is this?"}, {"inlineData": picture}]},
+        {"role": "model", "parts": [{"inlineData": picture}, {"functionCall": {"name": "f", "args": {"x": 1}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"y": 2}}}]},
+    ]
+    client.say(clientContent={"turns": turns})
+    asked, call, result = [command.item for command in client.wire.commands()]
+    assert [part.kind for part in asked.parts] == ["input_text", "input_image"]
+    assert asked.parts[1].image == f"data:image/png;base64,{b64encode(image(3)).decode()}"
+    assert (call.kind, call.call_id, call.name, call.arguments) == ("function_call", "f", "f", '{"x":1}')
+    assert (result.kind, result.call_id, result.output) == ("function_call_output", "f", '{"y":2}')
+    broken = {"data": SECOND, "mimeType": "image/png"}
+    assert client.closes(json.dumps({"clientContent": {"turns": {"parts": [{"inlineData": broken}]}}}))
 
 
 def test_an_initial_history_gets_no_response() -> None:
@@ -294,7 +366,55 @@ def test_the_model_goes_on_when_all_calls_are_answered(scheduling: Any, asked: A
     assert rest == asked
 
 
+def test_results_of_calls_that_are_not_open_are_ignored_and_one_is_enough_to_speak() -> None:
+    client = Client().begun()
+    client.wire.commands()
+    client.say(toolResponse={"functionResponses": {"id": "call_9", "name": "f", "response": {}}})
+    assert client.wire.commands() == []
+    client.wire.send(CALL)
+    client.wire.send(ArgumentsDone(AT, "call_2", "g", "[]"))
+    assert client.frames()[-1]["toolCall"]["functionCalls"][0]["args"] == {}
+    results = [{"id": "call_1", "name": "f", "scheduling": "SILENT"}, {"id": "call_2", "name": "g"}]
+    client.say(toolResponse={"functionResponses": results})
+    assert [type(command) for command in client.wire.commands()] == [CreateItem, CreateItem, CreateResponse]
+
+
 # --- to the client
+
+
+def test_calls_of_tool_servers_and_responses_out_of_band_are_not_shown() -> None:
+    client = Client().begun()
+    client.frames()
+    client.wire.send(ResponseCreated(Response("resp_2", True, None, None, stored=False)))
+    client.wire.send(ArgumentsDone(AT, "call_1", "f", "{}", server="home"))
+    client.wire.send(ResponseDone(Response("resp_2", True, None, None, stored=False, status="completed")))
+    client.wire.send(PlayoutEnded("resp_2"))
+    assert client.frames() == []
+
+
+def test_an_answer_in_text_is_a_turn_of_the_model() -> None:
+    client = Client().begun()
+    client.frames()
+    client.wire.send(ResponseTextDelta(AT, "Hi.", False))
+    assert contents(client) == [{"modelTurn": {"role": "model", "parts": [{"text": "Hi."}]}}]
+
+
+def test_the_end_of_a_voices_audio_is_sent() -> None:
+    client = Client().begun()
+    client.frames()
+    client.wire.send(ResponseAudioDelta(AT, np.full(1600, 0.25, np.float32), 16_000))
+    client.wire.send(ContentPartDone(AT, ContentPart("output_audio")))
+    parts = [part["inlineData"]["data"] for content in contents(client) for part in content["modelTurn"]["parts"]]
+    assert sum(len(b64decode(part)) for part in parts) == 2 * 2400
+
+
+def test_a_new_response_cancels_the_calls_that_the_user_did_not_wait_for() -> None:
+    client = Client().begun()
+    client.wire.send(CALL)
+    client.frames()
+    for expected in ([{"toolCallCancellation": {"ids": ["call_1"]}}], []):
+        client.wire.send(ResponseCreated(Response("resp_2", True, None, None)))
+        assert client.frames() == expected
 
 
 def test_a_response_is_complete_when_its_audio_has_been_played() -> None:
@@ -308,6 +428,11 @@ def test_a_response_is_complete_when_its_audio_has_been_played() -> None:
     client.wire.send(PlayoutEnded("resp_1"))
     usage = {"promptTokenCount": 9, "responseTokenCount": 3, "totalTokenCount": 12}
     assert client.frames() == [{"serverContent": {"turnComplete": True}, "usageMetadata": usage}]
+    client.wire.send(PlayoutEnded("resp_1"))
+    assert client.frames() == []
+    client.wire.send(ResponseCreated(Response("resp_2", True, None, None)))
+    client.wire.send(PlayoutEnded("resp_2"))
+    assert client.frames() == [{"serverContent": {"turnComplete": True}}]
 
 
 def test_an_interruption_is_reported_once_with_the_end_of_the_turn() -> None:
@@ -348,6 +473,7 @@ def test_frames_are_binary_and_have_no_number() -> None:
 
 
 def test_the_client_hears_of_a_drain_and_of_nothing_else() -> None:
+    assert Client().wire.notice(DrainNotice(8.0)) == []
     wire = Client().begun().wire
     wire.frames()
     assert [json.loads(frame.encode()) for frame in wire.notice(DrainNotice(8.0))] == [{"goAway": {"timeLeft": "8s"}}]
@@ -367,6 +493,17 @@ def test_a_handle_names_the_session_and_its_token() -> None:
     assert first.resumes
     assert (first.resumes.session_id, first.resumes.resume_token) == (client.wire.id, "token")
     assert first.is_read
+
+
+def test_a_new_handle_comes_after_each_turn_and_after_a_resume() -> None:
+    client = Client(sessionResumption={}).begun()
+    client.frames()
+    client.wire.send(ResponseCreated(Response("resp_1", True, None, None)))
+    client.wire.send(PlayoutEnded("resp_1"))
+    assert client.frames()[-1]["sessionResumptionUpdate"]["newHandle"].endswith(".token")
+    assert json.loads(client.wire.wire.resumed("fresh").encode()) == {"setupComplete": {"sessionId": client.wire.id}}
+    client.begun()
+    assert client.frames()[-1]["sessionResumptionUpdate"]["newHandle"] == f"{client.wire.id}.fresh"
 
 
 @pytest.mark.parametrize(("setup", "resumable"), [({}, False), ({"sessionResumption": {}}, True)])

@@ -133,13 +133,12 @@ class AppendFrames:
 
 @dataclass(frozen=True, slots=True)
 class PauseConversation:
-    """Pause a conversation in which neither side speaks: free the model's KV, and only wait for sound. A no-op in any
-    other case, and with a native model.
+    """Pause a conversation in which neither side speaks: free the model's KV. A no-op in any other case, and with a
+    native model.
 
-    Speech and any other command resume it, see ConversationResumed. With `wakes` false, speech does not.
+    Speech in audio that is appended and any other command resume it, see ConversationResumed.
     """
 
-    wakes: bool = True
     event_id: str | None = None
 
 

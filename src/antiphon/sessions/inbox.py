@@ -11,7 +11,6 @@ from antiphon.events.conversation import ConversationCommand
 from antiphon.events.size import OBJECT_BYTES, num_bytes
 from antiphon.events.transcription import AppendAudio, TranscriptionCommand
 from antiphon.signals import Signal
-from antiphon.turns.wake_gate import WakeGate
 
 # Minimum cost in samples (10 ms) of a command without audio, so that a flood of commands is not free.
 COMMAND_SAMPLES = SAMPLE_RATE_HZ // 100
@@ -42,8 +41,6 @@ class Inbox:
         self._closed = False
         self._changed = Signal()
         self._reader_waits = False
-        # If set, the reader gets only the audio that the gate passes on.
-        self.gate: WakeGate | None = None
         # The numbers of commands that were put and read so far.
         self.num_put = self.num_taken = 0
 
@@ -99,8 +96,6 @@ class Inbox:
         self._waiting_bytes -= size
         self._num_samples -= num_samples
         self._changed.notify()
-        if self.gate and isinstance(command, AppendAudio):
-            return AppendAudio(self.gate.feed(command.pcm))
         return command
 
     def close(self) -> None:

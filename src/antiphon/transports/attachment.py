@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import anyio
@@ -389,7 +390,7 @@ class Attachment:
                 return True
             if not (self._token and isinstance(data, str | bytes) and await self._control(self._token, data)):
                 # Handle a frame completely or not at all, because a client that resumes does not send it again.
-                with anyio.CancelScope(shield=self._token is not None):
+                with anyio.CancelScope(shield=True) if self._token else nullcontext():
                     self.num_received += 1
                     await session.handle(data)
         return False

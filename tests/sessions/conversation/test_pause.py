@@ -1,4 +1,4 @@
-"""A paused conversation: its model's stream is closed, it waits for sound, and speech or a command resumes it."""
+"""A paused conversation: its model's stream is closed, and speech or a command resumes it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from antiphon.errors import Refused
 from antiphon.events.conversation import ConfigureConversation, CreateResponse, RetrieveItem
 from antiphon.events.duplex import ConversationPaused, ConversationResumed, PauseConversation
-from antiphon.events.transcription import SpeechStarted
+from antiphon.events.transcription import AppendAudio, SpeechStarted
+from antiphon.server.live.session import refusal_in
 from tests.scripted import speech
 from tests.sessions.conversation.scripted import Scene, ScriptedModel, play, shown
 
 
 class CountedModel(ScriptedModel):
-    """A model that counts its open streams."""
+    """A model that counts its open streams, and that may have no room for another one."""
 
-    num_open = 0
+    num_open, has_room = 0, True
 
     async def open(self, owner: object = None) -> ScriptedModel:
+        if not self.has_room:
+            raise Refused("no room", 1.0)
         self.num_open += 1
         return self
 
@@ -94,19 +98,37 @@ def test_a_second_pause_changes_nothing() -> None:
     assert reports(run(act)) == [ConversationPaused]
 
 
-@pytest.mark.parametrize(("wakes", "kinds"), [(True, [ConversationResumed, SpeechStarted]), (False, [])])
-def test_loud_audio_is_listened_to_if_speech_may_wake(wakes: bool, kinds: list[type]) -> None:
+def test_speech_in_the_audio_resumes() -> None:
     async def act(scene: Scene) -> None:
-        await scene.session.handle(PauseConversation(wakes=wakes))
+        await scene.session.handle(PauseConversation())
         await scene.append(np.zeros(16_000, np.float32))
-        listened_s = scene.session.progress.audio_s
+        assert scene.model.num_open == 0
         await scene.append(speech(30, 3))
-        await scene.until(SpeechStarted) if wakes else None
-        # The quiet second before the speech is listened to with it.
-        assert listened_s == 0
-        assert (scene.session.progress.audio_s > 1.9) == wakes
+        await scene.until(SpeechStarted)
+        assert scene.model.num_open == 1
 
-    assert reports(run(act)) == [ConversationPaused, *kinds]
+    assert reports(run(act)) == [ConversationPaused, ConversationResumed, SpeechStarted]
+
+
+def test_audio_that_waits_prevents_no_pause_and_its_speech_resumes() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.inbox.put(AppendAudio(np.zeros(16_000, np.float32)))
+        await scene.inbox.put(AppendAudio(speech(30, 3)))
+        await scene.session.handle(PauseConversation())
+        await scene.until(SpeechStarted)
+
+    assert reports(run(act)) == [ConversationPaused, ConversationResumed, SpeechStarted]
+
+
+def test_a_wake_without_room_for_the_model_ends_the_session_with_the_refusal() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.session.handle(PauseConversation())
+        scene.model.has_room = False
+        await scene.append(speech(30, 3))
+
+    with pytest.raises(ExceptionGroup) as ended:
+        run(act)
+    assert isinstance(refusal_in(ended.value), Refused)
 
 
 def test_the_history_stays() -> None:

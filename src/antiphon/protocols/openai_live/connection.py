@@ -60,6 +60,7 @@ from antiphon.protocols.openai_live.messages import (
     LiveSettings,
     LiveStart,
     LiveUnmute,
+    LiveVoice,
     LiveWake,
     ResponseItemCreate,
 )
@@ -69,6 +70,7 @@ from antiphon.protocols.realtime.input_fields import PCM_24K, AudioFormat
 from antiphon.protocols.realtime.messages import event_id_in
 from antiphon.protocols.wire import Frame, Received
 from antiphon.turns.end_of_turn import semantic_vad
+from antiphon.turns.wake_gate import WakeGate
 
 PATH = "/v1/live/sessions"
 # Seconds between two `session.usage.updated`.
@@ -96,6 +98,8 @@ class LiveDialect:
         # The second of the session in which somebody last spoke.
         self._active_s = 0.0
         self.is_paused = False
+        # Holds back the audio of a pause. After the pause it passes on everything.
+        self._gate: WakeGate | None = None
         self._reported_s = 0.0
         # The end of the last transcript of the user, in milliseconds of the session.
         self._heard_ms = 0
@@ -236,7 +240,7 @@ class LiveDialect:
             TranscriptionConfig(vad=semantic_vad(), preflight=True),
             instructions=instructions,
             audio_output=bool(self._context.voices),
-            voice=self._context.loaded_voice(voice if isinstance(voice, str) else None),
+            voice=self._context.loaded_voice(voice.id if isinstance(voice, LiveVoice) else voice),
             tools=self._tools,
             tool_choice=choice if isinstance(choice, str) else choice.name,
             parallel_tool_calls=backend.parallel_tool_calls is not False,
@@ -246,12 +250,19 @@ class LiveDialect:
         )
 
     def _audio(self, audio: str) -> list[Command]:
-        pcm = self._buffer.feed(audio)
+        pcm = self._buffer.decoded(audio)
+        if self._is_muted:
+            pcm = np.zeros_like(pcm)
+        if self._gate:
+            pcm = self._gate.feed(pcm)
+        elif self.is_paused:
+            pcm = pcm[:0]
+        sent = appended(self._buffer.resampled(pcm)) if len(pcm) else []
         elapsed_s = self._elapsed_ms / 1000
         if elapsed_s - self._reported_s >= USAGE_EVERY_S:
             self._reported_s = elapsed_s
             self._event("session.usage.updated", usage={"seconds": round(elapsed_s, 1)})
-        idle_s, sent = self._asked.idle_timeout_s, appended(np.zeros_like(pcm) if self._is_muted else pcm)
+        idle_s = self._asked.idle_timeout_s
         if idle_s and not self.is_paused and elapsed_s - self._active_s >= idle_s:
             # If somebody speaks after all, the next attempt follows as late as this one.
             self._active_s = elapsed_s
@@ -259,7 +270,7 @@ class LiveDialect:
         return [*sent]
 
     def _pause(self) -> PauseConversation:
-        return PauseConversation(self._asked.wake_policy == "speech", self.client_event_id)
+        return PauseConversation(self.client_event_id)
 
     def _append(self, message: ContextAppend) -> list[Command]:
         if message.delegation_id is not None:
@@ -308,6 +319,10 @@ class LiveDialect:
             case ConversationPaused() | ConversationResumed():
                 self.is_paused = isinstance(event, ConversationPaused)
                 self._active_s = self._elapsed_ms / 1000
+                if self.is_paused and self._asked.wake_policy == "speech":
+                    self._gate = WakeGate(self._format.rate_hz)
+                elif self._gate:
+                    self._gate.open()
                 self._event("session.paused" if self.is_paused else "session.resumed")
             case SpeechStarted():
                 self._heard_ms = self._elapsed_ms

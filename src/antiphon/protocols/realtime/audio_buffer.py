@@ -50,7 +50,15 @@ class AudioBuffer:
 
     def feed(self, text: str) -> Pcm:
         """Return the samples of one append. Raises RemoteProtocolError for invalid audio."""
-        return self._resampler.feed(self._decode(text, self.format, "audio"))
+        return self.resampled(self.decoded(text))
+
+    def decoded(self, text: str) -> Pcm:
+        """Return the samples of one append at the format's rate. Raises RemoteProtocolError for invalid audio."""
+        return self._decode(text, self.format, "audio")
+
+    def resampled(self, pcm: Pcm) -> Pcm:
+        """Return the samples at the server's rate that further ones at the format's rate complete."""
+        return self._resampler.feed(pcm)
 
     def flush(self) -> Pcm:
         """Return the samples that were held back."""

@@ -316,7 +316,7 @@ class LiveRealtime:
             except Refused as refusal:
                 self._end("input_audio_buffer_overflow", str(refusal), CLOSE_POLICY)
                 return
-        if not has_audio:
+        if commands and not has_audio:
             self._live.count_memory()
             if self._bounds.is_spent:
                 self._end("memory_limit_exceeded", "Too many events could not be kept.", CLOSE_TOO_BIG)

@@ -19,7 +19,7 @@ from antiphon.events.conversation import (
     CreateItem,
     CreateResponse,
 )
-from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput, PauseConversation
+from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput
 from antiphon.events.size import num_bytes
 from antiphon.events.tools import CallOptions
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription
@@ -44,7 +44,7 @@ from antiphon.transports.transport import AudioPlayer
 RealtimeConversation = ConversationSession | DuplexSession
 RealtimeSession = TranscriptionSession | RealtimeConversation
 
-URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio, PauseConversation)
+URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio)
 # Minimum number of audio samples (5 ms). A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
 RATE_WINDOW_S = 2.0

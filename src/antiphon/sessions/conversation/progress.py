@@ -106,5 +106,10 @@ class ConversationProgress:
     @property
     def is_silent(self) -> bool:
         """True if neither side speaks, and nothing waits to be transcribed, answered or approved."""
+        return self._listener.is_silent and self.is_quiet
+
+    @property
+    def is_quiet(self) -> bool:
+        """As `is_silent`, but by the audio and the commands that were handled so far. More may wait in the inbox."""
         is_owed = self.user_speaks or self.unread_items or self.owed_responses or self._queue.calls.awaits_approval
-        return self._listener.is_silent and not (is_owed or self.is_responding or self.is_heard)
+        return self._listener.is_quiet and not (is_owed or self.is_responding or self.is_heard)

@@ -70,7 +70,6 @@ from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.end_of_turn import MAX_SILENCE_MS
 from antiphon.turns.floor import Floor
 from antiphon.turns.overlap import BY_SOUND, is_backchannel
-from antiphon.turns.wake_gate import WakeGate
 
 
 class ConversationSession:
@@ -133,6 +132,7 @@ class ConversationSession:
         self._by_sound: int | None = None
         # The item of the user's last turn and the end of its speech in milliseconds, if a pause has ended it.
         self._last_turn: tuple[Item, int] | None = None
+        self._is_paused = False
         self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)
 
     async def run(self) -> None:
@@ -230,16 +230,16 @@ class ConversationSession:
             await self._emit(rejected(error, command))
 
     async def _resume(self) -> None:
-        if self._listener.inbox.gate:
-            self._listener.inbox.gate = None
+        if self._is_paused:
+            self._is_paused = False
             await self._responder.reopen()
             await self._emit(ConversationResumed())
 
     async def _carry_out(self, command: ConversationCommand) -> None:
         match command:
-            case PauseConversation(wakes):
-                if not self._native and self.progress.is_silent and self._responder.park():
-                    self._listener.inbox.gate = WakeGate(opens=wakes)
+            case PauseConversation():
+                if not self._native and self.progress.is_quiet and self._responder.park():
+                    self._is_paused = True
                     await self._emit(ConversationPaused())
             case ConfigureConversation(config):
                 self.config = self._responder.config = config

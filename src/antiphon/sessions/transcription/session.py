@@ -213,8 +213,13 @@ class TranscriptionSession:
         """True if all received audio was processed, the user does not speak, and all speech has its transcript. If the
         client ends the turns, speech that it has not committed yet counts as speech without a transcript.
         """
+        return self.inbox.is_worked_off and self.is_quiet
+
+    @property
+    def is_quiet(self) -> bool:
+        """As `is_silent`, but by the audio that was processed so far. More may wait in the inbox."""
         is_read = not self._unread_from_ms and self._decoding.idle and not self.continuing.is_behind
-        return self.inbox.is_worked_off and self._segmenter.window is None and is_read
+        return self._segmenter.window is None and is_read
 
     @property
     def spoken_ms(self) -> int:
