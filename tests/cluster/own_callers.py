@@ -18,6 +18,7 @@ from tests.server.scripted import RATE_HZ, WORD_S
 
 # Seconds; longer than any call here.
 SILENCE = np.zeros(300 * 16_000, np.float32)
+STOPPED = "output_audio_buffer.stopped"
 SESSION = {"audio": {"input": {"turn_detection": {"type": "server_vad", "silence_duration_ms": 300}}}}
 
 
@@ -92,7 +93,9 @@ class RtcCaller:
         self._caller.say("response.create")
         while (await self._caller.until("response.done"))["response"]["status"] != "completed":
             pass
-        await self._caller.until("output_audio_buffer.stopped")
+        # If the host is replaced meanwhile, the answer may be played to its end before the next host completes it.
+        if [kind for kind in self._caller.kinds if kind.startswith("output_audio_buffer")][-1:] != [STOPPED]:
+            await self._caller.until(STOPPED)
 
     def check(self) -> None:
         """Raise AssertionError unless each turn was answered once, in order."""
