@@ -15,10 +15,10 @@ have scripted models. These repeat a word every tenth of a second, as 0.3 s of a
   of a connection to the continuation of the session, and the time that each host takes.
 - frames: a message and its reply, 50 times a second on each of eight sockets: directly, through a relay, and through a
   door. The same for each other kind of session, without the relay.
-- captions: two listeners play 20 recordings each to hosts with the default transcriber, behind a door. The host with
+- captions: three listeners play 14 recordings each to hosts with the default transcriber, behind a door. The host with
   most sessions is killed every few seconds. Compares the words with those of an undisturbed run, and measures by how
   much the first word after each kill is late.
-- states: as `captions`, but in this process, from a state in the middle of each of 40 turns, and without a pace. It
+- states: as `captions`, but in this process, from a state in the middle of each of 42 turns, and without a pace. It
   counts words that are lost, doubled or retracted, however busy the machine is.
 - keeping: what storing captions costs, with scripted models: CPU time of the host, and bytes in the store (Redis).
 - speech: a text is spoken behind a door, by a stream and by a request, six times each. Its host is killed while it
@@ -59,7 +59,7 @@ LIMIT_S = 180.0
 POLL_S = 0.05
 # Number of sockets, round trips per second on each, and seconds. So few round trips keep the hosts idle, so that the
 # path is measured, not a queue.
-FRAME_CALLERS, FRAMES_PER_S, FRAMES_S = 8, 50, 20.0
+FRAME_CALLERS, FRAMES_PER_S, FRAMES_S = 8, 50, 8.0
 QUESTION = "Tell me a long story about a fox."
 REAL = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")
 

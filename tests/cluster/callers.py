@@ -13,7 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import websockets
@@ -137,6 +137,26 @@ class Caller:
         self._took = asyncio.Event()
 
     # --- the conversation ---------------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> str:
+        """The phase of its turn, according to its events."""
+        if "" in self.view.responses.values():
+            return "answering"
+        last = self.events[-1]["type"] if self.events else ""
+        if "speech_started" in last:
+            return "speaking"
+        if "speech_stopped" in last or "committed" in last or "transcription" in last:
+            return "transcribing"
+        return "asking" if self.said and self.view.said("assistant")[-1:] != self.said[-1:] else "idle"
+
+    async def turn(self) -> None:
+        """Take a written turn, and sometimes a spoken one after it."""
+        await self.converse(1 + self._random.randrange(2))
+
+    def connected(self) -> AbstractAsyncContextManager[None]:
+        """Keep the session open while the block runs."""
+        raise NotImplementedError
 
     async def converse(self, turns: int, *, spoken: bool = True, num_words: int = 3) -> None:
         """Take `turns` turns, and wait for the answer to each."""

@@ -22,16 +22,16 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from antiphon.store.sessions import SessionStore, open_store
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.listeners import Listener
 from tests.cluster.processes import Cluster, Host, cluster, until
 from tests.cluster.speakers import Speaker
+from tests.cluster.taking_turns import TurnTaker, taking_turns
 from tests.cluster.watchers import Asker, OwnWatcher, Watcher
 from tests.store.servers import PostgresServer, RedisServer, Server
 
@@ -40,6 +40,8 @@ HOST_TTL_S = 1.5
 PACE_S = 0.1
 # Seconds after SIGTERM at which a host is usually handing its sessions over.
 CUT_OFF_S = 0.4
+# The numbers of words in a listener's turn.
+LENGTHS = (1, 3, 8, 100)
 SERVERS: dict[str, type[Server]] = {"redis": RedisServer, "postgres": PostgresServer}
 
 
@@ -47,32 +49,15 @@ SERVERS: dict[str, type[Server]] = {"redis": RedisServer, "postgres": PostgresSe
 class Outcome:
     """The result of the rounds.
 
-    `num_hit` counts sessions whose host died or hung, and `how` the ways they were resumed.
+    `befell` counts kills, hangs and handovers, `turns` the turns by the class of the client, `num_hit` the sessions
+    whose host died or hung, and `how` the ways they were resumed.
     """
 
-    kills: int = 0
-    hangs: int = 0
-    handovers: int = 0
-    turns: int = 0
-    captions: int = 0
-    texts: int = 0
-    others: int = 0
+    befell: Counter[str] = field(default_factory=Counter)
+    turns: Counter[str] = field(default_factory=Counter)
     num_hit: int = 0
     how: Counter[str] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)
-
-
-class Other(Protocol):
-    """A client that takes turns of its own kind, and checks what it got."""
-
-    @property
-    def phase(self) -> str: ...
-
-    def connected(self) -> AbstractAsyncContextManager[None]: ...
-
-    async def turn(self) -> None: ...
-
-    def check(self) -> None: ...
 
 
 @contextmanager
@@ -89,108 +74,41 @@ def store_url(kind: str) -> Iterator[str]:
         server.close()
 
 
-def phase_of(caller: Caller) -> str:
-    """Return the phase of a caller's turn, according to its events."""
-    if "" in caller.view.responses.values():
-        return "answering"
-    last = caller.events[-1]["type"] if caller.events else ""
-    if "speech_started" in last:
-        return "speaking"
-    if "speech_stopped" in last or "committed" in last or "transcription" in last:
-        return "transcribing"
-    return "asking" if caller.said and caller.view.said("assistant")[-1:] != caller.said[-1:] else "idle"
-
-
-def phase_of_captions(listener: Listener) -> str:
-    """Return the phase of a listener's turn, according to its events."""
-    if len(listener.captions.completed) == len(listener.said):
-        return "silent"
-    words = "with words" if listener.captions.is_open else "without words"
-    return f"{'said' if listener.is_speaking else 'waiting'} {words}"
-
-
 async def rounds(
-    hosts: Cluster,
-    callers: list[Caller],
-    kills: int,
-    hangs: int,
-    seed: int,
-    handovers: int = 0,
-    listeners: Sequence[Listener] = (),
-    speakers: Sequence[Speaker] = (),
-    others: Sequence[Other] = (),
+    hosts: Cluster, clients: Sequence[TurnTaker], kills: int, hangs: int, seed: int, handovers: int = 0
 ) -> Outcome:
-    """Kill and hang hosts, and interrupt their handovers, while the callers and all others have their sessions.
-
-    At the end, end all callers, and check the events that they got.
+    """Kill and hang hosts, and interrupt their handovers, while clients have their sessions. At the end, each client
+    checks the events that it got.
     """
     outcome = Outcome()
     chance = random.Random(seed)
-    over = asyncio.Event()
     store = open_store(hosts.state, 3600)
+    plan = ["kill"] * kills + ["hang"] * hangs + ["handover"] * handovers
+    chance.shuffle(plan)
 
-    async def talk(caller: Caller) -> None:
-        async with caller.connected():  # type: ignore[attr-defined]
-            while not over.is_set():
-                await caller.converse(1 + chance.randrange(2))
-                await asyncio.to_thread(check_stored, store, caller)
-            caller.check()
-
-    async def listen(listener: Listener) -> None:
-        async with listener.connected():
-            while not over.is_set():
-                await listener.speak(num_words=chance.choice((1, 3, 8, 100)))
-            listener.check()
-
-    async def have_spoken(speaker: Speaker) -> None:
-        async with speaker:
-            while not over.is_set():
-                await speaker.speak(chance)
-
-    async def take_turns(other: Other) -> None:
-        async with other.connected():
-            while not over.is_set():
-                await other.turn()
-                outcome.others += 1
-            other.check()
-
-    async def befall() -> None:
-        plan = ["kill"] * kills + ["hang"] * hangs + ["handover"] * handovers
-        chance.shuffle(plan)
-        for what in plan:
-            await asyncio.sleep(chance.uniform(0.3, 1.2))
-            num_hit, host = await asyncio.to_thread(busiest, hosts)
-            outcome.num_hit += num_hit
-            outcome.phases.update(phase_of(caller) for caller in callers)
-            outcome.phases.update(phase_of_captions(listener) for listener in listeners)
-            outcome.phases.update(other.phase for other in others)
-            befalls = {"kill": kill, "hang": hang, "handover": partial(cut_off, after_s=chance.uniform(0.0, CUT_OFF_S))}
-            await asyncio.to_thread(befalls[what], hosts, host)
-            outcome.kills, outcome.hangs = outcome.kills + (what == "kill"), outcome.hangs + (what == "hang")
-            outcome.handovers += what == "handover"
-            await asyncio.sleep(0.5)
-        over.set()
+    async def after_turn(client: TurnTaker) -> None:
+        outcome.turns[type(client).__name__] += 1
+        if isinstance(client, Caller):
+            await asyncio.to_thread(check_stored, store, client)
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for caller in callers:
-                group.create_task(talk(caller))
-            for listener in listeners:
-                group.create_task(listen(listener))
-            for speaker in speakers:
-                group.create_task(have_spoken(speaker))
-            for other in others:
-                group.create_task(take_turns(other))
-            # Every caller is in a conversation now.
+        async with taking_turns(clients, after_turn):
+            # Every client has a session then.
             await asyncio.sleep(1.0)
-            group.create_task(befall())
+            for what in plan:
+                await asyncio.sleep(chance.uniform(0.3, 1.2))
+                num_hit, host = await asyncio.to_thread(busiest, hosts)
+                outcome.num_hit += num_hit
+                outcome.phases.update(client.phase for client in clients)
+                after_s = chance.uniform(0.0, CUT_OFF_S)
+                befalls = {"kill": kill, "hang": hang, "handover": partial(cut_off, after_s=after_s)}
+                await asyncio.to_thread(befalls[what], hosts, host)
+                outcome.befell[what] += 1
+                await asyncio.sleep(0.5)
     finally:
         store.close()
-    outcome.captions = sum(len(listener.said) for listener in listeners)
-    outcome.texts = sum(speaker.num_done for speaker in speakers)
-    for caller in callers:
-        outcome.turns += len(caller.said)
-        outcome.how.update(getattr(caller, "how", ()))
+    for client in clients:
+        outcome.how.update(getattr(client, "how", ()))
     return outcome
 
 
@@ -260,12 +178,14 @@ def run(
             for n in range(num_callers)
         ]
         try:
-            listeners = [Listener(n, [door.ws], seed + n, vllm=bool(n % 2)) for n in range(num_listeners)]
-            speakers = [Speaker(door.ws) for _ in range(num_speakers)]
-            watchers = [(OwnWatcher if n % 3 == 2 else Watcher)(n, door.ws, seed + n) for n in range(num_watchers)]
-            askers = [Asker(n, door.ws, seed + n) for n in range(0 if native else num_askers)]
-            others = [*watchers, *askers]
-            return asyncio.run(rounds(hosts, callers, kills, hangs, seed, handovers, listeners, speakers, others))
+            clients: list[TurnTaker] = [
+                *callers,
+                *(Listener(n, [door.ws], seed + n, vllm=bool(n % 2), lengths=LENGTHS) for n in range(num_listeners)),
+                *(Speaker(door.ws) for _ in range(num_speakers)),
+                *((OwnWatcher if n % 3 == 2 else Watcher)(n, door.ws, seed + n) for n in range(num_watchers)),
+                *(Asker(n, door.ws, seed + n) for n in range(0 if native else num_askers)),
+            ]
+            return asyncio.run(rounds(hosts, clients, kills, hangs, seed, handovers))
         except BaseException:
             for process in [*hosts.hosts, *hosts.doors]:
                 print(f"--- {process.name}\n{process.log[-4000:]}")
@@ -300,11 +220,7 @@ def main() -> None:
         args.askers,
         native=args.native,
     )
-    print(
-        f"{found.kills} kills, {found.hangs} hangs and {found.handovers} handovers cut off hit "
-        f"{found.num_hit} sessions in {found.turns} turns, {found.captions} captions, {found.texts} texts "
-        f"and {found.others} other turns"
-    )
+    print(f"{dict(found.befell)} hit {found.num_hit} sessions; turns: {dict(found.turns)}")
     print(f"resumed: {dict(found.how)}; phases: {dict(found.phases)}")
 
 

@@ -17,6 +17,7 @@ from tests.cluster.balancer import Balancer
 from tests.cluster.callers import ResumingCaller
 from tests.cluster.chaos import PACE_S, store_url
 from tests.cluster.processes import cluster
+from tests.cluster.taking_turns import taking_turns
 
 
 async def rounds(balancer: Balancer, callers: list[ResumingCaller], cuts: int, reloads: int, seed: int) -> Counter[str]:
@@ -25,17 +26,7 @@ async def rounds(balancer: Balancer, callers: list[ResumingCaller], cuts: int, r
     Returns the number of times that each way of resuming was used.
     """
     chance = random.Random(seed)
-    over = asyncio.Event()
-
-    async def talk(caller: ResumingCaller) -> None:
-        async with caller.connected():
-            while not over.is_set():
-                await caller.converse(1 + chance.randrange(2))
-            caller.check()
-
-    async with asyncio.TaskGroup() as group:
-        for caller in callers:
-            group.create_task(talk(caller))
+    async with taking_turns(callers):
         await asyncio.sleep(1.0)
         plan = ["cut"] * cuts + ["reload"] * reloads
         chance.shuffle(plan)
@@ -46,7 +37,6 @@ async def rounds(balancer: Balancer, callers: list[ResumingCaller], cuts: int, r
             else:
                 balancer.reload()
         await asyncio.sleep(1.5 if reloads else 0.0)
-        over.set()
     return Counter(how for caller in callers for how in caller.how)
 
 

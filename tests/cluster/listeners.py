@@ -54,6 +54,11 @@ class Captions:
         self._last_ms = -1
 
     @property
+    def num_open(self) -> int:
+        """The number of turns that have begun and have no transcript yet. Only OpenAI's dialect reports beginnings."""
+        return len(self._order) - len(self.completed)
+
+    @property
     def is_open(self) -> bool:
         """Whether a turn has words and no transcript yet."""
         return bool(self.joined)
@@ -97,17 +102,25 @@ class Captions:
 class Listener:
     """A client that speaks, and waits for the words of each turn. `vllm`: it uses vLLM's dialect, and commits turns.
 
-    `said` has its own words by turn. The other fields are those of `Captions` and of `callers.Caller`.
+    `said` has its own words by turn. `lengths` are the numbers of words of its turns, from which `turn` chooses. The
+    other fields are those of `Captions` and of `callers.Caller`.
     """
 
     def __init__(
-        self, number: int, urls: Sequence[str], seed: int, *, vllm: bool = False, is_exact: bool = True
+        self,
+        number: int,
+        urls: Sequence[str],
+        seed: int,
+        *,
+        vllm: bool = False,
+        is_exact: bool = True,
+        lengths: Sequence[int] = (1, 3, 8),
     ) -> None:
         self.number = number
         self.captions = Captions(is_exact=is_exact)
         self.said: list[str] = []
         self.is_speaking = False
-        self._vllm = vllm
+        self._vllm, self._lengths = vllm, lengths
         self._urls = list(urls)
         self._random = random.Random(seed)
         self._next_word = 1
@@ -130,6 +143,18 @@ class Listener:
                 yield
             finally:
                 self._reader.cancel()
+
+    @property
+    def phase(self) -> str:
+        """The phase of its turn, according to its events."""
+        if len(self.captions.completed) == len(self.said):
+            return "silent"
+        words = "with words" if self.captions.is_open else "without words"
+        return f"{'said' if self.is_speaking else 'waiting'} {words}"
+
+    async def turn(self) -> None:
+        """Say some words, and wait for them."""
+        await self.speak(num_words=self._random.choice(self._lengths))
 
     async def speak(self, turns: int = 1, num_words: int = 3) -> None:
         """Say `turns` turns, and wait for the words of each."""

@@ -1,13 +1,15 @@
-"""Clients of a speech stream that know nothing of resuming, and that check every sample that they get."""
+"""Clients of a speech stream, and of speech over REST, that know nothing of resuming and check every sample."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import websockets
 
 from antiphon.audio.pcm import to_pcm16
@@ -26,6 +28,11 @@ class Speaker:
         self._url, self._config = url, CONFIG | config
         self.sound = b""
         self.events: list[dict[str, Any]] = []
+        self._random = random.Random(SEED)
+
+    def connected(self) -> Speaker:
+        """Return the context in which it has its stream."""
+        return self
 
     async def __aenter__(self) -> Speaker:
         self._socket = await websockets.connect(f"{self._url}/v1/audio/speech/stream", max_size=None)
@@ -61,13 +68,51 @@ class Speaker:
     def num_done(self) -> int:
         return [event["type"] for event in self.events].count("session.done")
 
-    async def speak(self, chance: random.Random) -> None:
+    @property
+    def phase(self) -> str:
+        return "having spoken"
+
+    async def turn(self) -> None:
         """Have a few sentences spoken, and check their audio."""
-        words = [f"w{chance.randrange(1000)}" for _ in range(chance.choice((1, 5, 20)))]
-        text = " ".join(f"{word}." if chance.random() < 0.3 else word for word in words)
+        text = some_text(self._random)
         before, done = len(self.sound), self.num_done
         await self.say(text)
         await self.send(type="input.done")
         async with asyncio.timeout(TURN_S):
             await self.until(lambda: self.num_done > done)
         assert self.sound[before:] == to_pcm16(sound_of(text, SEED)), text
+
+    def check(self) -> None:
+        """Do nothing: each turn has checked its audio."""
+
+
+class RestSpeaker:
+    """A client of `/v1/audio/speech`. `url` is that of a door, http://."""
+
+    phase = "having spoken over REST"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._random = random.Random(SEED)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        async with httpx.AsyncClient(base_url=self._url, trust_env=False, timeout=TURN_S) as self._client:
+            yield
+
+    async def turn(self) -> None:
+        """Have a few sentences spoken, and check their audio."""
+        text = some_text(self._random)
+        body = {"input": text, "response_format": "pcm", "stream": True, "model": "default", "seed": SEED}
+        answer = await self._client.post("/v1/audio/speech", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.content == to_pcm16(sound_of(text, SEED)), text
+
+    def check(self) -> None:
+        """Do nothing: each turn has checked its audio."""
+
+
+def some_text(chance: random.Random) -> str:
+    """Return a few sentences."""
+    words = [f"w{chance.randrange(1000)}" for _ in range(chance.choice((1, 5, 20)))]
+    return " ".join(f"{word}." if chance.random() < 0.3 else word for word in words)

@@ -133,7 +133,7 @@ def is_hidden(target: str) -> bool:
     return meaning(target).lstrip("/") in HIDDEN
 
 
-_HEAD = b"HTTP/1.1 200 OK\r\nSet-Cookie: one=client; Path=/\r\nContent-Length: %d\r\n\r\n"
+_HEAD = b"HTTP/1.1 %d x\r\nSet-Cookie: one=client; Path=/\r\nContent-Length: %d\r\n\r\n"
 
 
 @dataclass(slots=True)
@@ -152,8 +152,8 @@ class Echo:
 
 
 @contextmanager
-def echo() -> Iterator[Echo]:
-    """Run an Echo during the block."""
+def echo(status: int = 200) -> Iterator[Echo]:
+    """Run an Echo during the block. It answers with this status."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -166,7 +166,7 @@ def echo() -> Iterator[Echo]:
                     headers[name.lower()] = value.strip() if before is None else f"{before}|{value.strip()}"
                 found.seen.append((target, headers, self._body(headers)))
                 answer = target.encode()
-                self.wfile.write(_HEAD % len(answer) + (b"" if method == "HEAD" else answer))
+                self.wfile.write(_HEAD % (status, len(answer)) + (b"" if method == "HEAD" else answer))
 
         def _body(self, headers: dict[str, str]) -> bytes:
             if "chunked" not in headers.get("transfer-encoding", ""):

@@ -26,6 +26,7 @@ from antiphon.signals import become
 from tests.cluster.chaos import HOST_TTL_S, busiest
 from tests.cluster.listeners import AUDIO, OPENAI, PREFIX, Captions, Listener
 from tests.cluster.processes import Cluster, cluster
+from tests.cluster.taking_turns import taking_turns
 from tests.cluster.test_moving import dies, door
 from tests.scripted import ScriptedTranscriber, speech, text
 from tests.server.clients import Wire, b64, connect
@@ -84,21 +85,14 @@ async def befalls(hosts: Cluster, listeners: list[Listener], number: signal.Sign
 @pytest.mark.server
 def test_when_hosts_are_killed_hang_and_drain_then_stock_clients_of_a_door_get_each_word_once() -> None:
     async def main(hosts: Cluster, url: str) -> None:
-        listeners = [SdkListener(1, [url], 1), Listener(2, [url], 2, vllm=True), Listener(3, [url], 3)]
-        over = asyncio.Event()
-
-        async def talk(listener: Listener) -> None:
-            async with listener.connected():
-                while not over.is_set():
-                    await listener.speak(num_words=5)
-                listener.check()
-
-        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-            for listener in listeners:
-                group.create_task(talk(listener))
+        listeners = [
+            SdkListener(1, [url], 1, lengths=[5]),
+            Listener(2, [url], 2, vllm=True, lengths=[5]),
+            Listener(3, [url], 3, lengths=[5]),
+        ]
+        async with asyncio.timeout(LIMIT_S), taking_turns(listeners):
             for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
                 await befalls(hosts, listeners, number)
-            over.set()
         # Word times go on over all hosts: each listener has spoken for longer than any host has lived.
         for listener in listeners:
             assert len(listener.captions.words) == 5 * len(listener.said)
@@ -309,18 +303,24 @@ def written(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
+@pytest.mark.parametrize("drains", [False, True])
 def test_when_the_settings_say_so_then_no_text_is_in_the_store_and_a_session_ends_with_its_host(
-    hosts: list[Server], tmp_path: Path
+    hosts: list[Server], tmp_path: Path, drains: bool
 ) -> None:
     one, two, _ = hosts
     for host in hosts:
         host.state.settings = replace(host.state.settings, resume=ResumeSettings(store_captions=False))
 
     async def main() -> None:
-        async with in_a_turn(one) as (_, session_id, token):
+        async with in_a_turn(one) as (wire, session_id, token):
             assert one.store.get(session_id) is None
+            if drains:
+                await wire.say("input_audio_buffer.append", audio=b64(np.zeros(16_000, np.float32), 24_000))
+                await wire.until("transcription.completed")
+                await asyncio.to_thread(one.stop.close)
+            else:
+                dies(one, two)
             assert b"w1" not in written(tmp_path)
-            dies(one, two)
             async with resuming(two, session_id, token) as (_, refused):
                 assert refused["error"]["code"] == "unknown_session"
 

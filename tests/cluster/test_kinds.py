@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from antiphon.signals import become
-from tests.cluster.callers import Caller, ResumingCaller, StockCaller
-from tests.cluster.chaos import HOST_TTL_S, Other, busiest, phase_of
+from tests.cluster.callers import ResumingCaller, StockCaller
+from tests.cluster.chaos import HOST_TTL_S, busiest
 from tests.cluster.processes import Cluster, cluster
+from tests.cluster.taking_turns import taking_turns
 from tests.cluster.watchers import Asker, OwnWatcher, Watcher
 
 LIMIT_S = 180.0
@@ -38,21 +39,9 @@ async def strike(hosts: Cluster, ready: Callable[[], bool], number: signal.Signa
 def test_when_hosts_are_killed_hang_and_drain_then_questions_and_requests_are_answered_once() -> None:
     async def main(hosts: Cluster, url: str) -> None:
         watcher, asker = Watcher(1, url, 1), Asker(2, url, 2)
-        others: Sequence[Other] = (watcher, asker, OwnWatcher(3, url, 3))
-        over = asyncio.Event()
-
-        async def talk(other: Other) -> None:
-            async with other.connected():
-                while not over.is_set():
-                    await other.turn()
-                other.check()
-
-        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-            for other in others:
-                group.create_task(talk(other))
+        async with asyncio.timeout(LIMIT_S), taking_turns([watcher, asker, OwnWatcher(3, url, 3)]):
             for number in SIGNALS:
                 await strike(hosts, lambda: watcher.is_answering and asker.phase == "out of band", number)
-            over.set()
 
     with cluster("", *FLAGS, num_hosts=2, pace_s=0.05) as hosts:
         front = hosts.add_door()
@@ -64,20 +53,9 @@ def test_when_hosts_are_killed_hang_and_drain_then_questions_and_requests_are_an
 def test_when_hosts_are_killed_hang_and_drain_then_a_native_model_answers_each_turn() -> None:
     async def main(hosts: Cluster, url: str) -> None:
         callers = [StockCaller(1, [url], 1), ResumingCaller(2, [host.ws for host in hosts.hosts], 2)]
-        over = asyncio.Event()
-
-        async def talk(caller: Caller) -> None:
-            async with caller.connected():  # type: ignore[attr-defined]
-                while not over.is_set():
-                    await caller.converse(2)
-                caller.check()
-
-        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-            for caller in callers:
-                group.create_task(talk(caller))
+        async with asyncio.timeout(LIMIT_S), taking_turns(callers):
             for number, phase in zip(SIGNALS, ("answering", "speaking", "transcribing"), strict=True):
-                await strike(hosts, lambda phase=phase: phase_of(callers[0]) == phase, number)  # type: ignore[misc]
-            over.set()
+                await strike(hosts, lambda phase=phase: callers[0].phase == phase, number)  # type: ignore[misc]
 
     with cluster("", *FLAGS, num_hosts=2, native=True) as hosts:
         front = hosts.add_door()

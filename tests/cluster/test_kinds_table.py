@@ -7,6 +7,7 @@ from pathlib import Path
 from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import DIALECTS
 from tests.cluster.kinds import KINDS, LOST, table
+from tests.cluster.test_all_kinds import CLIENTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "hosts.md"
 
@@ -29,3 +30,7 @@ def test_every_kind_that_outlives_its_host_has_a_test_that_loses_the_host() -> N
         for name in kind.tests:
             text = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
             assert any(word in text for word in ("SIGKILL", "kill", "dies(")), name
+
+
+def test_every_kind_that_outlives_its_host_has_a_client_while_all_hosts_are_replaced() -> None:
+    assert {*CLIENTS, "native model"} == {kind.name for kind in KINDS if not kind.lost.startswith("the ")}

@@ -21,6 +21,8 @@ READ = ["RUE DE LONDRES", "Google France", "Total: 12.50 EUR"]
         ("Which tower is it?", "It is the Eiffel Tower.", False),
         ("What does it say?", "I do not know.", False),
         ("What does it say?", "", False),
+        # A model that repeats the question says nothing.
+        ("Is the picture bright?", "Is the picture bright? " * 10 + "Google", False),
     ],
 )
 @pytest.mark.parametrize("size", [1, 3, 100])

@@ -22,9 +22,9 @@ from antiphon.contracts import (
     VideoQuestion,
     VoiceOptions,
 )
-from antiphon.errors import MediaError
+from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events.tools import Tool
-from antiphon.pipelines.observer import Observer, ObserverStream
+from antiphon.pipelines.observer import MAX_ANSWER_TOKENS, Observer, ObserverStream
 from antiphon.pipelines.unread_frames import MAX_UNREAD
 from antiphon.vision.images import EncodedImage
 from tests.pipelines.scripted import FileTranscriber, Partner, Reader
@@ -246,6 +246,37 @@ def test_when_an_answer_is_made_up_then_it_is_replaced() -> None:
     assert len(audio.pcm) == len(text.text)
     assert isinstance(done, ReplyDone)
     assert partner.num_ended == 1
+
+
+def test_when_a_model_repeats_the_question_without_end_then_its_answer_ends_and_is_replaced() -> None:
+    class Repeating(Partner):
+        async def respond(
+            self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+        ) -> AsyncGenerator[ResponseChunk, None]:
+            # If the answer is released, its number of tokens is limited too.
+            assert options.max_tokens == MAX_ANSWER_TOKENS
+            while True:
+                await asyncio.sleep(0)
+                yield TextDelta("What animal is it? ")
+
+    async def act(stream: ObserverStream) -> str:
+        await show(stream, 0)
+        return await ask(stream, "What animal is it?", 0.0)
+
+    assert run(act, Repeating()).startswith("I cannot see that")
+
+
+def test_when_a_prefill_is_refused_then_frames_are_read_all_the_same() -> None:
+    class Refusing(Partner):
+        async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+            raise RemoteProtocolError("invalid_value", "The model's chat template does not take it.", "messages")
+
+    async def act(stream: ObserverStream) -> str:
+        await show(stream, 10)
+        await show(stream, 200, first=1)
+        return await ask(stream, "What is it?", 1.0)
+
+    assert run(act, Refusing()) == "It is level 10. "
 
 
 def test_when_a_question_is_about_text_and_the_answer_is_not_then_the_text_is_the_answer() -> None:

@@ -87,11 +87,16 @@ export function pretendCalls(url) {
       this.connectionState = state;
       this.onconnectionstatechange?.();
     }
-    /** The server or its door is gone: nothing arrives any more. */
-    die(state) {
-      this.channel.readyState = "closed";
+    /** The server or its door is gone, which the browser has not noticed: nothing arrives on either side any more. */
+    vanish() {
       this.socket.onmessage = null;
       this.socket.close();
+      this.channel.send = () => {};
+    }
+    /** The server or its door is gone. */
+    die(state) {
+      this.vanish();
+      this.channel.readyState = "closed";
       this.become(state);
     }
     close() {

@@ -38,6 +38,7 @@ const acts = {
   write: (text) => talk.write(text),
   writes: (text) => void talk.write(text),
   until,
+  vanish: () => peers.at(-1).vanish(),
   die: (state) => peers.at(-1).die(state),
   become: (state) => peers.at(-1).become(state),
   refuse: (next, status) => Object.assign(refused, { next, status }),

@@ -52,6 +52,18 @@ def test_when_its_door_is_gone_then_another_call_knows_what_was_said_and_what_to
     assert list(last.values()) == ["one", "one", ADD, 'add({"a": 1, "b": 2}) → 3', "3", "two", "two"]
 
 
+def test_what_was_written_before_the_browser_noticed_the_end_is_answered_by_the_next_server() -> None:
+    asked, found = reported(
+        *(("start",), ("write", "one"), answers("one")),
+        *(("vanish",), ("write", "two"), ("die", "failed"), RESUMED, answers("two")),
+        # The third message is confirmed, so it is not sent again.
+        *(("write", "three"), answers("three"), ("die", "failed"), RESUMED, ("write", "four"), answers("four")),
+    )
+    said = ("one", "one", "two", "two", "three", "three", "four")
+    assert asked == [said[:n] for n in (1, 3, 5, 7)]
+    assert not [detail for kind, detail in found if kind == "error"]
+
+
 def test_an_answer_that_was_under_way_is_asked_for_again() -> None:
     asked, found = reported(
         *(("start",), ("write", "one two three"), ("until", "words", {"who": "assistant", "text": "one two"})),

@@ -21,6 +21,8 @@ _FUNCTION_WORDS = (
     "notes note time answer question currently displayed display displays word words visible"
 )
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+# Maximum characters of an answer that decide nothing. A small model may repeat the question without end.
+MAX_UNDECIDED_CHARS = 200
 
 
 def words(text: str) -> list[str]:
@@ -32,7 +34,7 @@ class Grounding:
     """Holds an answer back until it is known whether it is grounded. Pass the answer's text to `feed` as it arrives.
 
     `known` are the texts that were read and heard. `grounded` is whether the answer uses them, or None while no word
-    has decided. The decision is final.
+    has decided. The decision is final. If no word of the first MAX_UNDECIDED_CHARS decides, the answer is not grounded.
     """
 
     def __init__(self, question: str, known: Iterable[str]) -> None:
@@ -73,6 +75,8 @@ class Grounding:
             if word not in self._question_words:
                 self.grounded = False
                 return
+        if len(text) > MAX_UNDECIDED_CHARS:
+            self.grounded = False
 
     def _released(self) -> str:
         if not self.grounded:

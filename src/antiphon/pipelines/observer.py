@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Hashable
 from contextlib import aclosing
+from dataclasses import replace
 
 import anyio
 import numpy as np
@@ -38,7 +39,7 @@ from antiphon.contracts import (
     one_slab,
 )
 from antiphon.contracts.language import ToolServers
-from antiphon.errors import EngineError, ModelError, Refused
+from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.pipelines.frame_notes import (
     MAX_NOTES,
     PROMPT,
@@ -67,6 +68,9 @@ MAX_READING_WAIT_S = 4.0
 MAX_FRAMES = 7200
 # Maximum number of the newest frames whose notes are prefilled, and used by an answer if its question names no time.
 MAX_ANSWER_FRAMES = 500
+# Maximum tokens of an answer if the client sets none. The prompt asks for two short sentences, but a small model may
+# repeat a sentence until its context is full, and the client's next question may wait for the end.
+MAX_ANSWER_TOKENS = 300
 # A question about a time gets the nearest frame within this distance, in seconds.
 MAX_TIME_OFFSET_S = 3.0
 
@@ -167,7 +171,7 @@ class ObserverStream:
         message = Message("user", "Notes:\n" + "\n".join(notes) + "\n")
         try:
             await self._conversation.prefill((*self._messages, message), server_tools(self._tool_servers))
-        except (ModelError, EngineError, Refused) as error:
+        except (ModelError, EngineError, Refused, RemoteProtocolError) as error:
             # If the error persists, the next question raises it.
             log.warning("notes were not prefilled: %s", error)
 
@@ -253,6 +257,7 @@ class ObserverStream:
         def respond(asked: tuple[Message, ...], how: ReplyOptions) -> AsyncGenerator[ResponseChunk, None]:
             return self._conversation.respond(asked, how, voice)
 
+        options = replace(options, max_tokens=options.max_tokens or MAX_ANSWER_TOKENS)
         made = reply_with_tools(respond, messages, options, self._tool_servers, check.know)
         async with aclosing(made) as chunks:
             async for chunk in chunks:

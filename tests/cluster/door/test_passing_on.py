@@ -123,6 +123,28 @@ def test_a_body_is_passed_on_with_any_method(
     assert door.log == before
 
 
+def test_when_a_host_has_no_room_or_drains_then_another_host_gets_the_request(doors: Cluster, upstream: Echo) -> None:
+    requests: list[tuple[str, dict[str, str], bytes]] = [
+        ("GET", {}, b""),
+        ("POST", {"Content-Length": "5"}, b"hello"),
+        # The door does not know the size of this body, and streams it.
+        ("POST", CHUNKED, IN_CHUNKS),
+    ]
+    with echo(503) as full:
+        both = doors.add_door("--behind", f"http://{full.address}", "--behind", f"http://{upstream.address}")
+        neither = doors.add_door("--behind", f"http://{full.address}")
+        for door in (both, neither):
+            door.wait()
+        for method, headers, sent in requests[:2]:
+            assert [ask(both.url, "/v1/models", method, headers, sent)[0] for _ in range(4)] == [200] * 4
+            assert ask(neither.url, "/v1/models", method, headers, sent) == (503, "/v1/models")
+        assert {seen for _, _, seen in upstream.seen} == {b"", b"hello"}
+        assert sorted({ask(both.url, "/v1/models", *requests[2])[0] for _ in range(4)}) == [200, 503]
+        assert {seen for _, _, seen in full.seen} == {b"", b"hello"}
+    for door in (both, neither):
+        door.kill()
+
+
 @pytest.mark.parametrize("sent", [b"half", b""])
 def test_a_body_that_does_not_come_is_refused(doors: Cluster, upstream: Echo, sent: bytes) -> None:
     door = doors.add_door("--behind", f"http://{upstream.address}", "--body-timeout-s", "0.1")

@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket
 
 from antiphon.cluster.door.carry import Carrier, DoorMetrics, HostRefused
 from antiphon.cluster.door.hosts import Hosts
-from antiphon.cluster.door.speech import SpokenAnswer, is_kept, unless_gone, with_seed
+from antiphon.cluster.door.speech import SpokenAnswer, is_speech, unless_gone, with_seed
 from antiphon.cluster.relay import FORWARDED_HEADERS, forwarded
 from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import dialect_of
@@ -44,6 +44,9 @@ CONNECT_S = 5.0
 HOP_HEADERS = frozenset(
     {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )
+# Limit on the body of a request that is kept for another host, in bytes. A larger one, which has a recording, goes to
+# one host only.
+MAX_KEPT_BYTES = 1 << 20
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
 # Status for a client that is gone and does not read the response. Same as in `server/http/disconnect.py`.
 CLIENT_CLOSED_REQUEST = 499
@@ -212,9 +215,10 @@ class _Hidden:
 
 
 async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> Response:
-    """Forward the request to the first host that can be reached. Bodies are streamed both ways.
+    """Forward the request to the first host that can be reached. Large bodies are streamed both ways.
 
-    Speech is asked for again at other hosts if its host is lost.
+    A host that answers 503 has no room or drains, so the next one gets the request, unless its body is large. Speech is
+    asked for again at other hosts if its host is lost.
     """
     path, query = raw_path(request.scope), request.scope["query_string"]
     target = path.encode("latin-1")
@@ -222,12 +226,16 @@ async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> R
     has_body, headers = _of_request(request)
     timed = Request(request.scope, in_time(request.receive, door.body_timeout_s))
     kept: bytes | None = None
-    if is_kept(request, path):
+    if has_body and _is_small(request):
         try:
-            kept = with_seed(await timed.body())
+            kept = await timed.body()
         except (TimeoutError, ClientDisconnect) as error:
             return _of_body(error)
         headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+    speaks = kept is not None and is_speech(request, path)
+    if kept is not None and speaks:
+        kept = with_seed(kept)
+    refused: Response | None = None
 
     async def ask(url: str) -> httpx.Response:
         body = kept if kept is not None else timed.stream() if has_body else None
@@ -236,7 +244,11 @@ async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> R
 
     for url in door.hosts.in_order():
         try:
-            answer = await (ask(url) if kept is None else unless_gone(door.hosts, url, partial(ask, url)))
+            answer = await (unless_gone(door.hosts, url, partial(ask, url)) if speaks else ask(url))
+            shown = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS}
+            if answer.status_code == 503 and (kept is not None or not has_body):
+                refused = Response(b"".join([piece async for piece in answer.aiter_raw()]), 503, shown)
+                continue
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             door.warn("the host %s cannot be reached: %s", url, error)
             door.hosts.failed(url)
@@ -246,21 +258,26 @@ async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> R
         except Exception as error:
             # The boundary of the request: any failure ends only this request.
             door.warn("the host %s has broken off a request: %s", url, type(error).__name__)
-            if kept is not None:
+            if speaks:
                 door.hosts.failed(url)
                 continue
             return _failed(502, "The host has broken off the request.", "host_lost")
-        shown = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS}
         lost = partial(_broken_off, door)
         body: AsyncIterable[bytes] = answer.aiter_raw()
         ends = answer.aclose
-        if kept is not None:
+        if speaks:
             body = spoken = SpokenAnswer(answer, url, door.hosts, ask, lost)
             ends = spoken.aclose
         return CutStream(
             body, httpx.HTTPError, partial(lost, url), answer.status_code, shown, background=BackgroundTask(ends)
         )
-    return _failed(503, "No host can be reached.", "no_host")
+    return refused or _failed(503, "No host can be reached.", "no_host")
+
+
+def _is_small(request: Request) -> bool:
+    """Return whether the body of a request has a known size, and can be kept."""
+    length = request.headers.get("content-length", "")
+    return "transfer-encoding" not in request.headers and length.isdigit() and int(length) <= MAX_KEPT_BYTES
 
 
 def _of_body(error: TimeoutError | ClientDisconnect) -> Response:

@@ -23,18 +23,15 @@ from antiphon.cluster.door.hosts import Hosts
 from antiphon.signals import become
 
 PATH = "/v1/audio/speech"
-# Limit on a request that is kept, in bytes. A larger one, which has a recording, ends with its host.
-MAX_KEPT_BYTES = 1 << 20
 # Interval, in seconds, at which it is checked whether the host still counts as alive.
 CHECK_S = 0.5
 T = TypeVar("T")
 Ask = Callable[[str], Awaitable[httpx.Response]]
 
 
-def is_kept(request: Request, path: str) -> bool:
-    """Return whether a request can be made again at another host: speech, in a body that is not too large."""
-    length = request.headers.get("content-length", "")
-    return request.method == "POST" and path == PATH and length.isdigit() and int(length) <= MAX_KEPT_BYTES
+def is_speech(request: Request, path: str) -> bool:
+    """Return whether a request asks for speech."""
+    return request.method == "POST" and path == PATH
 
 
 def with_seed(body: bytes) -> bytes:

@@ -90,6 +90,9 @@ export class Conversation extends Teller {
     this.meters = {};
     /** @type {Map<string, Item>} */
     this.items = new Map();
+    /** @type {Map<string, object>} the protocol's items that were written and not confirmed by the server, by id */
+    this.written = new Map();
+    this.num_written = 0;
     /** @type {Map<string, Promise<string>>} running tool calls, by id */
     this.calls = new Map();
     /** @type {{number: number, ended: number, seen: Set<string>} | null} */
@@ -134,6 +137,7 @@ export class Conversation extends Teller {
       if (mine !== this.starts) throw new DOMException("The conversation was stopped.", "AbortError");
     };
     this.items.clear();
+    this.written.clear();
     this.turns = 0;
     this.forget();
     const { options } = this;
@@ -266,7 +270,10 @@ export class Conversation extends Teller {
     if (mine === this.starts) this.end(reason);
   }
 
-  /** The protocol's items with which another session knows what was said, without an answer that is not complete. */
+  /**
+   * The protocol's items with which another session knows what was said, without an answer that is not complete. What
+   * was written before the end of the last session was noticed is among them.
+   */
   async said() {
     /** @type {any[]} */
     const items = [];
@@ -276,7 +283,7 @@ export class Conversation extends Teller {
       if (called) items.push(...(await called));
       else if (who !== "tool" && final && content[0].text) items.push({ id, type: "message", role: who, content });
     }
-    return items;
+    return [...items, ...this.written.values()];
   }
 
   /** End the session, even while it is starting. */
@@ -321,7 +328,9 @@ export class Conversation extends Teller {
    */
   async write(text) {
     if (!(await this.takeFloor())) return;
-    const item = { type: "message", role: "user", content: [{ type: "input_text", text }] };
+    const id = `written_${++this.num_written}`,
+      item = { id, type: "message", role: "user", content: [{ type: "input_text", text }] };
+    this.written.set(id, item);
     this.send("conversation.item.create", { item });
     this.respond();
   }
@@ -433,6 +442,7 @@ export class Conversation extends Teller {
         break;
       }
       case "conversation.item.added":
+        this.written.delete(event.item.id);
         if (event.item.type === "message" && event.item.role === "user") {
           const text = written(event.item);
           if (text) this.words(event.item.id, "user", text, { whole: true, final: true });
