@@ -18,11 +18,16 @@ from tests.server.scripted import WORD_S
 KILLS, NUM_SAID, NUM_ANSWERED, SAID_S = 10, 8, 20, 0.32
 
 
-def struck(hosts: Cluster) -> None:
-    """Kill the host that has the call, report its death, and start it again."""
+def kill(hosts: Cluster) -> Host:
+    """Kill the host that has the call, and report its death."""
     host = max(hosts.hosts, key=Host.num_sessions)
     host.kill()
     hosts.unregister(host)
+    return host
+
+
+def restart(hosts: Cluster, host: Host) -> None:
+    """Start a host, and wait until the call can be continued again."""
     host.start()
     host.wait()
     until(lambda: all(each.is_ready() for each in hosts.hosts))
@@ -32,13 +37,11 @@ async def said(hosts: Cluster, door: Host, line: Line, id: str, chance: random.R
     """Let the host die while the caller speaks. Return how many of the words are lost."""
     line.speak(speech(1, NUM_SAID, 31))
     await asyncio.sleep(chance.uniform(0.1, NUM_SAID * SAID_S))
-    dying = asyncio.create_task(asyncio.to_thread(struck, hosts))
-    # The connection of an application ends with the host.
-    await asyncio.sleep(0.1)
+    killed = await asyncio.to_thread(kill, hosts)
     async with application(door, id) as app:
         # The model repeats what it has heard.
         found = set((await app.until("response.output_audio_transcript.done"))["transcript"].split())
-    await dying
+    await asyncio.to_thread(restart, hosts, killed)
     await line.until(lambda: line.buffer.ends_s < asyncio.get_running_loop().time() - 1.0)
     return NUM_SAID - len(found & set(text(1, NUM_SAID).split()))
 
@@ -53,12 +56,11 @@ async def answered(hosts: Cluster, door: Host, line: Line, id: str, chance: rand
         await app.ask(text(1, NUM_ANSWERED))
         await line.until(lambda: line.buffer.played_s > begun_s + chance.uniform(0.3, 2.0))
     struck_s = loop.time()
-    dying = asyncio.create_task(asyncio.to_thread(struck, hosts))
-    await asyncio.sleep(0.1)
+    killed = await asyncio.to_thread(kill, hosts)
     async with application(door, id) as app:
         await app.until("response.output_audio.done")
         await line.until(lambda: line.buffer.ends_s < loop.time() - 0.5)
-    await dying
+    await asyncio.to_thread(restart, hosts, killed)
     spans = [span for span in line.buffer.spans if span[1] > struck_s]
     gaps = [(later[0] - max(earlier[1], struck_s), later[0]) for earlier, later in pairwise(spans)]
     longest_s, again_at_s = max(gaps)
