@@ -25,6 +25,8 @@ have scripted models. These repeat a word every tenth of a second, as 0.3 s of a
   speaks. Counts seconds that are said twice or are missing, and measures the silence that a listener hears.
 - native: a client of a door says 20 recordings to a MiniCPM-o of tiny random weights. Its host is killed in each turn:
   while it speaks, after its end, or during the answer. Counts the turns that are answered after the kill.
+- telephone: a call at a door, whose host is killed while the caller speaks, and while it answers. Counts the caller's
+  words that are lost, and measures the silence that the caller hears.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from bench.common import machine, options, save, show, spread
 from bench.hosts_captions import continued_captions, kept, killed_captions
 from bench.hosts_native import killed_native
 from bench.hosts_speech import killed_speech
+from bench.hosts_telephone import killed_calls
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.chaos import SERVERS, store_url
 from tests.cluster.processes import INTERNAL_KEY, Host, cluster
@@ -281,7 +284,7 @@ def main() -> None:
     parser = options(
         "antiphon bench hosts",
         __doc__,
-        ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states", "speech", "native"),
+        ("kill", "hang", "real", "upgrade", "frames", "captions", "keeping", "states", "speech", "native", "telephone"),
     )
     parser.add_argument("--callers", type=int, default=40)
     parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
@@ -306,6 +309,7 @@ def main() -> None:
         "keeping": {"keeping captions": kept},
         "speech": {"speech, killed and reported, behind a door": killed_speech},
         "states": {"captions continued with real models": continued_captions},
+        "telephone": {"telephone, killed and reported, at a door": killed_calls},
         "native": {"native model, killed in each turn, behind a door": killed_native},
     }
     result: dict[str, Any] = {"machine": machine(), "store": args.store, "callers": args.callers}

@@ -58,6 +58,14 @@ KINDS = (
         ("door/test_calls",),
     ),
     Kind(
+        "telephone call, at a door",
+        ("realtime",),
+        "nothing; a response begins again",
+        "the same",
+        ("door/test_telephone",),
+        ("telephone, killed and reported, at a door", "gap"),
+    ),
+    Kind(
         "transcription, OpenAI's dialect",
         ("realtime",),
         "nothing",

@@ -156,13 +156,14 @@ class Cluster:
         host.start()
         return host
 
-    def add_door(self, *flags: str) -> Host:
-        """Start a door, which finds the hosts in their store unless `flags` name them.
+    def add_door(self, *flags: str, env: Mapping[str, str] | None = None) -> Host:
+        """Start a door, which finds the hosts in their store unless `flags` name them. `env` adds variables.
 
         With `wait`, return when it is ready.
         """
         name = f"door-{len(self.doors) + 1}"
-        door = Host(name, ("antiphon", "serve"), ("--role", "door", *(flags or ("--state", self.state))), self.folder)
+        given = ("--role", "door", *(flags or ("--state", self.state)))
+        door = Host(name, ("antiphon", "serve"), given, self.folder, dict(env or {}))
         self.doors.append(door)
         door.start()
         return door

@@ -37,14 +37,14 @@ from tests.cluster.scripted_partners import EchoNative, Seer
 from tests.cluster.scripted_voice import ScriptedVoice
 from tests.forking import leave
 from tests.scripted import ScriptedTranscriber
-from tests.server.scripted import Echo, scripted_models
+from tests.server.scripted import Calling, scripted_models
 from tests.traces.models import Native, NativeTalk
 
 DEADLY = "the words that end it"
 
 
-class Mortal(Echo):
-    """Repeats the user's words, but exits the process when they are DEADLY."""
+class Mortal(Calling):
+    """Repeats the user's words, or calls the function that they name, but exits the process when they are DEADLY."""
 
     async def respond(self, messages: Sequence[Message], *options: Any) -> AsyncGenerator[ResponseChunk, None]:
         if messages[-1].text == DEADLY:

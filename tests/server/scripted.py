@@ -22,6 +22,8 @@ from antiphon.contracts import (
     ResponseAudio,
     ResponseChunk,
     TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
     VoiceOptions,
 )
 from antiphon.contracts.speaker import SpeakerModel
@@ -83,6 +85,30 @@ class Echo:
 
     def close(self) -> None:
         return
+
+
+class Calling(Echo):
+    """A model that calls the function that the last message names: "call NAME ARGUMENTS". It repeats other messages.
+
+    `offered` has the names of the functions that it was offered last.
+    """
+
+    def __init__(self, pace_s: float = 0.0) -> None:
+        super().__init__(pace_s)
+        self.offered: list[str] = []
+
+    async def respond(
+        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
+        self.offered = [tool.name for tool in options.tools]
+        if messages[-1].text.startswith("call "):
+            _, name, arguments = messages[-1].text.split(" ", 2)
+            yield ToolCallStarted("call_1", name)
+            yield ToolCallDelta(arguments)
+            yield ReplyDone("stop", len(messages), 0, 1)
+            return
+        async for chunk in super().respond(messages, options, voice):
+            yield chunk
 
 
 def scripted_models(echo: Echo, transcriber: ScriptedTranscriber | None = None) -> LoadedModels:

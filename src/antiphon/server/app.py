@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
 
@@ -9,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.errors import Unauthorized
@@ -48,8 +49,14 @@ def build(state: ServerState) -> Starlette:
     if server.cors_origins:
         middleware.append(cors(server))
     middleware += [Middleware(_Keys), Middleware(HeldBody)]
-    app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=HANDLERS)
+    app = application(state, ROUTES, middleware)
     app.router.default = _no_route
+    return app
+
+
+def application(state: ServerState, routes: Sequence[BaseRoute], middleware: Sequence[Middleware]) -> Starlette:
+    """Return an application of these routes over `state`, which answers their exceptions."""
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
     app.state.antiphon = state
     app.state.body_timeout_s = state.settings.server.body_timeout_s
     return app

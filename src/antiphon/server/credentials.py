@@ -108,3 +108,11 @@ class Credentials:
             return Caller()
         given = (key or "").encode()
         return next((Caller(k) for k in self._api_keys if hmac.compare_digest(k.encode(), given)), None)
+
+
+class PassedKeys(Credentials):
+    """The keys of a door's clients. The door passes them to its hosts, which know whether they are valid."""
+
+    def caller(self, key: str | None, *, short: bool = False) -> Caller:
+        """Return the caller of any key."""
+        return Caller(key or "")

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# The metrics of telephone calls, by the names in their samples. A door has them too.
+CALL_METRICS = (
+    "antiphon_refused_total",
+    "antiphon_rtp_packets_total",
+    "antiphon_sip_provider_away",
+    "antiphon_telephone_calls",
+    "antiphon_telephone_calls_ended_total",
+)
 # Maximum number of recent measurements kept for each name.
 MOST_RECENT = 2048
 
@@ -285,6 +293,10 @@ class Metrics:
             found: bytes = openmetrics_latest(self.registry)  # type: ignore[no-untyped-call]
             return found
         return generate_latest(self.registry)
+
+    def of_calls(self) -> bytes:
+        """Return the metrics of telephone calls, as `text` does."""
+        return generate_latest(self.registry.restricted_registry(CALL_METRICS))
 
 
 class TurnReports:

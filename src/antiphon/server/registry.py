@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 MAX_OVERFLOWED = 10_000
 
 
-class LiveCall(AttachedSession, Protocol):
+class LiveCall(Protocol):
     """A live session over WebRTC or the telephone, which its caller's key may hang up."""
+
+    @property
+    def id(self) -> str:
+        """The session's id on the wire."""
+        ...
 
     @property
     def caller(self) -> Caller:

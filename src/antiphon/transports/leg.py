@@ -197,7 +197,7 @@ class Leg:
         """Carry audio in both directions until the call ends. Does not raise."""
         if greeting := self._options.greeting:
             wanted = f"The call has just begun. Greet the caller with these words: {greeting}"
-            self._to_session(frame("response.create", response={"instructions": wanted}))
+            self.arrive(frame("response.create", response={"instructions": wanted}))
         async with anyio.create_task_group() as group:
             for work in (*self._work(), *([self._limit] if self._options.max_s else [])):
                 group.start_soon(self._guarded, work)
@@ -219,8 +219,9 @@ class Leg:
         await anyio.sleep(self._options.max_s)
         self.end("time_limit")
 
-    def _to_session(self, data: str | bytes | AppendAudio) -> None:
-        self._arrived.append(data)
+    def arrive(self, item: str | bytes | AppendAudio) -> None:
+        """Queue audio, or a frame, for `receive`. Does not wait."""
+        self._arrived.append(item)
         self._changed.notify()
 
     async def _for_room(self) -> None:
@@ -289,7 +290,7 @@ class Leg:
             return
         heard = np.concatenate(self._heard)
         self._heard.clear()
-        self._to_session(AppendAudio(heard))
+        self.arrive(AppendAudio(heard))
         self._notice_machine(heard)
 
     def _notice_machine(self, heard: Pcm) -> None:
@@ -305,17 +306,17 @@ class Leg:
             self._is_machine = True
             part = {"type": "input_text", "text": MACHINE}
             item = {"type": "message", "role": "system", "content": [part]}
-            self._to_session(frame("conversation.item.create", item=item))
+            self.arrive(frame("conversation.item.create", item=item))
         if sign == "beep":
             # The machine records from now on. What was said over its words is not on it.
             self._interrupt()
-            self._to_session(frame("response.create"))
+            self.arrive(frame("response.create"))
 
     def _interrupt(self) -> None:
         if self.playback.is_responding:
-            self._to_session(frame("response.cancel"))
+            self.arrive(frame("response.cancel"))
         if not self.playback.is_idle:
-            self._to_session(frame("output_audio_buffer.clear"))
+            self.arrive(frame("output_audio_buffer.clear"))
 
     def _press(self, key: str) -> None:
         """Add a key to the caller's input. The first one stops the response, as speech does."""
@@ -335,8 +336,8 @@ class Leg:
             return
         text, self._keys = f"(I pressed these keys on my telephone: {self._keys})", ""
         part = {"type": "input_text", "text": text}
-        self._to_session(frame("conversation.item.create", item={"type": "message", "role": "user", "content": [part]}))
-        self._to_session(frame("response.create"))
+        self.arrive(frame("conversation.item.create", item={"type": "message", "role": "user", "content": [part]}))
+        self.arrive(frame("response.create"))
 
 
 def frame(type: str, **fields: object) -> str:

@@ -1,4 +1,4 @@
-"""The peers of telephone tests: an HTTP server that records requests, a carrier's stream, a model that calls functions.
+"""The peers of telephone tests: an HTTP server that records requests, and a carrier's stream.
 
 The stream is written from Twilio's documents (`bench/carrier.py`).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,17 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from antiphon.audio.line.g711 import to_ulaw
-from antiphon.contracts import (
-    Message,
-    ReplyDone,
-    ReplyOptions,
-    ResponseChunk,
-    ToolCallDelta,
-    ToolCallStarted,
-    VoiceOptions,
-)
 from antiphon.settings import ServerSettings, Settings, TelephoneSettings
-from tests.server.scripted import Echo
 
 KEY, LIMIT_S = "key-1", 15
 MEDIA = "/v1/telephone/media"
@@ -144,30 +134,3 @@ async def ask(app: ClientConnection, text: str) -> None:
     item = {"type": "message", "role": "user", "content": [part]}
     await app.send(json.dumps({"type": "conversation.item.create", "item": item}))
     await app.send('{"type": "response.create"}')
-
-
-class Calling(Echo):
-    """A model that calls the function that the last message names: "call NAME ARGUMENTS". It repeats other messages.
-
-    `offered` has the names of the functions that it was offered last.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.offered: list[str] = []
-
-    async def open(self, owner: object = None) -> Calling:
-        return self
-
-    async def respond(
-        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[ResponseChunk, None]:
-        self.offered = [tool.name for tool in options.tools]
-        if messages[-1].text.startswith("call "):
-            _, name, arguments = messages[-1].text.split(" ", 2)
-            yield ToolCallStarted("call_1", name)
-            yield ToolCallDelta(arguments)
-            yield ReplyDone("stop", len(messages), 0, 1)
-            return
-        async for chunk in super().respond(messages, options, voice):
-            yield chunk

@@ -11,8 +11,8 @@ from bench import carrier
 from websockets.asyncio.client import ClientConnection, connect
 
 from antiphon.server.state import ServerState
-from tests.server.scripted import serving
-from tests.server.telephone.peers import KEY, Calling, ask, end, hold, settings, stream, until
+from tests.server.scripted import Calling, serving
+from tests.server.telephone.peers import KEY, ask, end, hold, settings, stream, until
 
 Running = tuple[str, ServerState, Calling]
 

@@ -20,11 +20,10 @@ from websockets.exceptions import InvalidStatus
 from antiphon.audio.line.g711 import to_ulaw
 from antiphon.server.state import ServerState
 from antiphon.server.telephone.tickets import signature_of
-from tests.server.scripted import serving
+from tests.server.scripted import Calling, serving
 from tests.server.telephone.peers import (
     KEY,
     LIMIT_S,
-    Calling,
     Received,
     Site,
     ask,

@@ -15,6 +15,7 @@ import anyio.abc
 import httpx
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.datastructures import QueryParams
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -59,7 +60,8 @@ class Door:
 
     `grace_s`: time limit for resuming a session that lost its host, in seconds. `metrics_key`: the API key of
     `/metrics`; "" if no key is needed. `body_timeout_s`: timeout of request bodies, see `in_time`. `draining`: new
-    connections are refused. `tasks`: a task group for tasks that outlive their requests.
+    connections are refused. `tasks`: a task group for tasks that outlive their requests. `session_of` returns the id
+    that the hosts know a call by, and `calls_exposed` the metrics of calls. Both may be replaced.
     """
 
     def __init__(self, hosts: Hosts, grace_s: float, metrics_key: str = "", body_timeout_s: float = 30.0) -> None:
@@ -69,6 +71,8 @@ class Door:
         self.body_timeout_s = body_timeout_s
         self.metrics = DoorMetrics()
         self.draining = False
+        self.session_of: Callable[[str], str] = lambda id: id
+        self.calls_exposed: Callable[[], bytes] = lambda: b""
         self.tasks: anyio.abc.TaskGroup
         self._num_open = 0
         self._changed = Signal()
@@ -96,13 +100,17 @@ class Door:
 
 
 class WebSocketClient:
-    """The DoorClient of a WebSocket, which is accepted after a host has accepted its session."""
+    """The DoorClient of a WebSocket, which is accepted after a host has accepted its session.
 
-    def __init__(self, websocket: WebSocket) -> None:
+    `session_of` returns the id that the hosts know a call by.
+    """
+
+    def __init__(self, websocket: WebSocket, session_of: Callable[[str], str]) -> None:
         self.connection = self._websocket = websocket
         self.path, self.query = raw_path(websocket.scope), websocket.query_params
         dialect = dialect_of(opening_of(self.path, self.query, websocket.headers))
-        is_sideband = "call_id" in self.query
+        if is_sideband := "call_id" in self.query:
+            self.query = QueryParams({**self.query, "call_id": session_of(self.query["call_id"])})
         self.is_held = dialect.resume is Resume.ON_REQUEST and not (self.query.get("resume") or is_sideband)
         self._transport = WebSocketTransport(websocket)
 
@@ -142,7 +150,9 @@ def build(door: Door, routes: Sequence[BaseRoute] = (), refusal: Refusal = lambd
             try:
                 if door.draining:
                     raise HostRefused(503, {"retry-after": "5"}, b"")
-                await Carrier(WebSocketClient(websocket), door.hosts, door.metrics, door.grace_s, door.warn).run()
+                await Carrier(
+                    WebSocketClient(websocket, door.session_of), door.hosts, door.metrics, door.grace_s, door.warn
+                ).run()
             except HostRefused as refused:
                 await websocket.send_denial_response(refused_response(refused))
 
@@ -165,7 +175,7 @@ def build(door: Door, routes: Sequence[BaseRoute] = (), refusal: Refusal = lambd
         if door.metrics_key and not secrets.compare_digest(door.metrics_key.encode(), given.encode()):
             door.warn("a request to /metrics without the key of the metrics")
             return _failed(401, "The key of the metrics is missing or unknown.", "invalid_api_key")
-        return Response(door.metrics.exposed(), media_type="text/plain; version=0.0.4")
+        return Response(door.metrics.exposed() + door.calls_exposed(), media_type="text/plain; version=0.0.4")
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

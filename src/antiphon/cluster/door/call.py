@@ -1,9 +1,10 @@
-"""A WebRTC call that a door terminates. The door is a WebSocket client of a host, and handles the caller's audio.
+"""A call that a door terminates: over WebRTC, or on the telephone (`cluster/door/telephone.py`).
 
-The door terminates the media, so the call outlives its host. To the host, the door is a client with its own playback:
-it sends the microphone as `input_audio_buffer.append`, plays `response.output_audio.delta`, pauses when the host asks
-for it (`audio.output.ducking`), and truncates an interrupted item to the part that it has played. The caller gets the
-events of a call: the session's events without audio, and `output_audio_buffer.started`, `.stopped` and `.cleared`.
+The door terminates the media, so the call outlives its host. To the host, the door is a WebSocket client with its own
+playback: it sends the microphone as `input_audio_buffer.append`, plays `response.output_audio.delta`, pauses when the
+host asks for it (`audio.output.ducking`), and truncates an interrupted item to the part that it has played. A caller
+over WebRTC gets the events of a call: the session's events without audio, and `output_audio_buffer.started`, `.stopped`
+and `.cleared`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -26,10 +27,17 @@ from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
 from antiphon.client.held_session import message
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import ContentPart, ContentPartDone, ContentPosition, ResponseAudioDelta
+from antiphon.events.conversation import (
+    ContentPart,
+    ContentPartDone,
+    ContentPosition,
+    ConversationEvent,
+    ResponseAudioDelta,
+)
 from antiphon.events.playback import PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.realtime.session_fields import uses_beta_names
+from antiphon.transports.player import ResponsePlayer
 from antiphon.transports.transport import STALL_S, TransportClosed
 
 if TYPE_CHECKING:
@@ -97,12 +105,23 @@ class _Details(msgspec.Struct):
     reason: str | None = None
 
 
+class _HostItem(msgspec.Struct):
+    """An item of a response: a call of a function has a name and arguments, which are JSON text."""
+
+    type: str = ""
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+
 class _HostResponse(msgspec.Struct):
+    id: str = ""
+    output: list[_HostItem] = []
     status: str | None = None
     status_details: _Details | None = None
 
 
-class _HostEvent(msgspec.Struct):
+class HostEvent(msgspec.Struct):
     """The fields of a host's events that the door reads. Each event has some of them."""
 
     # The event's name.
@@ -111,7 +130,7 @@ class _HostEvent(msgspec.Struct):
     session: msgspec.Raw = msgspec.Raw(b"{}")
     # The error, in `error`.
     error: _HostError = msgspec.field(default_factory=_HostError)
-    # The response, in `response.done`.
+    # The response, in `response.created` and `response.done`.
     response: _HostResponse = msgspec.field(default_factory=_HostResponse)
     # The response that the audio belongs to.
     response_id: str = ""
@@ -130,37 +149,76 @@ class _HostEvent(msgspec.Struct):
         return ContentPosition(self.response_id, self.item_id, self.output_index, self.content_index)
 
 
+class CallMedia(Protocol):
+    """The sound of a call in both directions: `transports/webrtc.py`, `transports/leg.py`."""
+
+    @property
+    def playback(self) -> ResponsePlayer:
+        """The player of responses, which counts what the caller has heard."""
+        ...
+
+    async def receive(self) -> str | bytes | AppendAudio | None:
+        """Wait for the caller's next audio or frame. Returns None after the caller has left."""
+        ...
+
+    def arrive(self, item: str) -> None:
+        """Queue a frame for `receive`. Does not wait."""
+        ...
+
+    async def close(self, code: int, reason: str) -> None:
+        """End the call. Raises TransportClosed if the caller has left."""
+        ...
+
+
 class CallClient:
     """One call as a DoorClient. Its session is configured before the call is answered.
 
-    `session`: the requested session, a JSON object; None for the default session. When a host has accepted or refused
-    the session, `decided` is set, and so is either `session_id` or `refusal`. The creator of `call` then answers the
-    call, and ends it with `hang_up` in any case.
+    `connection`: a request whose headers the hosts get. `model`: the requested model; "" for the hosts' own. `session`:
+    the requested session, a JSON object; None for the default session. When a host has accepted or refused the session,
+    `decided` is set, and so is either `session_id` or `refusal`. The creator then answers the call, and ends it with
+    `hang_up` in any case.
     """
 
     path = "/v1/realtime"
     is_held = True
 
-    def __init__(self, request: HTTPConnection, call: WebRtcCall, session: msgspec.Raw | None) -> None:
-        headers = [h for h in request.scope["headers"] if h[0] not in DROPPED_HEADERS]
-        self.connection = HTTPConnection({**request.scope, "headers": headers})
-        # The other query parameters of a WebSocket do not apply to calls.
-        model = request.query_params.get("model") or _read(b"{}" if session is None else session, _Asked).model
+    def __init__(self, connection: HTTPConnection, session: msgspec.Raw | None, model: str = "") -> None:
+        self.connection = connection
         self.query = QueryParams({"model": model} if model else {})
         self.decided = anyio.Event()
         self.session_id = ""
         self.refusal: RemoteProtocolError | None = None
-        self._call = call
+        self._media: CallMedia | None = None
+        # Set when there are media, or when there will be none.
+        self._attached = anyio.Event()
         self._asked = session
         # The session's type; "" until a host has created the session.
         self._kind = ""
+        # The session, as the host has shown it last.
+        self._session = msgspec.Raw(b"{}")
         self._made = anyio.Event()
         self._is_configured = False
         self._interrupts = True
         self._microphone = Resampler(SAMPLE_RATE_HZ, WIRE_HZ)
         self._own_ids = itertools.count(1)
         self._hold_timer: asyncio.TimerHandle | None = None
-        call.playback.attach(self._tell_of_playback)
+
+    def attach(self, media: CallMedia) -> None:
+        """Set the media of the call."""
+        self._media = media
+        self._attached.set()
+
+    def hang_up(self) -> None:
+        """End the call as if the caller had left. Does not wait."""
+        self._attached.set()
+
+    async def _show(self, frame: str | bytes) -> None:
+        """Send the caller a frame. Raises TransportClosed."""
+        raise NotImplementedError
+
+    def _tell(self, kind: str, response_id: str) -> None:
+        """Send the caller an event about its playback. Does not wait."""
+        raise NotImplementedError
 
     # --- DoorClient: to the host --------------------------------------------------------------------------------------
 
@@ -174,7 +232,8 @@ class CallClient:
             self._is_configured = True
             update = {"type": "session.update", "event_id": CONFIGURATION, "session": self._configuration()}
             return msgspec.json.encode(update).decode()
-        while (item := await self._call.receive()) is not None:
+        await self._attached.wait()
+        while self._media and (item := await self._media.receive()) is not None:
             if not isinstance(item, AppendAudio):
                 if (frame := self._from_caller(item)) is not None:
                     return frame
@@ -189,7 +248,7 @@ class CallClient:
 
     def _from_caller(self, frame: str | bytes) -> str | bytes | None:
         """Convert a frame of the caller into a frame for the host. Returns None if the host gets no frame."""
-        match _read(frame, _Tagged).type:
+        match read(frame, _Tagged).type:
             case "output_audio_buffer.clear":
                 self._silence()
                 return None
@@ -204,15 +263,11 @@ class CallClient:
     # --- DoorClient: from the host ------------------------------------------------------------------------------------
 
     async def send(self, frame: str | bytes) -> None:
-        """See DoorClient. Waits until the call's data channel is open. Raises TransportClosed if it does not open."""
+        """See DoorClient. Raises TransportClosed if the caller has left."""
         given = frame if isinstance(frame, bytes) or frame.startswith(UNREAD) else self._from_host(frame)
         if given is None:
             return
-        with anyio.move_on_after(STALL_S) as scope:
-            await self._call.opened.wait()
-        if scope.cancelled_caught:
-            self.hang_up()
-        self._send_now(given)
+        await self._show(given)
         if not isinstance(given, str):
             return
         # `output_audio_buffer.cleared` has to follow the event that caused it.
@@ -221,7 +276,8 @@ class CallClient:
 
     def _from_host(self, frame: str) -> str | None:
         """Handle an event of the session, and return the frame for the caller; None if the caller gets no frame."""
-        event = _read(frame, _HostEvent)
+        event = read(frame, HostEvent)
+        self._follow(event)
         match event.type:
             case "session.created" | "session.updated":
                 return self._session_told(event.session, frame)
@@ -229,16 +285,23 @@ class CallClient:
                 return self._failed(event.error, frame)
             case "response.output_audio.delta" | "response.audio.delta":
                 pcm = from_pcm16(base64.b64decode(event.delta))
-                self._call.playback.send(ResponseAudioDelta(event.place, pcm, WIRE_HZ))
+                self._play(ResponseAudioDelta(event.place, pcm, WIRE_HZ))
                 return None
             case "response.output_audio.done" | "response.audio.done":
-                self._call.playback.send(ContentPartDone(event.place, ContentPart("output_audio")))
+                self._play(ContentPartDone(event.place, ContentPart("output_audio")))
             case "output_audio_buffer.ducked" | "output_audio_buffer.unducked":
                 self._hold(event.type.endswith(".ducked"))
                 return None
             case "response.done" if _is_broken_off(event.response):
                 self._silence()
         return frame
+
+    def _follow(self, event: HostEvent) -> None:
+        """Take note of an event of the session, before it is handled."""
+
+    def _play(self, event: ConversationEvent) -> None:
+        if self._media:
+            self._media.playback.send(event)
 
     def _failed(self, error: _HostError, frame: str) -> str | None:
         if not self.decided.is_set():
@@ -249,6 +312,7 @@ class CallClient:
 
     def _session_told(self, raw: msgspec.Raw, frame: str) -> str | None:
         session = msgspec.json.decode(raw, type=_HostSession)
+        self._session = raw
         found = (session.audio.input or session).turn_detection
         self._interrupts = found is None or bool(found.interrupt_response)
         if not self._kind:
@@ -264,15 +328,62 @@ class CallClient:
         return msgspec.json.encode(event | {"type": "session.created"}).decode()
 
     async def close(self, code: int, reason: str) -> None:
-        """See DoorClient. WebRTC has no close codes."""
+        """See DoorClient. Ends the call, if it was answered."""
         self.decided.set()
-        await self._call.close(code, reason)
+        if self._media:
+            await self._media.close(code, reason)
+
+    # --- playing ------------------------------------------------------------------------------------------------------
+
+    def _silence(self) -> None:
+        """Stop playing. Sends `cleared` events to the caller, and truncations of the cut items to the host."""
+        self._hold(False)
+        if not self._media:
+            return
+        cut = self._media.playback.silence()
+        for response_id in dict.fromkeys(at.response_id for at, _ in cut):
+            self._tell("output_audio_buffer.cleared", response_id)
+        for at, heard_ms in cut:
+            place = {"item_id": at.item_id, "content_index": at.content_index, "audio_end_ms": heard_ms}
+            self._ask("conversation.item.truncate", **place)
+
+    def _ask(self, type: str, **fields: object) -> None:
+        """Queue a message of the door for the host."""
+        if self._media:
+            asked = {"type": type, "event_id": f"{OWN}{next(self._own_ids)}", **fields}
+            self._media.arrive(msgspec.json.encode(asked).decode())
+
+    def _hold(self, held: bool) -> None:
+        if self._hold_timer:
+            self._hold_timer.cancel()
+        self._hold_timer = asyncio.get_running_loop().call_later(MAX_HOLD_S, self._hold, False) if held else None
+        if self._media:
+            self._media.playback.hold(held)
+
+
+class WebRtcClient(CallClient):
+    """A call over WebRTC. The other query parameters of its request do not apply to calls."""
+
+    def __init__(self, request: HTTPConnection, call: WebRtcCall, session: msgspec.Raw | None) -> None:
+        headers = [h for h in request.scope["headers"] if h[0] not in DROPPED_HEADERS]
+        model = request.query_params.get("model") or read(b"{}" if session is None else session, _Asked).model
+        super().__init__(HTTPConnection({**request.scope, "headers": headers}), session, model)
+        self._call = call
+        call.playback.attach(self._tell_of_playback)
+        self.attach(call)
 
     def hang_up(self) -> None:
-        """End the call as if the caller had left. Does not wait."""
         self._call.arrive(None)
         # Wakes the task that waits for the data channel, which then finds the channel closed.
         self._call.opened.set()
+
+    async def _show(self, frame: str | bytes) -> None:
+        """Wait until the call's data channel is open, and send a frame. Raises TransportClosed if it does not open."""
+        with anyio.move_on_after(STALL_S) as scope:
+            await self._call.opened.wait()
+        if scope.cancelled_caught:
+            self.hang_up()
+        self._send_now(frame)
 
     def _send_now(self, frame: str | bytes) -> None:
         try:
@@ -281,26 +392,6 @@ class CallClient:
             # The caller has left, reads too slowly, or does not accept an event of this size.
             self.hang_up()
             raise
-
-    # --- playing ------------------------------------------------------------------------------------------------------
-
-    def _silence(self) -> None:
-        """Stop playing. Sends `cleared` events to the caller, and truncations of the cut items to the host."""
-        self._hold(False)
-        cut = self._call.playback.silence()
-        for response_id in dict.fromkeys(at.response_id for at, _ in cut):
-            self._tell("output_audio_buffer.cleared", response_id)
-        for at, heard_ms in cut:
-            place = {"item_id": at.item_id, "content_index": at.content_index, "audio_end_ms": heard_ms}
-            self._call.arrive(
-                message(type="conversation.item.truncate", event_id=f"{OWN}{next(self._own_ids)}", **place)
-            )
-
-    def _hold(self, held: bool) -> None:
-        if self._hold_timer:
-            self._hold_timer.cancel()
-        self._hold_timer = asyncio.get_running_loop().call_later(MAX_HOLD_S, self._hold, False) if held else None
-        self._call.playback.hold(held)
 
     def _tell_of_playback(self, event: PlaybackStarted | PlaybackStopped) -> None:
         kind = "started" if isinstance(event, PlaybackStarted) else "stopped"
@@ -311,7 +402,7 @@ class CallClient:
             self._send_now(message(type=kind, event_id=f"event_{secrets.token_hex(10)}", response_id=response_id))
 
 
-def _read(data: str | bytes, kind: type[T]) -> T:
+def read(data: str | bytes, kind: type[T]) -> T:
     """Parse the known fields of a JSON object. Returns the defaults for invalid JSON and for fields of other types."""
     try:
         return msgspec.json.decode(data, type=kind)
@@ -342,6 +433,6 @@ def _in_own_formats(session: msgspec.Raw) -> msgspec.Raw:
     except (ValueError, RecursionError, RemoteProtocolError):
         return session
     sides["input"] = sides.get("input", {}) | {"format": PCM}
-    if _read(session, _Tagged).type != "transcription":
+    if read(session, _Tagged).type != "transcription":
         sides["output"] = sides.get("output", {}) | {"format": PCM, "ducking": TRUE}
     return _raw(fields | {"audio": _raw(sides)})

@@ -22,6 +22,17 @@ from antiphon.server.routes.vendors.deepgram_listen import listen
 from antiphon.server.routes.vendors.deepgram_speak import speak, speak_stream
 from antiphon.server.routes.voices import voice, voices
 
+# The routes of telephone calls. A door serves them too, for the calls that it holds.
+TELEPHONE_ROUTES: tuple[Route | WebSocketRoute, ...] = (
+    Route("/v1/realtime/calls/{id}/accept", accept, methods=["POST"]),
+    Route("/v1/realtime/calls/{id}/reject", reject, methods=["POST"]),
+    Route("/v1/realtime/calls/{id}/refer", refer, methods=["POST"]),
+    Route("/v1/telephone/calls", telephone_calls, methods=["GET", "POST"]),
+    Route(TWILIO, twilio, methods=["POST"]),
+    WebSocketRoute(MEDIA, media),
+    WebSocketRoute(f"{MEDIA}/{{key}}", media),
+)
+
 ROUTES: tuple[BaseRoute, ...] = (
     Route("/", root),
     Route("/web/{name}", asset),
@@ -69,15 +80,9 @@ ROUTES: tuple[BaseRoute, ...] = (
     WebSocketRoute("/v1/audio/speech/stream", speech_stream),
     WebSocketRoute("/v1/video/chat/stream", video_stream),
     Route("/v1/realtime/calls", calls, methods=["POST"]),
-    Route("/v1/realtime/calls/{id}/accept", accept, methods=["POST"]),
-    Route("/v1/realtime/calls/{id}/reject", reject, methods=["POST"]),
-    Route("/v1/realtime/calls/{id}/refer", refer, methods=["POST"]),
     Route("/v1/realtime/calls/{id}/hangup", hang_up, methods=["POST"]),
     Route("/v1/realtime/client_secrets", client_secrets, methods=["POST"]),
     Route("/v1/realtime/sessions", sessions, methods=["POST"]),
-    Route("/v1/telephone/calls", telephone_calls, methods=["GET", "POST"]),
-    Route(TWILIO, twilio, methods=["POST"]),
-    WebSocketRoute(MEDIA, media),
-    WebSocketRoute(f"{MEDIA}/{{key}}", media),
+    *TELEPHONE_ROUTES,
     *(WebSocketRoute(path, realtime) for path in PATHS),
 )

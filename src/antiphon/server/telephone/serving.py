@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
 import anyio
 import msgspec
 
-from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.errors import Refused, RemoteProtocolError, Unauthorized
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.telephony.functions import session_of
@@ -22,20 +24,30 @@ from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_NORMAL, CLOSE_POLICY, CLOSE_TRY_LATER
 from antiphon.server.state import ServerState
 from antiphon.server.telephone.offers import CallRejected, OfferedCall
+from antiphon.server.telephone.switchboard import Begin
 from antiphon.server.telephone.tickets import ExpectedCall, HoldOptions
 from antiphon.transports.call_tools import CallTools
+from antiphon.transports.http import LineLimit
 from antiphon.transports.leg import Leg, LegOptions, LegSocket
 from antiphon.transports.telephone import CallerLeg
 
 log = logging.getLogger(__name__)
+# Streams that are refused. At a door, any client can open one.
+_refusals = LineLimit(time.monotonic)
 LegT = TypeVar("LegT", bound=Leg)
 # Waits for the decision of an application about a call. Raises CallRejected.
 Decide = Callable[[], Awaitable[OfferedCall]]
 
 
 def check_models(state: ServerState) -> None:
-    """Raise Refused while models load and while the server drains, and RemoteProtocolError if none can hold a call."""
+    """Raise Refused while models load and while the server drains, and RemoteProtocolError if none can hold a call.
+
+    At a door, raise Refused if it has no host.
+    """
     state.admission.refuse_if_draining()
+    if hosts := state.switchboard.hosts:
+        hosts.check()
+        return
     model = state.loaded().for_conversations
     if model is None or not model.profile.voices:
         raise RemoteProtocolError("model_not_found", "A call needs a language model and a voice.", "model")
@@ -48,9 +60,20 @@ def caller_of_signed(state: ServerState, address: str) -> Caller:
 
 
 async def check_session(state: ServerState, caller: Caller, session: msgspec.Raw, param: str) -> None:
-    """Raise RemoteProtocolError if no call can have this session. `param`: the start of its fields' paths."""
+    """Raise RemoteProtocolError if no call can have this session. `param`: the start of its fields' paths.
+
+    At a door, this asks a host. Raises Unauthorized if that does not know the caller's key, and Refused without a host.
+    """
     if Opening(session=session).is_transcription:
         raise RemoteProtocolError("invalid_value", "A call is a session of the type 'realtime'.", f"{param}type")
+    if hosts := state.switchboard.hosts:
+        try:
+            async with hosts.open(caller, session, Call("")):
+                return
+        except RemoteProtocolError as error:
+            if error.code == "invalid_api_key":
+                raise Unauthorized(error.message) from None
+            raise
     await checked_session(state, caller, session)
 
 
@@ -78,7 +101,7 @@ async def serve_stream(
         leg = await hold_call(state, caller, started.call, options, take, partial(_ring, socket, stream))
         return CLOSE_POLICY if leg.is_refused else CLOSE_NORMAL, leg.ended_by
     except RemoteProtocolError as error:
-        log.warning("a media stream is refused: %s", error.message)
+        _refusals.warn(log, "a media stream is refused: %s", error.message)
         return CLOSE_POLICY, error.code
     except CallRejected as rejection:
         log.info("a call has ended: %s", rejection)
@@ -137,34 +160,46 @@ async def hold_call(
         if offers.are_asked and bytes(configured) == b"null" and not call.is_outgoing:
             offered = await ring(lambda: offers.decide(options.id, call, caller))
             configured = offered.session
-        session = session_of(configured, call, settings.telephone_instructions)
-        opening = Opening(session=session, plays=True)
-        wire = dialect_of(opening).connect(opening, context_of(state, caller))
-        await prepare_voices(state, caller, session)
-        first_frames = await open_wire(wire)
-        greeting = settings.telephone_greeting if options.greeting is None else options.greeting
-        transfers = state.switchboard.transfers
-        leg = await take(LegOptions(greeting, settings.telephone_call_s, transfers, options.voicemail))
-        tools = CallTools(leg)
-        live = LiveRealtime(
-            state, caller, wire, leg, first_frames=first_frames, why_left=lambda: leg.ended_by, tools=tools
-        )
-        leg.beside = live.sidebands.tell
-        state.sessions.calls[options.id], state.sessions.legs[options.id] = live, leg
-        if offered:
-            offered.begun.set()
-        live_calls = state.metrics.telephone_calls.labels(call.carrier, "outgoing" if call.is_outgoing else "incoming")
-        try:
-            with live_calls.track_inprogress():
-                async with anyio.create_task_group() as group:
-                    group.start_soon(leg.run)
-                    await live.run()
-                    leg.end("session_ended")
-        finally:
-            del state.sessions.calls[options.id], state.sessions.legs[options.id]
-            state.metrics.telephone_calls_ended.labels(call.carrier, leg.ended_by or "server_error").inc()
+        hosts = state.switchboard.hosts
+        async with hosts.open(caller, configured, call) if hosts else _open(state, caller, configured, call) as begin:
+            greeting = settings.telephone_greeting if options.greeting is None else options.greeting
+            transfers = state.switchboard.transfers
+            leg = await take(LegOptions(greeting, settings.telephone_call_s, transfers, options.voicemail))
+            live = begin(leg)
+            state.sessions.calls[options.id], state.sessions.legs[options.id] = live, leg
+            if offered:
+                offered.begun.set()
+            direction = "outgoing" if call.is_outgoing else "incoming"
+            try:
+                with state.metrics.telephone_calls.labels(call.carrier, direction).track_inprogress():
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(leg.run)
+                        await live.run()
+                        leg.end("session_ended")
+            finally:
+                del state.sessions.calls[options.id], state.sessions.legs[options.id]
+                state.metrics.telephone_calls_ended.labels(call.carrier, leg.ended_by or "server_error").inc()
     log.info("call %s of %s has ended: %s", options.id, call.carrier, leg.ended_by)
     return leg
+
+
+@asynccontextmanager
+async def _open(state: ServerState, caller: Caller, configured: msgspec.Raw, call: Call) -> AsyncIterator[Begin]:
+    """Have a session of this server for a call, as `CallHosts.open` has one of a host."""
+    session = session_of(configured, call, state.settings.telephone.telephone_instructions)
+    opening = Opening(session=session, plays=True)
+    wire = dialect_of(opening).connect(opening, context_of(state, caller))
+    await prepare_voices(state, caller, session)
+    first_frames = await open_wire(wire)
+
+    def begin(leg: Leg) -> LiveRealtime:
+        live = LiveRealtime(
+            state, caller, wire, leg, first_frames=first_frames, why_left=lambda: leg.ended_by, tools=CallTools(leg)
+        )
+        leg.beside = live.sidebands.tell
+        return live
+
+    yield begin
 
 
 async def _ring(socket: LegSocket, stream: MediaStream, decide: Decide) -> OfferedCall:

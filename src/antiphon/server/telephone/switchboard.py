@@ -3,13 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.telephony.stream import Call
+from antiphon.server.credentials import Caller
 from antiphon.server.telephone.offers import Notify, Offers
 from antiphon.server.telephone.outgoing import Dialer, SipDialer, TwilioDialer, may_dial
 from antiphon.server.telephone.tickets import ExpectedCalls
 from antiphon.settings import TelephoneSettings
+from antiphon.transports.leg import Leg
+
+
+class Conversation(Protocol):
+    """The conversation of one call, at this server or at a host of this door."""
+
+    @property
+    def id(self) -> str:
+        """The id of its session on the wire."""
+        ...
+
+    @property
+    def caller(self) -> Caller:
+        """The caller that the call belongs to."""
+        ...
+
+    def hang_up(self) -> None:
+        """Let the session finish the audio that it has received, then end. Returns at once."""
+        ...
+
+    async def run(self) -> None:
+        """Serve the conversation until either side ends it. Does not raise."""
+        ...
+
+
+# Begins the conversation of a call when it has a leg.
+Begin = Callable[[Leg], Conversation]
+
+
+class CallHosts(Protocol):
+    """The hosts that have the conversations of a door's calls: `server/telephone/at_hosts.py`."""
+
+    def check(self) -> None:
+        """Raise Refused if no host is known."""
+        ...
+
+    def open(self, caller: Caller, session: msgspec.Raw, call: Call) -> AbstractAsyncContextManager[Begin]:
+        """Have a session for a call while the block runs. `session` is null for that of the caller's key.
+
+        Raises Refused without a host that has room, and RemoteProtocolError for a key or a session that is not valid.
+        """
+        ...
 
 
 class Switchboard:
@@ -19,6 +66,7 @@ class Switchboard:
     - `offers`: incoming calls that wait for an application.
     - `dialers`: the carriers that call out, by their names, the preferred one first.
     - `sip`: calls out over SIP; None without `--sip`.
+    - `hosts`: the hosts that have the conversations of calls; None if this server has them.
     """
 
     def __init__(self, settings: TelephoneSettings, spawn: Callable[[Notify], None]) -> None:
@@ -27,6 +75,7 @@ class Switchboard:
         self.offers = Offers(settings, spawn)
         self.dialers: dict[str, Dialer] = {}
         self.sip: SipDialer | None = None
+        self.hosts: CallHosts | None = None
         if settings.twilio_account and settings.twilio_auth_token:
             self.dialers["twilio"] = TwilioDialer(settings)
 
