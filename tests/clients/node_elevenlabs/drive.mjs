@@ -18,7 +18,7 @@ function check(holds, what) {
   if (!holds) throw new Error(JSON.stringify(what));
 }
 
-async function until(what, condition, seconds = 60) {
+async function until(what, condition, seconds = 90) {
   for (let k = 0; k < seconds * 50; k++) {
     if (condition()) return;
     await sleep(20);
@@ -101,16 +101,17 @@ async function spoken() {
   });
   await until("the greeting", () => seen.agent.length && line.played);
   await sleep(2000);
-  say();
-  await until("the words", () => seen.user.some((text) => text.includes("surpassed")));
-  await until("the answer", () => seen.agent.length > 1);
-  conversation.sendContextualUpdate("The user is in Paris.");
   for (let attempt = 0; attempt < 5 && !cities.length; attempt++) {
     const before = seen.agent.length;
-    conversation.sendUserMessage("What is the weather in Paris?");
+    conversation.sendUserMessage("Use the function get_weather for Paris.");
     await until("an answer", () => seen.agent.length > before || cities.length);
   }
   await until("the answer with the weather", () => seen.agent.some((text) => text.includes("17")));
+  const answered = seen.agent.length;
+  say();
+  await until("the words", () => seen.user.some((text) => text.includes("surpassed")));
+  await until("the answer", () => seen.agent.length > answered);
+  conversation.sendContextualUpdate("The user likes ships.");
   const before = line.played;
   conversation.sendUserMessage("Tell me a long story about a ship and its crew.");
   await until("the story", () => line.played > before + 32_000);
