@@ -45,7 +45,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/wyoming": ("wyoming",),
     "protocols/assemblyai": ("assemblyai",),
     "protocols/cartesia": ("cartesia",),
-    "protocols/elevenlabs": ("elevenlabs",),
+    "protocols/elevenlabs": ("elevenlabs", "elevenlabs-agents"),
     "protocols/telephony": ("telephone",),
     "server/wyoming": ("wyoming",),
     "server/telephone/offers.py": ("telephone",),
@@ -58,7 +58,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "server/routes/speakers.py": ("speakers",),
     "server/routes/voices.py": ("speech",),
     "server/routes/vendors/cartesia.py": ("cartesia",),
-    "server/routes/vendors/elevenlabs.py": ("elevenlabs",),
+    "server/routes/vendors/elevenlabs.py": ("elevenlabs", "elevenlabs-agents"),
+    "server/routes/vendors/elevenlabs_voices.py": ("elevenlabs",),
     "server/routes/transcriptions.py": ("transcriptions",),
 }
 # Names in the source that never appear on the wire.
@@ -75,6 +76,9 @@ INTERNAL = {
     "client_force_listen",
     # Names of other vendors' dialects in metrics, and encodings that their clients call by other names.
     *("assemblyai", "cartesia", "cartesia_turns", "cartesia_speech", "elevenlabs", "elevenlabs_multi", "scribe"),
+    "elevenlabs_agent",
+    # A field of our own uploads of voices.
+    "speaker_description",
     *("s16", "f32", "container", "clause", "base64", "verbose_json"),
     # Values that clients write for a missing or false one.
     *("undefined", "false", "none", "multi"),
@@ -276,6 +280,7 @@ BY_PATH: dict[str, tuple[str, ...]] = {
     "/v1/speech-to-text": ("elevenlabs",),
     "/v1/speech-to-text/realtime": ("elevenlabs",),
     "/v1/voices": ("elevenlabs",),
+    "/v1/convai/conversation": ("elevenlabs", "elevenlabs-agents"),
     "/v1/listen": ("deepgram",),
     "/v2/listen": ("deepgram",),
     "/v1/speak": ("deepgram",),
@@ -293,7 +298,7 @@ def pages_of(url: str) -> tuple[str, ...]:
         path = "/v1/duplex"
     if path == "/v1/realtime" and "mode" in query:
         path = "/v1/omni"
-    if path.startswith("/v1/text-to-speech/"):
+    if path.startswith(("/v1/text-to-speech/", "/v1/voices/")):
         path = "/v1/speech-to-text"
     # A session of any kind can be resumed at /v1/realtime.
     more = BY_PATH["/v1/duplex"] if "resume" in query else ()

@@ -41,6 +41,8 @@ PROVEN = {
     "AsyncDeepgramClient": "drive_deepgram.py",
     "Cartesia": "drive_cartesia.py",
     "Client": "drive_gemini.py",
+    "Conversation": "drive_elevenlabs_agent.py",
+    "ConversationInitiationData": "drive_elevenlabs_agent.py",
     "ElevenLabs": "drive_elevenlabs.py",
     "ElevenLabsTTSService": "drive_pipecat_vendors.py",
     "GeminiLiveLLMService": "drive_gemini_pipecat.py",

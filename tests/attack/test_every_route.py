@@ -96,6 +96,16 @@ TABLE: dict[tuple[str, str], Row] = {
     ),
     ("GET", "/v1/audio/voices"): Row(200),
     ("POST", "/v1/audio/voices"): Row(200, options={"data": UPLOAD}),
+    # ElevenLabs' clients use the same voices, until they are deleted.
+    ("GET", "/v1/voices/{voice_id}"): Row(200, others={"bob": 404}, path=f"/v1/voices/{VOICE}"),
+    ("POST", "/v1/voices/add"): Row(400, options={"data": {"name": "more"}}),
+    ("DELETE", "/v1/voices/{voice_id}"): Row(200, path="/v1/voices/another"),
+    **{
+        ("POST", f"/v1/text-to-speech/{{voice_id}}{end}"): Row(
+            200, others={"bob": 404}, path=f"/v1/text-to-speech/{VOICE}{end}", options={"json": {"text": "hello"}}
+        )
+        for end in ("", "/with-timestamps", "/stream", "/stream/with-timestamps")
+    },
     ("DELETE", "/v1/audio/voices/{name:path}"): Row(200, others={"bob": 404}, path=f"/v1/audio/voices/{VOICE}"),
     ("GET", "/v1/speakers"): Row(200),
     # There is no speaker model.
@@ -125,14 +135,6 @@ TABLE: dict[tuple[str, str], Row] = {
     ("WS", "/ws/duplex"): Row(101),
     # Of other vendors' clients.
     ("GET", "/v2/voices"): Row(200),
-    # ElevenLabs' clients have no uploaded voices.
-    ("GET", "/v1/voices/{voice_id}"): Row(404, path=f"/v1/voices/{VOICE}"),
-    **{
-        ("POST", f"/v1/text-to-speech/{{voice_id}}{end}"): Row(
-            404, path=f"/v1/text-to-speech/{VOICE}{end}", options={"json": {"text": "hello"}}
-        )
-        for end in ("", "/with-timestamps", "/stream", "/stream/with-timestamps")
-    },
     **{
         ("WS", f"/v1/text-to-speech/{{voice_id}}/{end}"): Row(101, path=f"/v1/text-to-speech/{VOICE}/{end}")
         for end in ("stream-input", "multi-stream-input")
@@ -150,6 +152,11 @@ TABLE: dict[tuple[str, str], Row] = {
     ("WS", "/v1/listen"): Row(101),
     ("WS", "/v2/listen"): Row(101),
     ("WS", "/v1/agent/converse"): Row(101),
+    ("WS", "/v1/convai/conversation"): Row(101, TALKS),
+    **{
+        ("GET", f"/v1/convai/conversation/{name}"): Row(200, path=f"/v1/convai/conversation/{name}?agent_id=any")
+        for name in ("get-signed-url", "get_signed_url")
+    },
     ("WS", "/v3/ws"): Row(101),
     ("WS", "/v1/live/sessions"): Row(101, TALKS),
     **{

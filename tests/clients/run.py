@@ -45,7 +45,10 @@ UNAWARE = ("agents", "livekit", "pipecat")
 # Clients of Deepgram's service: its SDK of today and of a year ago, and plugins.
 DEEPGRAM = ("deepgram", "deepgram_2025", "livekit_deepgram", "pipecat_deepgram", "node_deepgram")
 # Clients of other hosted services, with plugins for several of them.
-HOSTED = ("assemblyai", "cartesia", "livekit_vendors", "pipecat_vendors")
+HOSTED = (
+    *("assemblyai", "cartesia", "livekit_vendors", "pipecat_vendors"),
+    *("elevenlabs_agent", "elevenlabs_agent_2025", "node_elevenlabs"),
+)
 # Clients that always use TLS. Their server has a certificate.
 TLS = (
     *("assemblyai_2025", "elevenlabs", "elevenlabs_2025", "node_vendors"),
@@ -58,6 +61,7 @@ NODE = {
     "node": "node/drive.mjs",
     "gemini_node": "node/gemini.mjs",
     "node_deepgram": "node_deepgram/drive.mjs",
+    "node_elevenlabs": "node_elevenlabs/drive.mjs",
     "node_vendors": "node_vendors/drive.mjs",
 }
 NAMES = (
@@ -77,12 +81,18 @@ NAMES = (
 # Packages that are installed without their dependencies, because a driver uses a small part of them.
 WITHOUT_DEPENDENCIES = {"home_assistant": "homeassistant==2024.3.3", "home_assistant_2026": "homeassistant==2026.2.3"}
 # A driver without a client of its own uses another's environment.
-ENVIRONMENTS = {"worker": "duplex", "soak": "duplex"}
+ENVIRONMENTS = {
+    "worker": "duplex",
+    "soak": "duplex",
+    "elevenlabs_agent": "elevenlabs",
+    "elevenlabs_agent_2025": "elevenlabs_2025",
+}
 # Versions of a client that are driven alike.
 DRIVERS = {
     "assemblyai_2025": "assemblyai",
     "deepgram_2025": "deepgram",
     "elevenlabs_2025": "elevenlabs",
+    "elevenlabs_agent_2025": "elevenlabs_agent",
     "gemini_2025": "gemini",
     "home_assistant_2026": "home_assistant",
 }

@@ -98,7 +98,10 @@ KINDS = (
     Kind("bridges to other servers' clients", ("minicpmo", "omni", "openbmb")),
     Kind(
         "clients of other hosted services",
-        ("assemblyai", "cartesia", "deepgram", "deepgram_agent", "flux", "openai_live", "scribe"),
+        (
+            *("assemblyai", "cartesia", "deepgram", "deepgram_agent", "elevenlabs_agent", "flux", "openai_live"),
+            "scribe",
+        ),
     ),
     Kind(
         "native model",

@@ -115,6 +115,34 @@ HOSTED: dict[str, tuple[dict[str, Any], ...]] = {
         {"message_type": "input_audio_chunk", "audio_base_64": "AAAA", "commit": True, "sample_rate": 16_000},
         {"message_type": "commit"},
     ),
+    "/v1/convai/conversation?agent_id=agent_1": (
+        {"user_audio_chunk": "AAAA"},
+        {
+            "type": "conversation_initiation_client_data",
+            "conversation_config_override": {
+                "agent": {
+                    "prompt": {"prompt": "{{a}}", "tools": [{"name": "a"}]},
+                    "first_message": "Hi.",
+                    "language": "en",
+                },
+                "tts": {"voice_id": "heart", "speed": 1.1, "agent_output_audio_format": "ulaw_8000"},
+                "asr": {"keywords": ["a"], "user_input_audio_format": "pcm_8000"},
+                "conversation": {"text_only": False, "client_events": ["audio"]},
+            },
+            "dynamic_variables": {"a": 1},
+        },
+        {
+            "type": "enclave_setup_config",
+            "agent_config_dict": {"conversation_config": {"agent": {"language": "de"}}},
+            "override_agent_config_list": [{"text_only": True}],
+            "tools_config_list": [{"tool_config": {"type": "client", "name": "a", "parameters": {"type": "object"}}}],
+        },
+        {"type": "user_message", "text": "a"},
+        {"type": "multimodal_message", "text": {"type": "user_message", "text": "a"}, "files": []},
+        {"type": "contextual_update", "text": "a"},
+        {"type": "client_tool_result", "tool_call_id": "a", "result": {"a": 1}, "is_error": True},
+        {"type": "pong", "event_id": 0},
+    ),
     "/v3/ws?sample_rate=8000&encoding=pcm_mulaw": (
         {"type": "UpdateConfiguration", "vad_threshold": 0.5, "max_turn_silence": 400, "keyterms_prompt": ["a"]},
         {"type": "ForceEndpoint"},
@@ -235,7 +263,7 @@ def answers(received: Received[Any]) -> str:
     for frame in frames:
         reported = json.loads(frame)
         if reported.get("type") == "error":
-            error = reported.get("error") or reported.get("message")
+            error = reported.get("error") or reported.get("error_event") or reported.get("message")
             assert error if isinstance(error, str) else error["message"] and error.get("code", "") != "internal_error"
     return "".join(map(str, frames))
 

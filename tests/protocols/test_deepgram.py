@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.audio.line.g711 import from_ulaw
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import ConfigureConversation
 from antiphon.events.speech import AppendText, FlushText, SentenceAudio, SpeechCommand, UtteranceDone
 from antiphon.events.transcription import (
     AppendAudio,
@@ -25,6 +26,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.events.words import Word
 from antiphon.protocols.connection import Context, Event
+from antiphon.protocols.deepgram.agent import AgentConnection
 from antiphon.protocols.deepgram.flux import FluxConnection
 from antiphon.protocols.deepgram.forms import plain, shown_text
 from antiphon.protocols.deepgram.listen import ListenConnection
@@ -257,3 +259,16 @@ def test_words_lose_only_the_punctuation_around_them() -> None:
     ]
     assert shown_text(" It is 3.5 km. ", punctuate=False) == "it is 3.5 km"
     assert shown_text(" It is. ", punctuate=True) == "It is."
+
+
+def test_an_agents_settings_that_are_refused_change_nothing() -> None:
+    wire = AgentConnection(Opening(), replace(CONTEXT, conversation_models=ModelNames(("qwen",)), voices=("one",)))
+    wire.open()
+    listen = {"provider": {"keyterms": ["story"]}}
+    far = {"functions": [{"name": "far", "endpoint": {"url": "http://example.org"}}]}
+    settings = {"type": "Settings", "agent": {"listen": listen, "think": far}}
+    (error,) = frames([*wire.feed(json.dumps(settings)).answers])
+    assert error["code"] == "INVALID_SETTINGS"
+    (configured,) = wire.feed('{"type": "Settings"}').commands
+    assert isinstance(configured, ConfigureConversation)
+    assert configured.config.transcription.keyterms == ()

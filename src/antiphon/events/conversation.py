@@ -319,6 +319,7 @@ class ItemTruncated:
     item_id: str
     content_index: int
     audio_end_ms: int
+    text: str = ""  # What is left of the content part's text: the words that were heard.
 
 
 @dataclass(frozen=True, slots=True)

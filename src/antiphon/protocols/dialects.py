@@ -27,6 +27,7 @@ _MODULES = (
     "deepgram.flux",
     "deepgram.listen",
     "duplex.connection",
+    "elevenlabs.agent",
     "elevenlabs.scribe",
     "negotiation",
 )

@@ -367,6 +367,14 @@ def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
     return value
 
 
+def call_arguments(text: str) -> object:
+    """Return the arguments of a function call as an object; an empty one if the model wrote anything else."""
+    try:
+        return typed(msgspec.json.decode(text or "{}"), dict, "arguments")
+    except (msgspec.DecodeError, RemoteProtocolError):
+        return {}
+
+
 def number(value: Any, param: str, low: float, high: float) -> float:
     """Return `value` as a float if it is an int or a float in [low, high]. NaN is never in the range.
 

@@ -93,6 +93,12 @@ def test_hosted_voices_stand_for_the_first_one_and_others_do_not(base: str) -> N
         assert status == 200 or answer.json()["error_code"] == "voice_not_found"
 
 
+def test_a_model_that_clones_no_voices_takes_none(base: str) -> None:
+    answer = httpx.post(http(base, "/v1/voices/add"), data={"name": "eva"}, files={"files": b"RIFF"})
+    assert (answer.status_code, answer.json()["detail"]["status"]) == (400, "voice_not_supported")
+    assert httpx.get(http(base, "/v1/voices")).json()["total_count"] == 1
+
+
 def test_parameters_without_effect_are_logged_once_and_without_their_values(
     base: str, caplog: pytest.LogCaptureFixture
 ) -> None:

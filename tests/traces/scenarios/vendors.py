@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tests.traces.harness import Frame, Socket, Stage, b64, pcm16, scenario
+from tests.traces.harness import Frame, Socket, Stage, b64, pcm16, pieces, scenario
 
 ELEVENLABS = "/v1/text-to-speech/one"
 SCRIBE = "/v1/speech-to-text/realtime"
+AGENT = "/v1/convai/conversation"
+VOICE_ID = "21m00Tcm4TlvDq8ikWAM"
 ASSEMBLYAI = "/v3/ws?sample_rate=16000&encoding=pcm_s16le&format_turns=True"
 RAW: Frame = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
 VOICE: Frame = {"mode": "id", "id": "one"}
@@ -127,6 +129,113 @@ async def elevenlabs_rest(stage: Stage) -> None:
     for name in ("two", "nobody"):
         await stage.request("GET", f"/v1/voices/{name}")
     assert (await stage.request("POST", "/v1/text-to-speech/nobody", {"text": "Hi."})).status == 404
+
+
+async def told(stage: Stage, socket: Socket, text: str, silence_s: float = 2.0) -> None:
+    """Say this to an agent, as fast as it sounds, 250 ms a message."""
+    for piece in pieces(pcm16(text, silence_s, 16_000), 8000):
+        await socket.send({"user_audio_chunk": b64(piece)})
+        await stage.wait(len(piece) / 32_000)
+
+
+@scenario()
+async def elevenlabs_agent(stage: Stage) -> None:
+    """An agent that greets, calls a tool, is interrupted and corrected, and is written to."""
+    socket = await stage.connect(f"{AGENT}?agent_id=agent_1&source=python_sdk&version=2.78.0", subprotocols=["convai"])
+    weather = {"type": "client", "name": "get_weather", "description": "The weather.", "parameters": {"type": "object"}}
+    prompt = {"prompt": "Be brief with {{name}}.", "llm": "gpt-4o", "tools": [weather]}
+    override = {
+        "agent": {"prompt": prompt, "first_message": "Hello {{ name }}.", "language": "en"},
+        "tts": {"voice_id": VOICE_ID, "speed": 1.0},
+        "asr": {"keywords": ["story"]},
+    }
+    await socket.say(
+        "conversation_initiation_client_data",
+        conversation_config_override=override,
+        dynamic_variables={"name": "Ann"},
+        custom_llm_extra_body={},
+        source_info={"source": "python_sdk", "version": "2.78.0"},
+    )
+    await socket.until("conversation_initiation_metadata")
+    await socket.until("agent_response")
+    await stage.wait(2.0)
+    await told(stage, socket, "the weather")
+    call = (await socket.until("client_tool_call"))["client_tool_call"]
+    assert call["parameters"] == {"city": "Paris"}
+    await socket.say("client_tool_result", tool_call_id="nobody", result="", is_error=False)
+    await socket.until("error")
+    await socket.say("client_tool_result", tool_call_id=call["tool_call_id"], result={"sky": "clear"}, is_error=False)
+    await socket.until("agent_response")
+    await socket.say("pong", event_id=socket.of("ping")[-1]["ping_event"]["event_id"])
+    await socket.say("contextual_update", text="The user is in Rome.")
+    await socket.say("user_activity")
+    await stage.wait(3.0)
+    await socket.say("user_message", text="tell me a story")
+    await socket.until("audio")
+    await stage.wait(1.0)
+    await told(stage, socket, "please stop and tell me the time now.")
+    corrected = (await socket.until("agent_response_correction"))["agent_response_correction_event"]
+    original, heard = corrected["original_agent_response"], corrected["corrected_agent_response"]
+    assert original.startswith(heard)
+    assert 0 < len(heard) < len(original)
+    interruption = socket.of("interruption")[-1]
+    later = [frame for frame in socket.seen[socket.seen.index(interruption) :] if frame["type"] == "audio"]
+    assert all(f["audio_event"]["event_id"] > interruption["interruption_event"]["event_id"] for f in later)
+    await socket.say("multimodal_message", text={"type": "user_message", "text": "hello"})
+    await stage.wait(1.0)
+    assert socket.of("agent_response")[-1]["agent_response_event"]["agent_response"] == "You said: hello."
+    await socket.say("multimodal_message", file={"type": "file_input", "file_id": "file_1"})
+    await socket.say("feedback", event_id=1, score="like")
+    await socket.say("nonsense")
+    await socket.until("error", count=2)
+    await socket.leave()
+
+
+@scenario()
+async def elevenlabs_agent_exported(stage: Stage) -> None:
+    """An agent as it is exported, in text only and in µ-law; agents that cannot be served."""
+    socket = await stage.connect(AGENT)
+    tools = [{"id": "tool_1", "tool_config": {"type": "client", "name": "look", "parameters": None}}]
+    tools.append({"id": "tool_2", "tool_config": {"type": "system", "name": "end_call"}})
+    exported = {"agent": {"prompt": {"prompt": "Be brief."}}, "conversation": {"text_only": True}}
+    await socket.say(
+        "enclave_setup_config",
+        agent_config_dict={"name": "An agent", "conversation_config": exported},
+        override_agent_config_list=[{"conversation_config": {"agent": {"language": "en"}}}],
+        tools_config_list=tools,
+    )
+    await socket.say("conversation_initiation_client_data")
+    await socket.until("conversation_initiation_metadata")
+    await socket.say("user_message", text="hello")
+    await socket.until("agent_response")
+    parts = [part["text_response_part"] for part in socket.of("agent_chat_response_part")]
+    assert [part["type"] for part in parts][:: len(parts) - 1] == ["start", "stop"]
+    assert "".join(part["text"] for part in parts) == "You said: hello."
+    assert not socket.of("audio")
+    await socket.leave()
+    telephone = await stage.connect(AGENT)
+    formats = {"asr": {"user_input_audio_format": "ulaw_8000"}, "tts": {"agent_output_audio_format": "ulaw_8000"}}
+    await telephone.say("conversation_initiation_client_data", conversation_config_override=formats)
+    await telephone.say("user_message", text="hello")
+    await telephone.until("audio")
+    await telephone.until("agent_response")
+    assert len(sound([frame["audio_event"] for frame in telephone.of("audio")], "audio_base_64")) > 4000
+    await telephone.leave()
+    bare = await stage.connect(AGENT)
+    await bare.send({"user_audio_chunk": b64(pcm16("hello.", 2.0, 16_000))})
+    await bare.until("conversation_initiation_metadata")
+    await bare.until("user_transcript")
+    await bare.leave()
+    for wrong in (
+        {"agent": {"prompt": {"tools": [{"type": "webhook", "name": "far"}]}}},
+        {"tts": {"agent_output_audio_format": "mp3_44100_128"}},
+        {"tts": {"speed": 9}},
+        {"agent": 1},
+    ):
+        refused = await stage.connect(AGENT)
+        await refused.say("conversation_initiation_client_data", conversation_config_override=wrong)
+        assert (await refused.end())[0] == 1008
+        assert refused.of("error")
 
 
 @scenario()

@@ -1,1 +1,1 @@
-"""ElevenLabs' dialects: text to speech over HTTP and WebSockets, and transcription. See docs/wire/elevenlabs.md."""
+"""ElevenLabs' dialects: text to speech over HTTP and WebSockets, transcription, agents. See docs/wire/elevenlabs.md."""

@@ -1,9 +1,9 @@
-"""When each character of a text is spoken, from the times of its words. Also the two forms in which answers have it."""
+"""When each character of a text is spoken, from the times of its words. Also the forms in which answers have it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import msgspec
@@ -47,6 +47,17 @@ class FileAlignment(msgspec.Struct):
     character_end_times_seconds: list[float]
 
 
+class AgentAlignment(msgspec.Struct):
+    """Characters with times, in messages of agents: whole milliseconds from the start of a piece of audio."""
+
+    # The characters of the words, with a space after each word.
+    chars: list[str]
+    # Start of each character.
+    char_start_times_ms: list[int]
+    # Duration of each character.
+    char_durations_ms: list[int]
+
+
 def char_times(text: str, words: Iterable[Word], end_s: float) -> CharTimes:
     """Spread the times of words evenly over their characters, and the gaps between words over the other characters.
 
@@ -74,6 +85,14 @@ def stream_alignment(times: CharTimes) -> StreamAlignment:
     starts = [_ms(start_s) for start_s in times.starts_s]
     durations = [end - start for start, end in zip(starts, map(_ms, times.ends_s), strict=True)]
     return StreamAlignment(list(times.chars), starts, durations)
+
+
+def agent_alignment(words: Sequence[Word], from_s: float, until_s: float) -> AgentAlignment:
+    """Return the form for agents. The piece is that `from_s` to `until_s` of an answer, and `words` begin in it."""
+    moved = [replace(word, start_s=word.start_s - from_s, end_s=word.end_s - from_s) for word in words]
+    text = "".join(f"{word.text} " for word in moved)
+    found = stream_alignment(char_times(text, moved, max(until_s - from_s, moved[-1].end_s)))
+    return AgentAlignment(found.chars, found.charStartTimesMs, found.charDurationsMs)
 
 
 def file_alignment(times: CharTimes) -> FileAlignment:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from antiphon.audio.encode import MEDIA_TYPES, StreamEncoding
 from antiphon.contracts import SynthesizerProfile
@@ -32,7 +33,7 @@ from antiphon.protocols.wire import ShapedError
 
 MAX_TEXT_CHARS = 10_000
 # The paths at which errors have ElevenLabs' shape.
-ELEVENLABS_PATHS = ("/v1/text-to-speech", "/v1/speech-to-text", "/v2/voices")
+ELEVENLABS_PATHS = ("/v1/text-to-speech", "/v1/speech-to-text", "/v1/convai", "/v1/voices", "/v2/voices")
 _encoder = msgspec.json.Encoder()
 
 
@@ -127,17 +128,43 @@ class VerifiedLanguage(msgspec.Struct):
 
 
 class ElevenLabsVoice(msgspec.Struct):
-    """A voice. `voice_id` and `name` are its name in requests, and `labels` has its first `language`."""
+    """A loaded voice, or one that the caller has uploaded."""
+
+    # Its name in requests.
+    voice_id: str
+    # The same.
+    name: str
+    # `premade` for a loaded voice, `cloned` for an uploaded one.
+    category: Literal["premade", "cloned"]
+    # The first `language` of a loaded voice.
+    labels: dict[str, str]
+    # The languages that it speaks.
+    verified_languages: list[VerifiedLanguage]
+    # What the upload said of it.
+    description: str | UnsetType = UNSET
+
+
+class AddedVoice(msgspec.Struct):
+    """The answer to an upload. `voice_id` is the voice's name."""
 
     voice_id: str
-    name: str
-    category: Literal["premade"]
-    labels: dict[str, str]
-    verified_languages: list[VerifiedLanguage]
+    requires_verification: Literal[False]
+
+
+class DeletedVoice(msgspec.Struct):
+    """The answer to the deletion of an uploaded voice."""
+
+    status: Literal["ok"]
+
+
+class SignedUrl(msgspec.Struct):
+    """The answer to a client that wants to open a conversation with an agent: the URL of its WebSocket."""
+
+    signed_url: str
 
 
 class ElevenLabsVoices(msgspec.Struct):
-    """The loaded voices, all on one page."""
+    """The voices that the caller may use, all on one page."""
 
     voices: list[ElevenLabsVoice]
     has_more: Literal[False]
@@ -160,9 +187,9 @@ class ElevenLabsModel(msgspec.Struct):
     languages: list[ModelLanguage]
 
 
-def voices_of(profile: SynthesizerProfile) -> ElevenLabsVoices:
-    """Return the list of voices, with the default voice first."""
-    voices = [voice_of(profile, name) for name in profile.voices]
+def voices_of(profile: SynthesizerProfile, uploaded: Iterable[ElevenLabsVoice] = ()) -> ElevenLabsVoices:
+    """Return the list of voices, with the default voice first and the `uploaded` ones last."""
+    voices = [*(voice_of(profile, name) for name in profile.voices), *uploaded]
     return ElevenLabsVoices(voices, False, len(voices))
 
 
@@ -172,6 +199,12 @@ def voice_of(profile: SynthesizerProfile, name: str) -> ElevenLabsVoice:
     labels = {"language": languages[0]} if languages else {}
     verified = [VerifiedLanguage(code, profile.id) for code in languages]
     return ElevenLabsVoice(name, name, "premade", labels, verified)
+
+
+def cloned_voice(profile: SynthesizerProfile, name: str, description: str) -> ElevenLabsVoice:
+    """Return an uploaded voice. It speaks all languages of the model."""
+    verified = [VerifiedLanguage(code, profile.id) for code in profile.languages]
+    return ElevenLabsVoice(name, name, "cloned", {}, verified, description)
 
 
 def models_of(profile: SynthesizerProfile | None) -> list[ElevenLabsModel]:

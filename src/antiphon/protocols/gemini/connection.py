@@ -36,7 +36,7 @@ from antiphon.events.duplex import AppendFrames, BargeIn, EpochRaised, PlayoutEn
 from antiphon.events.transcription import AppendAudio, CommitAudio, SpeechStarted, TranscriptDelta
 from antiphon.protocols.bridge import OUT_HZ, BridgeConnection, BridgeSession
 from antiphon.protocols.connection import Command, Context, Dialect, Event, FirstFrame, Resume, WireSnapshot
-from antiphon.protocols.fields import typed
+from antiphon.protocols.fields import call_arguments
 from antiphon.protocols.gemini.messages import (
     ClientContent,
     FunctionResponse,
@@ -272,7 +272,7 @@ class GeminiDialect:
                 self._add_audio(at, session.flush_audio(at.item_id))
             case ArgumentsDone(_, call_id, name, arguments, server) if not server:
                 self.calls[call_id] = name
-                call = {"id": call_id, "name": name, "args": _arguments(arguments)}
+                call = {"id": call_id, "name": name, "args": call_arguments(arguments)}
                 session.add(toolCall={"functionCalls": [call]})
             case ResponseDone(response) if response.stored:
                 if response.status == "cancelled":
@@ -382,13 +382,6 @@ class GeminiConnection(BridgeConnection):
 
 # Made once: msgspec's description of a type must not be built by two threads at the same time.
 _SNAPSHOTS = msgspec.json.Decoder(GeminiSnapshot)
-
-
-def _arguments(text: str) -> object:
-    try:
-        return typed(msgspec.json.decode(text or "{}"), dict, "args")
-    except (msgspec.DecodeError, RemoteProtocolError):
-        return {}
 
 
 def _usage(prompt: int, completion: int) -> dict[str, int]:

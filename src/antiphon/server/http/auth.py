@@ -13,8 +13,9 @@ from antiphon.server.access_log import current_request
 from antiphon.server.credentials import Caller, Credentials
 from antiphon.shares.places import current_owner
 
-# Prefix of the subprotocol in which OpenAI's clients send the key, since a browser cannot set headers on a WebSocket.
-BROWSER_KEY = "openai-insecure-api-key."
+# Prefixes of the subprotocol in which clients of OpenAI, and of ElevenLabs' agents, send the key, since a browser
+# cannot set headers on a WebSocket.
+BROWSER_KEYS = ("openai-insecure-api-key.", "bearer.")
 # Subprotocols before the key of Deepgram's clients in browsers, as in `token, KEY`. The server selects the first one.
 KEY_SUBPROTOCOLS = ("token", "bearer")
 # Schemes of the Authorization header before a key. AssemblyAI's clients send the key without a scheme.
@@ -42,7 +43,8 @@ def bearer(headers: Headers) -> str | None:
     offered = [name.strip() for name in headers.get("sec-websocket-protocol", "").split(",")]
     if offered[0] in KEY_SUBPROTOCOLS and len(offered) > 1:
         return offered[1]
-    return next((name.removeprefix(BROWSER_KEY) for name in offered if name.startswith(BROWSER_KEY)), None)
+    found = (name.removeprefix(prefix) for name in offered for prefix in BROWSER_KEYS if name.startswith(prefix))
+    return next(found, None)
 
 
 def _authorized(header: str) -> str:

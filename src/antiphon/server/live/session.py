@@ -39,6 +39,7 @@ KINDS_OF: dict[str, Kind] = {
     "cartesia_turns": "captions",
     "deepgram": "captions",
     "deepgram_agent": "conversation",
+    "elevenlabs_agent": "conversation",
     "flux": "captions",
     "openai": "captions",
     "scribe": "captions",

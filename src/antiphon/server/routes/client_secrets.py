@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from antiphon.protocols.fields import EMPTY, decode, json_object, number
 from antiphon.protocols.opening import NULL
-from antiphon.server.credentials import ClientSecret
+from antiphon.server.credentials import Caller, ClientSecret
 from antiphon.server.http.auth import identify
 from antiphon.server.http.body import limited
 from antiphon.server.live.open_wire import checked_session
@@ -57,11 +57,20 @@ async def _respond(request: Request, *, beta: bool) -> Response:
     caller = identify(request)
     shown = await checked_session(state, caller, config, beta=beta)
     session = msgspec.json.decode(msgspec.json.encode(shown))
-    value, expires_at = f"ek_{secrets.token_hex(24)}", int(time.time() + seconds)
-    state.credentials.add(value, ClientSecret(caller.key, time.monotonic() + seconds, config))
+    value, expires_at = new_secret(state, caller, config, seconds), int(time.time() + seconds)
     if beta:
         return JSONResponse(session | {"client_secret": {"value": value, "expires_at": expires_at}})
     return JSONResponse({"value": value, "expires_at": expires_at, "session": session})
+
+
+def new_secret(state: ServerState, caller: Caller, session: msgspec.Raw, seconds: float) -> str:
+    """Make a key of a caller that opens this session for some seconds. Raises Refused if the caller has no memory left.
+
+    The key is not made for one connection: it opens as many as its owner may have.
+    """
+    value = f"ek_{secrets.token_hex(24)}"
+    state.credentials.add(value, ClientSecret(caller.key, time.monotonic() + seconds, session))
+    return value
 
 
 def parse(body: bytes, *, beta: bool) -> tuple[msgspec.Raw, float]:

@@ -17,7 +17,7 @@ from antiphon.server.routes.speech import batch, speech
 from antiphon.server.routes.telephone import MEDIA, TWILIO, media, twilio
 from antiphon.server.routes.telephone import calls as telephone_calls
 from antiphon.server.routes.transcriptions import transcriptions, translations
-from antiphon.server.routes.vendors import cartesia, elevenlabs, scribe
+from antiphon.server.routes.vendors import cartesia, elevenlabs, elevenlabs_voices, scribe
 from antiphon.server.routes.vendors.deepgram_listen import listen
 from antiphon.server.routes.vendors.deepgram_speak import speak, speak_stream
 from antiphon.server.routes.voices import voice, voices
@@ -57,9 +57,12 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
     Route("/v1/speakers", speakers, methods=["GET", "POST"]),
     Route("/v1/speakers/{name:path}", speaker, methods=["DELETE"]),
-    Route("/v1/voices", elevenlabs.elevenlabs_voices),
-    Route("/v2/voices", elevenlabs.elevenlabs_voices),
-    Route("/v1/voices/{voice_id}", elevenlabs.elevenlabs_voice),
+    Route("/v1/voices", elevenlabs_voices.elevenlabs_voices),
+    Route("/v2/voices", elevenlabs_voices.elevenlabs_voices),
+    Route("/v1/voices/add", elevenlabs_voices.add_voice, methods=["POST"]),
+    Route("/v1/voices/{voice_id}", elevenlabs_voices.elevenlabs_voice, methods=["GET", "DELETE"]),
+    Route("/v1/convai/conversation/get-signed-url", elevenlabs.signed_url),
+    Route("/v1/convai/conversation/get_signed_url", elevenlabs.signed_url),
     Route("/v1/text-to-speech/{voice_id}", elevenlabs.text_to_speech, methods=["POST"]),
     Route("/v1/text-to-speech/{voice_id}/with-timestamps", elevenlabs.text_to_speech_timed, methods=["POST"]),
     Route("/v1/text-to-speech/{voice_id}/stream", elevenlabs.text_to_speech_stream, methods=["POST"]),

@@ -144,6 +144,19 @@ async def _upload(request: Request, state: ServerState) -> Response:
         sample = await file.read() if isinstance(file, UploadFile) else None
         mime_type = (file.content_type if isinstance(file, UploadFile) else "") or ""
     asked = openai_speech.parse_voice(fields, has_sample=sample is not None)
+    stored = await keep_voice(request, asked, sample, mime_type, "audio_sample")
+    return json_response(VoiceUploaded(True, UploadedVoice.of(stored)))
+
+
+async def keep_voice(
+    request: Request, asked: openai_speech.VoiceUpload, sample: bytes | None, mime_type: str, param: str
+) -> StoredVoice:
+    """Check an upload and store it for the caller's key. Replaces the key's voice of the same name.
+
+    `param` is the name of the field with the recording. Raises RemoteProtocolError (`invalid_value`) for a name that is
+    taken or unfit, or a recording that cannot be decoded; StoreError if the key has too many voices.
+    """
+    state: ServerState = request.app.state.antiphon
     if len(asked.name) > MAX_NAME_CHARS or not asked.name.isprintable():
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value for 'name': at most {MAX_NAME_CHARS} printable characters.", "name"
@@ -155,7 +168,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
     if asked.name.lower() in taken:
         raise RemoteProtocolError("invalid_value", f"The name `{asked.name}` is taken.", "name")
     if sample is not None:
-        await in_thread(_check_sample, sample, places=FILE_THREADS)
+        await in_thread(_check_sample, sample, param, places=FILE_THREADS)
     stored = StoredVoice(
         name=asked.name,
         consent=asked.consent,
@@ -167,17 +180,15 @@ async def _upload(request: Request, state: ServerState) -> Response:
         embedding=asked.embedding or (),
     )
     await in_thread(state.uploaded_voices(identify(request)).add, stored, sample)
-    return json_response(VoiceUploaded(True, UploadedVoice.of(stored)))
+    return stored
 
 
-def _check_sample(sample: bytes) -> None:
+def _check_sample(sample: bytes, param: str) -> None:
     """Raise RemoteProtocolError if a sample cannot be decoded. Decodes only its beginning."""
     try:
         next(iter(decode(io.BytesIO(sample))), None)
     except MediaError as error:
-        raise RemoteProtocolError(
-            "invalid_value", f"Invalid value for 'audio_sample': {error}.", "audio_sample"
-        ) from None
+        raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': {error}.", param) from None
 
 
 async def voice(request: Request) -> Response:

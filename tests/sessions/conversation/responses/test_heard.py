@@ -138,7 +138,7 @@ def test_what_plays_in_place_of_the_client_pauses_and_is_silenced_and_its_items_
         assert loudspeaker.held == [True, True]
         assert room.out == [
             PlaybackCleared("resp_a"),
-            ItemTruncated("item_a", 0, 450),
+            ItemTruncated("item_a", 0, 450, "One"),
             PlaybackCleared("resp_b"),
             ItemTruncated("item_b", 0, 0),
         ]
@@ -152,15 +152,15 @@ def test_items_of_a_response_under_way_are_cut_once_it_is_closed() -> None:
         room = Room()
         room.heard.response_began("resp_a")
         await room.heard.truncate([(A, 450), (B, 450)])
-        assert room.out == [ItemTruncated("item_b", 0, 450)]
+        assert room.out == [ItemTruncated("item_b", 0, 450, "One")]
         await room.heard.response_closed("resp_b")
         assert room.text(A) == "One two."
         await room.heard.response_closed("resp_a")
-        assert room.out[1:] == [ItemTruncated("item_a", 0, 450)]
+        assert room.out[1:] == [ItemTruncated("item_a", 0, 450, "One")]
         # It is closed for good, and a later report that more was heard cuts the original item again.
         await room.heard.response_closed("resp_a")
         await room.heard.truncate([(A, 1000)])
-        assert room.out[2:] == [ItemTruncated("item_a", 0, 1000)]
+        assert room.out[2:] == [ItemTruncated("item_a", 0, 1000, "One two.")]
         assert room.text(A) == "One two."
 
     anyio.run(main)
@@ -185,7 +185,7 @@ def test_when_the_client_truncates_an_item_then_nothing_more_is_played() -> None
             await room.heard.truncate_as_asked("item_c", 0, 450)
         assert (room.heard.left_s, room.expected, room.out) == (1.0, [], [])
         await room.heard.truncate_as_asked("item_a", 0, 450)
-        assert (room.heard.left_s, room.expected, room.out) == (0.0, [None], [ItemTruncated("item_a", 0, 450)])
+        assert (room.heard.left_s, room.expected, room.out) == (0.0, [None], [ItemTruncated("item_a", 0, 450, "One")])
         # It stays cut, as the client's request counts.
         await room.heard.truncate_as_asked("item_a", 0, 1000)
         assert room.text(A) == "One"

@@ -1,4 +1,4 @@
-"""ElevenLabs' routes: text to speech over HTTP and WebSockets, and the lists that its clients read."""
+"""ElevenLabs' routes: text to speech over HTTP and WebSockets, and the URLs of conversations with agents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from urllib.parse import urlencode
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
@@ -15,9 +17,9 @@ from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.events.words import Word
 from antiphon.protocols.contexts import ContextWire
 from antiphon.protocols.elevenlabs import rest
+from antiphon.protocols.elevenlabs.agent import PATH
 from antiphon.protocols.elevenlabs.rest import TextToSpeech
 from antiphon.protocols.elevenlabs.streams import CLOSE_REFUSED, PARAMETERS, ElevenLabsStreams, refusal
-from antiphon.protocols.model_names import loaded_voice, voice_not_found
 from antiphon.protocols.opening import URL_KEYS
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.rest import SpeechRequest
@@ -26,11 +28,15 @@ from antiphon.server.http.body import json_response, limited
 from antiphon.server.http.disconnect import unless_disconnected
 from antiphon.server.live.contexts import AsyncEncoder, serve_contexts
 from antiphon.server.live.speech_catalog import speech_catalog
+from antiphon.server.routes.client_secrets import new_secret
 from antiphon.server.routes.speech import MAX_BODY_BYTES, log_failure, synthesized, synthesizer_of
 from antiphon.server.state import ServerState
 from antiphon.sessions.speech.render import EncodedSpeech
 from antiphon.shares.threads import in_thread
 from antiphon.transports.http import CutStream
+
+# The session that a signed URL opens, and the seconds for which it does.
+CONVERSATION, SIGNED_S = msgspec.Raw(b'{"type":"realtime"}'), 900.0
 
 
 def is_elevenlabs(request: Request) -> bool:
@@ -38,18 +44,16 @@ def is_elevenlabs(request: Request) -> bool:
     return ELEVENLABS_KEY in request.headers
 
 
-async def elevenlabs_voices(request: Request) -> Response:
-    """GET: list the synthesizer's voices. 404 without a synthesizer."""
-    return json_response(rest.voices_of(synthesizer_of(request.app.state.antiphon).profile))
-
-
-async def elevenlabs_voice(request: Request) -> Response:
-    """GET: one of these voices. 404 for an unknown name."""
-    profile = synthesizer_of(request.app.state.antiphon).profile
-    name = loaded_voice(request.path_params["voice_id"], profile.voices)
-    if name is None:
-        raise voice_not_found(request.path_params["voice_id"], profile.voices, "voice_id")
-    return json_response(rest.voice_of(profile, name))
+async def signed_url(request: Request) -> Response:
+    """GET: the URL of a conversation with an agent, which needs no key for SIGNED_S seconds."""
+    caller = identify(request)
+    agent_id = request.query_params.get("agent_id", "")
+    if not agent_id:
+        raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'agent_id'.", "agent_id")
+    token = new_secret(request.app.state.antiphon, caller, CONVERSATION, SIGNED_S)
+    query = urlencode({"agent_id": agent_id, "token": token})
+    scheme = request.url.scheme.replace("http", "ws", 1)
+    return json_response(rest.SignedUrl(str(request.url.replace(scheme=scheme, path=PATH, query=query))))
 
 
 # --- text to speech over WebSockets

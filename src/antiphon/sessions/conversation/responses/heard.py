@@ -160,7 +160,7 @@ class HeardResponses:
         kept_ms = self._history.truncate(item_id, content_index, audio_end_ms)
         self._clock.stop()
         self._listener.expect_silence()
-        await self._emit(ItemTruncated(item_id, content_index, kept_ms))
+        await self._report_truncated(item_id, content_index, kept_ms)
 
     async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
         """Truncate each item to the milliseconds that were heard, and report an `ItemTruncated` for each. The items of
@@ -186,4 +186,8 @@ class HeardResponses:
         for place, heard_ms in due:
             if any(i.id == place.item_id for i in self._history.items):
                 kept_ms = self._history.truncate(place.item_id, place.content_index, heard_ms, from_whole=True)
-                await self._emit(ItemTruncated(place.item_id, place.content_index, kept_ms))
+                await self._report_truncated(place.item_id, place.content_index, kept_ms)
+
+    async def _report_truncated(self, item_id: str, content_index: int, kept_ms: int) -> None:
+        text = self._history.get(item_id).parts[content_index].text
+        await self._emit(ItemTruncated(item_id, content_index, kept_ms, text))
