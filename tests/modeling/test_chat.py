@@ -594,7 +594,7 @@ def test_a_call_without_the_history_must_have_something_of_the_newest_turn(model
     tools = (Tool("get_weather", "", {"type": "object", "properties": {"city": city}, "required": ["city"]}),)
 
     async def main() -> None:
-        for newest, is_meant in (("Thank you so much!", False), ("And how is London?", True)):
+        for newest, is_meant in (("Thank you, goodbye!", False), ("And how is London?", True)):
             chat, started, lengths = await model.open(), list[Sampling](), list[int]()
             said, ask = '{"name": "get_weather", "arguments": {"city": "London"}}', [*GREETED, Message("user", newest)]
             parts = await reply_that_begins(model, chat, said, ask, started, lengths, tools)
