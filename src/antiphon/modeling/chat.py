@@ -96,7 +96,6 @@ class ChatModel:
 
     async def open(self, owner: Hashable | None = None) -> ChatStream:
         """Return a new conversation, which the caller closes. Raises Refused if there is no room for its KV."""
-        owner = object() if owner is None else owner
         return ChatStream(self, await self.engine.open(owner=owner), owner)
 
     def load(self) -> LanguageLoad:
@@ -189,7 +188,7 @@ class ChatStream:
     `hidden`: if set before the first request, keeps the output of the decoder's tapped layer for each row.
     """
 
-    def __init__(self, model: ChatModel, session: Session, owner: Hashable) -> None:
+    def __init__(self, model: ChatModel, session: Session, owner: Hashable | None) -> None:
         self._model = model
         self._session = session
         self._owner = owner
@@ -310,7 +309,7 @@ class ChatStream:
 
         Small models that have answered in words go on in words. Empty if the model answers this turn in words too, and
         for models that were trained on calls, which judge the whole conversation better. Another session of the engine
-        makes the call. It shares the KV of the tools.
+        makes the call. Sessions of one owner share the KV of the tools.
         """
         newest, parts = newest_turn(messages), list[Reply]()
         is_chosen = attempt.options.tool_choice != "auto" or isinstance(attempt.reader, ProseReader)
