@@ -418,13 +418,24 @@ def test_json_that_names_a_tool_is_no_prose(text: str, prose: str, name: str | N
 
 
 async def reply_that_begins(
-    model: CausalLm, chat: ChatStream, said: str, ask: list[Message], started: list[Sampling]
+    model: CausalLm,
+    chat: ChatStream,
+    said: str,
+    ask: list[Message],
+    started: list[Sampling],
+    lengths: list[int] | None = None,
+    tools: tuple[Tool, ...] = (ADD, WEATHER),
 ) -> list[Reply]:
-    """Reply, and force the first generation to write `said`. Each generation's sampling is added to `started`."""
+    """Reply, and force the first generation to write `said`.
+
+    Each generation's sampling is added to `started`, and the number of rows before it to `lengths`.
+    """
     generate = LocalSession.generate
 
     async def generated(session: LocalSession, params: Sampling) -> AsyncGenerator[Token, None]:
         started.append(params)
+        if lengths is not None:
+            lengths.append(session.length)
         if len(started) > 1:
             async with aclosing(generate(session, params)) as tokens:
                 async for token in tokens:
@@ -435,7 +446,7 @@ async def reply_that_begins(
             yield Token(number, None)
 
     with mock.patch.object(LocalSession, "generate", generated):
-        options = ReplyOptions(temperature=0.0, max_tokens=90, tools=(ADD, WEATHER))
+        options = ReplyOptions(temperature=0.0, max_tokens=90, tools=tools)
         return [part async for part in chat.reply(ask, options)]
 
 
@@ -528,6 +539,70 @@ def test_a_call_that_has_nothing_of_what_was_said_is_answered_in_words(model: Ca
         assert isinstance(done, ReplyDone)
         # The tokens of each attempt count once.
         assert (done.completion_tokens < 90) == (done.reason == "stop")
+
+    asyncio.run(main())
+
+
+GREETED = [Message("user", "Hello from London!"), Message("assistant", "Hello. How can I help you?")]
+ASKED = [*GREETED, Message("user", "What is the weather in Paris, in celsius?")]
+
+
+def test_a_model_that_has_answered_in_words_is_asked_for_a_call_without_the_history(model: CausalLm) -> None:
+    """Small models answer in words for ever after. The JSON of the first generation is of the newest turn alone."""
+
+    async def main() -> None:
+        chat, started, lengths = await model.open(), list[Sampling](), list[int]()
+        said = '```json\n{"name": "get_weather", "arguments": {"unit": "kelvin"}}\n```'
+        parts = await reply_that_begins(model, chat, said, ASKED, started, lengths)
+        (call,) = [p for p in parts if isinstance(p, ToolCallStarted)]
+        assert call.name == "get_weather"
+        assert not [p for p in parts if isinstance(p, TextDelta)]
+        assert [params.grammar.trigger for params in started if params.grammar] == ["<tool_call>", ""]
+        alone = len(model.encode(ASKED[-1:], (ADD, WEATHER), answer=True))
+        assert lengths == [alone, alone + len(model.template.encode_opening("<tool_call>"))]
+        assert (await model.engine.state()).sessions == 1
+        chat.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("said", ["It is sunny.", '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'])
+def test_what_a_model_says_without_the_history_is_not_said(
+    model: CausalLm, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "writes_tags", False)
+
+    async def main() -> None:
+        chat, started, lengths = await model.open(), list[Sampling](), list[int]()
+        parts = await reply_that_begins(model, chat, said, ASKED, started, lengths)
+        assert lengths[1] == len(model.encode(ASKED, (ADD, WEATHER), answer=True))
+        held = model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
+        assert said not in held
+        assert said not in "".join(p.text for p in parts if isinstance(p, TextDelta))
+        # A model that writes the tags of calls was trained on calls. It is not asked again.
+        lengths.clear()
+        await reply_that_begins(model, chat, "Well.", ASKED, [], lengths)
+        assert (lengths[0] == len(model.encode(ASKED, (ADD, WEATHER), answer=True))) == ("tool_call" in said)
+        chat.close()
+
+    asyncio.run(main())
+
+
+def test_a_call_without_the_history_must_have_something_of_the_newest_turn(model: CausalLm) -> None:
+    """London was said, but not now."""
+    city = {"type": "string", "pattern": "^London$"}
+    tools = (Tool("get_weather", "", {"type": "object", "properties": {"city": city}, "required": ["city"]}),)
+
+    async def main() -> None:
+        for newest, is_meant in (("Thank you, goodbye!", False), ("And how is London?", True)):
+            chat, started, lengths = await model.open(), list[Sampling](), list[int]()
+            said, ask = '{"name": "get_weather", "arguments": {"city": "London"}}', [*GREETED, Message("user", newest)]
+            parts = await reply_that_begins(model, chat, said, ask, started, lengths, tools)
+            chat.close()
+            calls = [p.arguments for p in parts if isinstance(p, ToolCallDelta)]
+            assert ("".join(calls) == '{"city": "London"}') == is_meant
+            # Without a call, the model replies to the whole conversation.
+            assert (len(model.encode(ask, tools, answer=True)) in lengths) == (not is_meant)
 
     asyncio.run(main())
 

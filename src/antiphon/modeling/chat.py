@@ -28,12 +28,14 @@ from antiphon.contracts import (
     Reply,
     ReplyDone,
     ReplyOptions,
+    TextDelta,
+    ToolCallStarted,
 )
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
 from antiphon.engine.schemas import json_grammar
-from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
+from antiphon.errors import EngineError, GrammarError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.tools import Tool
-from antiphon.modeling.chat_template import ChatTemplate, told_plainly
+from antiphon.modeling.chat_template import ChatTemplate, newest_turn, told_plainly
 from antiphon.modeling.media_rows import (
     ChatRow,
     ConversationMedia,
@@ -77,13 +79,15 @@ class ChatModel:
     `folder`: the checkpoint's folder, for its generation configuration. `engine`: steps the decoder. The model owns it,
     and `close` ends it. `tokenizer`: a tokenizer of `transformers` with a chat template. `media_encoder`: set by an
     adapter whose model hears or sees. `stop_tokens`: the tokens that end a reply. `profile`: the model's profile, in
-    which the context is the engine's limit.
+    which the context is the engine's limit. `writes_tags`: the model has begun a call with the opening tag of its own
+    accord, as models do that were trained on calls.
     """
 
     def __init__(self, folder: Path, model_id: str, engine: Engine, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.media_encoder: MediaEncoder | None = None
         self.media_budget = MediaBudget()
+        self.writes_tags = False
         self.template = ChatTemplate(tokenizer)
         self.engine = engine
         self.defaults = SamplingDefaults.read(folder)
@@ -92,7 +96,7 @@ class ChatModel:
 
     async def open(self, owner: Hashable | None = None) -> ChatStream:
         """Return a new conversation, which the caller closes. Raises Refused if there is no room for its KV."""
-        return ChatStream(self, await self.engine.open(owner=owner))
+        return ChatStream(self, await self.engine.open(owner=owner), owner)
 
     def load(self) -> LanguageLoad:
         """Return the engine's use of its memory after its last step. Does not wait."""
@@ -184,9 +188,10 @@ class ChatStream:
     `hidden`: if set before the first request, keeps the output of the decoder's tapped layer for each row.
     """
 
-    def __init__(self, model: ChatModel, session: Session) -> None:
+    def __init__(self, model: ChatModel, session: Session, owner: Hashable | None) -> None:
         self._model = model
         self._session = session
+        self._owner = owner
         self.on_token: Callable[[int], None] | None = None
         self.hidden: HiddenRows | None = None
         self.rows: list[ChatRow] = []
@@ -236,6 +241,10 @@ class ChatStream:
         EngineError if the engine fails.
         """
         attempt = await self._first_attempt(messages, options)
+        if call := await self._call_alone(messages, attempt):
+            for part in call:
+                yield part
+            return
         num_prompt, count, cached = len(attempt.ids), 0, None
         while True:
             async with aclosing(self._generate(attempt)) as parts:
@@ -270,6 +279,8 @@ class ChatStream:
                     if token.id in model.stop_tokens:
                         continue
                     for part in reader.feed(detokenizer.feed(token.id)):
+                        if isinstance(part, ToolCallStarted) and attempt.rule and attempt.rule.trigger:
+                            model.writes_tags = True
                         yield part
                     is_called = reader.called and not options.parallel_tool_calls
                     if detokenizer.stopped is not None or is_called or reader.written is not None:
@@ -292,6 +303,32 @@ class ChatStream:
         rule = await self._model.grammar(options, begun=begun)
         reader = self._reader(() if options.schema is not None else tools, (), begun=begun)
         return _Attempt(options, ids, head, tools, rule, reader)
+
+    async def _call_alone(self, messages: Sequence[Message], attempt: _Attempt) -> list[Reply]:
+        """Return the call, with its ReplyDone, that the model makes if the newest turn is the whole conversation.
+
+        Small models that have answered in words go on in words. Empty if the model answers this turn in words too, and
+        for models that were trained on calls, which judge the whole conversation better. Another session of the engine
+        makes the call. Sessions of one owner share the KV of the tools.
+        """
+        newest, parts = newest_turn(messages), list[Reply]()
+        is_chosen = attempt.options.tool_choice != "auto" or isinstance(attempt.reader, ProseReader)
+        is_followed = self.on_token or self.hidden or any(m.parts for m in newest)
+        if not newest or is_chosen or is_followed or self._model.writes_tags:
+            return []
+        try:
+            stream = await self._model.open(self._owner)
+        except Refused:
+            return []
+        try:
+            async with aclosing(stream.reply(newest, attempt.options)) as replies:
+                async for part in replies:
+                    if self._model.writes_tags or (isinstance(part, TextDelta) and part.text.strip()):
+                        return []
+                    parts.append(part)
+        finally:
+            stream.close()
+        return parts if any(isinstance(part, ToolCallStarted) for part in parts) else []
 
     async def _next_attempt(self, made: _Attempt, messages: Sequence[Message]) -> _Attempt | None:
         """Return the next attempt after a call in an unexpected format; None if the reply is complete."""

@@ -299,3 +299,15 @@ def told_plainly(messages: Sequence[Message]) -> list[Message]:
     names = {call.id: call.name for m in messages for call in m.tool_calls}
     results = ((names.get(m.tool_call_id, m.name), m.text) for m in messages[at:] if m.role == "tool")
     return [*messages[:at], *(Message("user", f"{name} gave: {text}") for name, text in results)]
+
+
+def newest_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the system message, if any, and what the user said after the last reply.
+
+    Empty if there was no reply yet, or if the last message is not the user's.
+    """
+    replied = max((i for i, m in enumerate(messages) if m.role in ("assistant", "tool")), default=-1)
+    said = messages[replied + 1 :]
+    if replied < 0 or not said or said[-1].role != "user":
+        return ()
+    return (*(m for m in messages[:1] if m.role == "system"), *said)
