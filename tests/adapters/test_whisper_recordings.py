@@ -14,7 +14,7 @@ import pytest
 from bench.hearing.files import cues_off_s, with_pauses
 from faster_whisper import WhisperModel
 
-from antiphon.adapters.whisper import transcriber
+from antiphon.adapters.whisper import decoder
 from antiphon.audio import Pcm
 from antiphon.contracts import FileOptions, TranscriptSegment, Window, one_slab
 from antiphon.events.transcription import AppendAudio, ServerVad, TranscriptDone, TranscriptionConfig
@@ -195,7 +195,7 @@ def test_speech_that_is_taken_for_another_language_is_not_dropped_as_noise(
     models: LoadedModels, recordings: Recordings, monkeypatch: pytest.MonkeyPatch, languages: tuple[str, ...]
 ) -> None:
     # An accent does this to the detection; here it is replaced. The words in that language are very unlikely.
-    monkeypatch.setattr(transcriber, "chosen_language", lambda *_: ("ar", 0.6))
+    monkeypatch.setattr(decoder, "chosen_language", lambda *_: ("ar", 0.6))
 
     def decoded(pcm: Pcm, **settings: Any) -> tuple[str, str, bool]:
         window = Window(pcm, final=True, **settings)

@@ -27,7 +27,10 @@ def server(settings: Settings) -> Starlette:
 
 def door(settings: Settings) -> Starlette:
     calls = DoorCalls(Door(Hosts((), lambda: 0.0), 1.0), settings.server)
-    return Starlette(routes=[*calls.routes()])
+    app = Starlette(routes=[*calls.routes()])
+    # It has the door's telephone calls.
+    app.state.antiphon = ServerState(settings, Metrics(), None)
+    return app
 
 
 @pytest.mark.parametrize("make", [server, door])
