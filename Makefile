@@ -64,7 +64,7 @@ chaos: $(VENV)/dev.stamp  ## 550 hosts killed and 200 connections cut under call
 clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own (1 GB) against a real server
 	$(BIN)/python tests/clients/run.py
 
-engines: $(VENV)/dev.stamp  ## Models on other servers (llama.cpp, vLLM, Ray Serve LLM, vLLM's Whisper, wyoming-piper, another antiphon) behind a real server
+engines: $(VENV)/dev.stamp  ## Models on real other servers (llama.cpp, vLLM, Ray Serve LLM, wyoming-piper) behind a real server
 	$(BIN)/python tests/engines/run.py $(ARGS)
 
 image: $(VENV)/dev.stamp  ## Build the image with buildah and run it, the compose file and the units with podman

@@ -54,7 +54,7 @@ PATH = "/v1/convai/conversation"
 PARAMETERS = frozenset(("source", "version", "environment"))
 # Seconds between two pings, and seconds without a message after which the conversation ends.
 PING_S, IDLE_S = 2.0, 300.0
-# The close codes of an agent that cannot be served, of a conversation that nobody continues, and of a failure.
+# The close codes of an agent that cannot be served, of a conversation after IDLE_S, and of a failure.
 CLOSE_REFUSED, CLOSE_IDLE, CLOSE_FAILED = 1008, 1000, 1011
 # The WebSocket subprotocol that clients in browsers offer.
 SUBPROTOCOL = "convai"
